@@ -187,17 +187,15 @@ def _is_left(known: str, seed: str) -> bool:
 
 
 def _known(proofs: Sequence[Row], validity: Validity, model: str, mode: str) -> str:
-    """What is known of one model in one mode. The breakable graph is known where its lifetimes were
-    checked too."""
+    """What is known of one model in one mode."""
     ran = [
         row
         for row in proofs
         if (row.model, row.name) == (model, mode) and row.verdict != results.NOT_RUN
     ]
-    whole = [row for row in ran if mode != results.BREAKABLE or row.lifetimes]
-    if any(row.queue == validity.today for row in whole):
+    if any(row.queue == validity.today for row in ran):
         return CURRENT
-    if any(map(validity.same_files, whole)):
+    if any(map(validity.same_files, ran)):
         return SAME_FILES
     return STALE if ran else NOT_RUN
 

@@ -27,8 +27,8 @@ LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
 RESULTS = {"run": "evidence.json"}
-RESULTS |= {name: f"{name}.json" for name in ("gain", "agree", "sweep", "sweep_experts")}
-BESIDE_UNTOUCHED = ("gain", "agree")  # scripts that run the release without the queue too
+RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep", "sweep_experts")}
+BESIDE_UNTOUCHED = ("gain", "agree")  # what runs the release without the queue too
 FOLDER = Path("dist/gpu")
 
 
@@ -45,7 +45,8 @@ class Ran:
 class Call:
     """What is run, and where.
 
-    script: of tests/gpu; words: more for it. origin: what the wheel is made from. here: the
+    script: of tests/gpu; words: more for it; experiment: the row of run.py's table, if another
+    than the proof. origin: what the wheel is made from. here: the
     interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the
     release's own. out: a new folder for the result, so that several runs of one release can go on
     beside each other (default: dist/gpu/<tag>).
@@ -57,6 +58,7 @@ class Call:
     here: str = ""
     sites: Sequence[Path] = ()
     out: Path | None = None
+    experiment: str = ""
 
 
 def run(root: Path, pin: Pin, call: Call) -> Ran:
@@ -67,7 +69,8 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
     look_for_gpu(pin)
     built = build.build(root, pin, build.Target.here(), call.origin, root / "dist")
     folder = root / FOLDER / pin.tag
-    out = call.out or folder / call.script
+    name = call.experiment or call.script
+    out = call.out or folder / name
     if call.here:
         python, tree = call.here, unpack(built.path, (call.out or folder) / "tree")
     else:
@@ -76,13 +79,14 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
             python, tree = environment(pin, built.path, lock, folder / "env")
     if out.parent == folder:
         rmtree(out, ignore_errors=True)
-    command = [python, str(root / harness.FOLDER / f"{call.script}.py"), *_folder("--out", out)]
-    command += _folder("--tree", tree)
+    command = [python, str(root / harness.FOLDER / f"{call.script}.py")]
+    command += [call.experiment] if call.experiment else []
+    command += _folder("--out", out) + _folder("--tree", tree)
     command += [word for site in call.sites for word in _folder("--site", site)]
-    if call.script in BESIDE_UNTOUCHED:
+    if name in BESIDE_UNTOUCHED:
         command += _folder("--untouched", untouched.lay(built, out / "release"))
     code = subprocess.run([*command, *call.words]).returncode
-    result = out / RESULTS[call.script]
+    result = out / (f"{name}.json" if call.experiment else RESULTS[name])
     return Ran(pin, code, result if result.is_file() else None)
 
 

@@ -65,11 +65,6 @@ class Kernel(Struct, frozen=True):
     package: str
 
 
-class Lifetimes(Struct, frozen=True):
-    verdict: Verdict
-    why: str = ""
-
-
 class Result(Struct, frozen=True, kw_only=True):
     """What every file says: which release and tree a host ran, and on what.
 
@@ -104,7 +99,6 @@ class Proof(Result, frozen=True, kw_only=True):
     runs: tuple[ProofRun, ...]
     loaded: tuple[str, ...] = ()
     harness: str | None = None
-    lifetimes: Lifetimes | None = None
 
 
 class Calls(Struct, frozen=True):
@@ -378,7 +372,6 @@ def proof_rows(result: Proof, name: str) -> list[Row]:
 
 
 def _proof_row(result: Proof, run: ProofRun) -> Row:
-    lifetimes = result.lifetimes if run.mode == BREAKABLE else None
     return Row(
         kind="proof",
         name=run.mode,
@@ -387,7 +380,6 @@ def _proof_row(result: Proof, run: ProofRun) -> Row:
         why=run.why,
         seconds=run.seconds,
         rules=result.harness or "",
-        lifetimes=": ".join(filter(None, (lifetimes.verdict, lifetimes.why))) if lifetimes else "",
         **_common(result),
     )
 

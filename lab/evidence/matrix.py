@@ -22,7 +22,7 @@ from . import cells, harness, questions, results
 from .cells import ALWAYS, Feature
 from .footprints import Validity
 from .questions import Question
-from .results import BREAKABLE, NO_MEASURE, Row
+from .results import NO_MEASURE, Row
 
 DETAILS = "evidence/findings.md#models-and-releases"
 AGREES = "agrees with eager prefill"
@@ -137,22 +137,7 @@ def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
             what = f"{row.model} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
     where = "; ".join(dict.fromkeys(places))
-    return _of_lifetimes(rows, places) or Cell(State.PROVEN, where + _unchecked(rows))
-
-
-def _of_lifetimes(rows: Sequence[Row], places: Sequence[str]) -> Cell | None:
-    """The first check of a breakable graph's lifetimes that did not pass."""
-    for there, row in zip(places, rows, strict=True):
-        verdict, _, why = row.lifetimes.partition(": ")
-        if verdict not in ("", "passed"):
-            what = f"lifetimes: {verdict}: {why.partition(': ')[0]}"
-            return Cell(State.FAILED, f"{there}: {what}")
-    return None
-
-
-def _unchecked(rows: Sequence[Row]) -> str:
-    missing = any(row.name == BREAKABLE and not row.lifetimes for row in rows)
-    return "; lifetimes not checked in this run" if missing else ""
+    return Cell(State.PROVEN, where)
 
 
 def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:

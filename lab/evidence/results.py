@@ -30,7 +30,7 @@ USUAL_ATTENTION: Attention = "flashinfer"
 ATTENTIONS = {"flashinfer": "FlashInfer", "fa3": "FlashAttention 3"}
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
-BREAKABLE = "breakable"  # the graph mode whose breaks tests/gpu/lifetimes.py checks
+BREAKABLE = "breakable"
 UNTOUCHED, PATCHED = "untouched", "patched"
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
@@ -77,7 +77,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     seconds: float = 0.0
-    lifetimes: str = ""  # of the breakable graph's breaks: verdict, ": " and the reason
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
@@ -135,7 +134,7 @@ def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:
     a reference; by today's rules; on the torch that the release pins; the later one; and of equal
     ones the one that failed, so that nobody can ask until a run passes. The text decides last."""
     judged = row.verdict != NOT_RUN
-    failed = row.verdict not in GOOD or row.lifetimes.partition(":")[0] not in ("", *GOOD)
+    failed = row.verdict not in GOOD
     return (
         *(judged or row.why.startswith(NO_MEASURE), row.queue == today, judged),
         *(row.rules == rules, not row.torch_pin, row.date, failed),

@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Ask servers that slept, woke and got other weights: `python asleep.py --out RESULTS`, in an
-unpacked bundle.
+"""Servers that slept, woke and got other weights.
 
 Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
 and the graphs, sleep without anything, the same and other weights from disk and from tensors, and
@@ -10,50 +8,47 @@ graph may pick other kernels, and a router other experts then. So the answers of
 router are held against an engine that has the graph and keeps each prefill eager, within what
 compare.py lets eager prefill move itself at most: no control is asked here. What the GPU
 has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
-eager server holds, and one that is captured anew may take no more than that again. --way rebind has
-a loader that replaces parameters: without a recapture a graph must answer otherwise there, or the
-case shows nothing. --way rounds sleeps, wakes and gets the same weights three times, with other
+eager server holds, and one that is captured anew may take no more than that again. On the way
+rebind a loader replaces parameters: without a recapture a graph must answer otherwise there, or the
+case shows nothing. The way rounds sleeps, wakes and gets the same weights three times, with other
 memory of the GPU soiled meanwhile (dirty/sitecustomize.py): each time the graphs must find what
 they held, and long answers, which graphs decode, must be those from before and a new eager
-engine's. --without makes a control of it, in which something must be wrong. Writes
-RESULTS/asleep.json. Exit code 0: all good.
+engine's. --without makes a control of it, in which something must be wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
 import compare
 import judging
-import kernels
 import launch
-import machine
 import models
 import modes
 import settings
+from experiment import (
+    HERE,
+    Experiment,
+    Plan,
+    Session,
+    Stage,
+    answer_of,
+    base_plan,
+    engine_words,
+    judged,
+    log_of,
+)
 
-HERE = Path(__file__).resolve().parent
-RESULT = "asleep.json"
-KERNELS_S = 150
 CHUNK = 4096
 CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
-LLAMA = models.LLAMA | dict(
-    hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=4
-)
-MODELS = {"llama": LLAMA} | {
-    name: models.MODELS[name] for name in ("nemotron-h", "qwen3-next", "qwen3-next-triton")
-}
+# wide, so that a graph's memory shows
+MODELS = models.MODELS | {"llama": models.OTHERS["llama-wide"]}
 SLEEP, REBIND, ROUNDS = "sleep", "rebind", "rounds"
 NUMBERS = (1, 2, 3)  # of the rounds
 DECODED = 32  # tokens of an answer in them
@@ -95,79 +90,52 @@ ASLEEP = ("nap", "sleep")
 BESIDE = {REBIND: (HERE / "rebind",), ROUNDS: (HERE / "dirty",)}
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    options = _options(words)
-    place = commandline.place_of(options)
-    facts = machine.describe(place, options) | commandline.other_attention(options) | {"runs": []}
-    for model in options.model:
-        for number, folder in enumerate(folders(place, model)):
-            subprocess.run(
-                [place.python, __file__, "--write", model, str(number), str(folder)],
-                env=place.environment(),
-                check=True,
-            )
-    commandline.say(
-        "attention kernels compiled in"
-        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
-    )
-    for model in options.model:
-        for way in options.way:
-            facts["runs"].append(go(place, options, model, way))
-            (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
-            show(facts["runs"][-1])
-    good = all(check["good"] for one in facts["runs"] for check in one["checks"])
-    return int(good if options.without else not good)
+HELD_MIB = 64  # that a sleeping graph may hold beside an eager server
 
 
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def row(way: str, what: str, checked: str) -> Experiment:
+    """A row of the table."""
+    return Experiment(
+        name=way,
+        what=what,
+        models=("llama",),
+        passes=STEPS[way],
+        checked=checked,
+        port=27000,
+        plan=plan,
+        judge=judge,
+        prepare=write_models,
+        modes=(modes.BREAKABLE, modes.PIECEWISE),
+        takes=("model", "mode", "tp", *(["held"] if way != ROUNDS else [])),
+        controls=WITHOUT if way == ROUNDS else (),
+        engine_limit=240,
     )
-    commandline.add_place(parser)
-    commandline.add_attention(parser, "as in run.py")
-    parser.add_argument(
-        "--model", nargs="+", choices=[*MODELS], default=["llama"], help="default llama"
-    )
-    parser.add_argument(
-        "--mode",
-        nargs="+",
-        choices=modes.GRAPHS,
-        default=[modes.BREAKABLE, modes.PIECEWISE],
-        help="default: breakable piecewise; eager always runs",
-    )
-    parser.add_argument(
-        "--way",
-        nargs="+",
-        choices=[*STEPS],
-        default=[SLEEP, REBIND],
-        help="default: sleep rebind",
-    )
-    parser.add_argument(
-        "--tp", type=commandline.count, default=1, help="GPUs that share a model (default 1)"
-    )
-    parser.add_argument(
-        "--without",
-        choices=WITHOUT,
-        default="",
-        help="undo a patch of memory-saver/ in the way rounds: then a check must fail",
-    )
-    parser.add_argument(
-        "--held",
-        type=int,
-        default=64,
-        help=(
-            "MiB that a sleeping graph may hold beside an eager server, and a recapture take"
-            " (default 64)"
-        ),
-    )
-    parser.add_argument(
-        "--engine-limit",
-        type=float,
-        default=240,
-        help="seconds that one engine may take (default 240)",
-    )
-    commandline.add_port_base(parser, 27000)
-    return parser.parse_args(words)
+
+
+def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
+    """Engines one after another: each has the GPU to itself, so that its memory is what is in
+    use."""
+    place = launch.Place((*BESIDE.get(row.name, ()), *session.place.path), session.place.out)
+    stages, known = [], session.known
+    for model in asked:
+        tried = session.modes(row)
+        references = sorted(set(references_of(model, tried, known).values()))
+        for mode in (modes.EAGER, *references, *tried):
+            chosen = modes.flags(mode, known, list(CAPTURE), commandline.enforced(model))
+            if isinstance(chosen, modes.Unavailable):
+                commandline.say(f"{mode}: {chosen.reason}")
+                continue
+            one = job(session, row, model, mode)
+            stages.append(Stage([one], place, environment(session, row.name, one.name), lead=False))
+    return Plan(stages)
+
+
+def write_models(session: Session, made: Plan) -> None:
+    """Two checkpoints of each model."""
+    for model in dict.fromkeys(job.plan["of"] for job in made.jobs):
+        for number, folder in enumerate(folders(session.place, model)):
+            words = [session.place.python, str(HERE / "asleep.py"), model, str(number), str(folder)]
+            subprocess.run(words, env=session.place.environment(), check=True)
 
 
 def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
@@ -194,61 +162,57 @@ def write(model: str, seed: int, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def go(place: launch.Place, options: argparse.Namespace, model: str, way: str) -> dict:
-    """One model's engines on one way, one after another: each has the GPU to itself, so that its
-    memory is what is in use."""
-    began, known = time.time(), commandline.fields(options)
-    here = launch.Place((*BESIDE.get(way, ()), *place.path), place.out)
-    devices = (",".join(gpu.use for gpu in machine.visible()[: options.tp]),)
-    jobs, references = {}, references_of(model, options.mode, known)
-    for number, mode in enumerate((modes.EAGER, *sorted(set(references.values())), *options.mode)):
-        chosen = modes.flags(mode, known, list(CAPTURE), commandline.enforced(model))
-        if isinstance(chosen, modes.Unavailable):
-            commandline.say(f"{mode}: {chosen.reason}")
-            continue
-        jobs[mode] = job(place, options, model, way, mode, number)
-        with mock.patch.dict(os.environ, environment(place, options, way, jobs[mode].name)):
-            launch.run_all(
-                here,
-                [jobs[mode]],
-                1,
-                time.time() + options.engine_limit,
-                commandline.say,
-                lead=False,
-                devices=devices if options.tp > 1 else ("",),
+def judge(session: Session, row: Experiment, made: Plan) -> dict:
+    """The engines of each model, compared. In a control something must be wrong."""
+    runs = []
+    for model in dict.fromkeys(job.plan["of"] for job in made.jobs):
+        jobs = {job.plan["mode"]: job for job in made.jobs if job.plan["of"] == model}
+        found = {
+            mode: answer_of(one) | {"woken": woken(notes(session.place, one.name))}
+            for mode, one in jobs.items()
+            if one.code == 0
+        }
+        checks = [
+            compare.Verdict(
+                f"{mode}: the engine answered",
+                False,
+                f"{one.why}: {judging.error(log_of(session, one))}",
             )
-    found, checks = {}, []
-    for mode, one in jobs.items():
-        if one.code == 0:
-            found[mode] = json.loads(Path(one.plan["out"]).read_text()) | {
-                "woken": woken(notes(place, one.name))
-            }
-        else:
-            why = (
-                f"{one.why}:"
-                f" {judging.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
-            )
-            checks.append(compare.Verdict(f"{mode}: the engine answered", False, why))
-    if modes.EAGER in found:
-        for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
-            reference = found.get(references.get(mode, ""))
-            if reference or mode not in references:
-                checks += judged(
-                    way, mode, found[mode], found[modes.EAGER], options.held, reference
-                )
-                if way == ROUNDS:
-                    checks.append(kept(mode, found[mode]["woken"], options.tp))
-    memory = {
-        mode: {step: done["used_mib"] for step, done in one["steps"].items()}
-        for mode, one in found.items()
-    }
-    return {
-        "model": model,
-        "way": way,
-        "seconds": round(time.time() - began),
-        "memory_mib": memory,
-        "checks": [check.as_json() for check in checks],
-    }
+            for mode, one in jobs.items()
+            if one.code != 0
+        ]
+        run = judged(
+            row, model, [*jobs.values()], checks + _held_against(session, model, row, found)
+        )
+        if session.options.without:
+            run["verdict"] = "passed" if run["verdict"] == "failed" else "failed"
+        run["memory_mib"] = {
+            mode: {step: done["used_mib"] for step, done in one["steps"].items()}
+            for mode, one in found.items()
+        }
+        run["notes"] = [
+            f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used.items())
+            for mode, used in run["memory_mib"].items()
+        ]
+        runs.append(run)
+    return {"runs": runs}
+
+
+def _held_against(
+    session: Session, model: str, row: Experiment, found: dict[str, dict]
+) -> list[compare.Verdict]:
+    """Each graph's engine against the one that its answers count beside."""
+    if modes.EAGER not in found:
+        return []
+    references = references_of(model, session.modes(row), session.known)
+    held, checks = session.options.held or HELD_MIB, []
+    for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
+        reference = found.get(references.get(mode, ""))
+        if reference or mode not in references:
+            checks += compared(row.name, mode, found[mode], found[modes.EAGER], held, reference)
+            if row.name == ROUNDS:
+                checks.append(kept(mode, found[mode]["woken"], session.options.tp or 1))
+    return checks
 
 
 def notes(place: launch.Place, name: str) -> Path:
@@ -272,15 +236,13 @@ def kept(mode: str, found: Sequence[dict], ranks: int) -> compare.Verdict:
     return compare.Verdict(f"{mode}: graphs found what they held", good, said)
 
 
-def environment(
-    place: launch.Place, options: argparse.Namespace, way: str, name: str
-) -> dict[str, str]:
+def environment(session: Session, way: str, name: str) -> dict[str, str]:
     """What an engine's environment has on a way beside what all have."""
     if way != ROUNDS:
         return SAVER if way == SLEEP else {}
-    file = notes(place, name)
+    file = notes(session.place, name)
     file.unlink(missing_ok=True)
-    return SAVER | {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": options.without}
+    return SAVER | {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": session.options.without}
 
 
 def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -290,28 +252,24 @@ def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str
     return {mode: modes.reference(mode, known) for mode in asked}
 
 
-def job(
-    place: launch.Place, options: argparse.Namespace, model: str, way: str, mode: str, number: int
-) -> launch.Job:
+def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
+    way, tp = row.name, session.options.tp or 1
     name = f"asleep.{model}.{way}.{mode}"
-    same, other = folders(place, model)
-    own = models.engine(model) if model in models.MODELS else {}
-    ranks = {"tp_size": options.tp} | settings.TENSOR_PARALLEL if options.tp > 1 else {}
-    plan = {
+    same, other = folders(session.place, model)
+    ranks = {"tp_size": tp} | settings.TENSOR_PARALLEL if tp > 1 else {}
+    made = base_plan(session, name, model) | {
         "model": str(same),
         "other": str(other),
         "mode": mode,
+        "gpus": tp,
         "keep_eager": mode in modes.REFERENCES,
         "enforce": commandline.enforced(model),
-        "port": options.port_base + commandline.PORTS * number,
-        "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"),
         "capture": list(CAPTURE),
         "steps": list(STEPS[way] if mode in modes.GRAPHS or way != ROUNDS else ["start"]),
-        "engine": words(way) | {"attention_backend": options.attention} | own | ranks,
+        "engine": words(way) | engine_words(session, model) | ranks,
         "new_tokens": DECODED if way == ROUNDS else None,
     }
-    return launch.Job(name, HERE / "asleep_engine.py", plan, options.engine_limit)
+    return launch.Job(name, HERE / "asleep_engine.py", made, session.engine_limit(row))
 
 
 def words(way: str) -> dict:
@@ -319,7 +277,7 @@ def words(way: str) -> dict:
     return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way != REBIND)
 
 
-def judged(
+def compared(
     way: str,
     mode: str,
     mine: dict,
@@ -394,16 +352,5 @@ def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict
     return compare.Verdict(what, 0 < count == len(fit), said)
 
 
-def show(one: dict) -> None:
-    print(f"{one['model']}, {one['way']}: {one['seconds']} s")
-    for mode, used in one["memory_mib"].items():
-        print(f"  {mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used.items()))
-    for check in one["checks"]:
-        print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--write"]:
-        write(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
-    else:
-        raise SystemExit(main())
+    write(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""What scripts share that hold answers behind the prefix cache against those without one."""
+"""What questions share that hold answers behind the prefix cache against those without one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import cases
 import compare
-import engine as engines
-import settings
+from experiment import QUEUE, otherwise
 
 
 def prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
@@ -24,6 +23,8 @@ def prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
 def both(engine: Any, calls: Sequence[cases.Call]) -> dict[str, dict[str, dict]]:
     """What each call is answered by itself, by its name: "warm" behind the cache, then "cold"
     behind an empty one each."""
+    import engine as engines
+
     warm = {call.name: engines.ask(engine, call) for call in calls}
     cold = {}
     for call in calls:
@@ -43,7 +44,7 @@ def judged(what: str, result: dict, control: bool) -> list[compare.Verdict]:
     warm, cold = result["warm"], result["cold"]
     agree = compare.same_answers(f"{what} answer as without a cache", warm, cold)
     if control:
-        agree = settings.otherwise([agree], settings.QUEUE)
+        agree = otherwise([agree], QUEUE)
     found = any(call["answers"][0]["cached"] for call in cold.values())
     return [
         compare.Verdict("without a cache nothing was found", not found, "the cache was empty"),

@@ -1,8 +1,8 @@
-"""One engine in one mode that does what bench.py or gain.py asks: `python bench_engine.py
+"""One engine in one mode that does what gain.py asks: `python bench_engine.py
 PLAN.json`, started by turns.begin.
 
 PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to who
-asks), capture (tokens that graphs are captured for; default load.CAPTURE). Idle until asked.
+asks), capture (tokens that graphs are captured for). Idle until asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import random
 import signal
 import socket
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    # A stopped process does not see that bench.py is gone, and would keep its share of the GPU. Its
+    # A stopped process does not see that gain.py is gone, and would keep its share of the GPU. Its
     # children follow by their own.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     plan = json.loads(Path(sys.argv[1]).read_text())
@@ -53,7 +52,7 @@ class Served:
         self.engine = None
 
     def start(self) -> dict:
-        self.engine, result = engines.start({"capture": list(load.CAPTURE)} | self.plan)
+        self.engine, result = engines.start(self.plan)
         # Up to 0.5.9 nobody reads the answer to a flush before something was generated
         # (managers/tokenizer_communicator_mixin.py:346).
         began = time.monotonic()
@@ -62,15 +61,6 @@ class Served:
             sampling_params={"max_new_tokens": 2, "temperature": 0, "ignore_eos": True},
         )
         return result | {"first_answer_s": round(time.monotonic() - began, 1)}
-
-    def first_token(self, count: int, length: int, calls: int, seed: int) -> dict:
-        """Milliseconds of whole calls that generate one token for `count` new prompts of `length`
-        tokens."""
-        engines.flush(self.engine)
-        source, spans = random.Random(f"{seed} {count} {length}"), []
-        for _ in range(calls):
-            spans.append(self._call(source, count, length))
-        return {"ms": spans}
 
     def rounds(self, shapes: list[tuple[int, int]], first: int, count: int, seconds: float) -> dict:
         """Milliseconds of such calls, shapes in turn, round by round; no round begins after
@@ -158,43 +148,17 @@ class Served:
         """The prefills that the watch saw since then."""
         return [line for line in engines.watched(self.plan["watch"]) if line["at"] >= since]
 
-    def load(self) -> dict:
-        """The load once, from an empty cache; the same tokens every time."""
-        engines.flush(self.engine)
-        wanted = load.requests()
-        since, began = time.time(), time.perf_counter()
-        done = self.engine.loop.run_until_complete(_send(self.engine, wanted, load.IN_FLIGHT))
-        span = time.perf_counter() - began
-        made = sum(tokens for _, tokens, _ in done)
-        ran = self._ran(since)
-        return {
-            "seconds": round(span, 3),
-            "tokens_per_s": round(made / span, 1),
-            "mean_latency_s": round(statistics.mean(seconds for seconds, _, _ in done), 3),
-            "output_tokens": made,
-            "prompt_tokens": sum(len(one.prompt) for one in wanted),
-            "cached_tokens": sum(cached for _, _, cached in done),
-            "prefills": len(ran),
-            "prefill_tokens": round(statistics.mean(line["tokens"] for line in ran)) if ran else 0,
-        }
 
-
-async def _send(engine, wanted: list[load.Request], in_flight: int) -> list[tuple[float, int, int]]:
-    """(seconds, generated tokens, cached prompt tokens) of every request; at most `in_flight` under
-    way."""
+async def _send(engine, wanted: list[load.Request], in_flight: int) -> None:
+    """Every request; at most `in_flight` under way."""
     slots = asyncio.Semaphore(in_flight)
 
-    async def one(request: load.Request) -> tuple[float, int, int]:
+    async def one(request: load.Request) -> None:
         async with slots:
-            began = time.perf_counter()
             sampling = {"max_new_tokens": request.answer, "temperature": 0, "ignore_eos": True}
-            answer = await engine.async_generate(
-                input_ids=list(request.prompt), sampling_params=sampling
-            )
-            info = answer["meta_info"]
-            return time.perf_counter() - began, info["completion_tokens"], info["cached_tokens"]
+            await engine.async_generate(input_ids=list(request.prompt), sampling_params=sampling)
 
-    return await asyncio.gather(*(one(request) for request in wanted))
+    await asyncio.gather(*map(one, wanted))
 
 
 async def _talk(engine, wanted: traffic.Load) -> list[traffic.Answered]:

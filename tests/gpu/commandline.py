@@ -27,9 +27,9 @@ def count(word: str) -> int:
     return int(word)
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """The options that place_of reads."""
-    parser.add_argument("--out", type=Path, required=True, help="where results go")
+def add_place(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The options that place_of reads. required: whether --out is."""
+    parser.add_argument("--out", type=Path, required=required, help="where results go")
     parser.add_argument(
         "--tree",
         type=Path,
@@ -85,16 +85,6 @@ def other_attention(options: argparse.Namespace) -> dict:
     """What a result says of its attention kernels: nothing where they are the usual ones."""
     usual = options.attention == kernels.FLASHINFER
     return {} if usual else {"attention": options.attention}
-
-
-def add_port_base(parser: argparse.ArgumentParser, first: int) -> None:
-    """first: of the ports, by default. Scripts that run side by side need ranges of their own."""
-    parser.add_argument(
-        "--port-base",
-        type=int,
-        default=first,
-        help=f"first of the engines' ports (default {first})",
-    )
 
 
 def place_of(options: argparse.Namespace) -> launch.Place:

@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Hold an engine's first answer against its later ones: `python first_answer.py --out RESULTS`, in
-an unpacked bundle.
+"""An engine's first answer against its later ones.
 
 An engine has no warm-up, so that its first request gets the first slot of the state pool. Capturing
 graphs for decoding writes to slot 0. A gated delta net starts a prompt from what its slot holds. A
@@ -8,22 +6,17 @@ Qwen3-Next with such graphs, eager prefills and no prefix cache is asked one pro
 else. It is asked the same prompt again, from slots that no capture has written to, and behind a
 flush, which empties every slot. All must answer alike.
 
---without queue makes the control, the release's own tree: on 0.5.5.post3 and 0.5.6.post2 its first
-answer must be another (sglang#17404). Writes RESULTS/first_answer.json. Exit code 0: all good.
+The first answer of the control, the release's own tree, must be another on 0.5.5.post3 and
+0.5.6.post2 (sglang#17404).
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
 import compare
-import settings
-import solo
+from experiment import QUEUE, otherwise
 
 MODEL = "qwen3-next"
 # Triton's attention: FlashInfer's would be compiled first. No prefix cache: a slot is given back,
@@ -55,16 +48,29 @@ def _prompts(seed: int = 31) -> list[tuple[int, ...]]:
     ]
 
 
+def asked(engine) -> dict:
+    """The first answer, the later ones to the same prompt, and those to others. Nothing may be
+    asked before."""
+    import engine as engines
+
+    prompt = first()
+    answer = engines.ask(engine, prompt)
+    later = {f"next-{number}": engines.ask(engine, prompt) for number in range(LATER)}
+    different = {call.name: engines.ask(engine, call) for call in others()}
+    engines.flush(engine)
+    for number in range(LATER):
+        later[f"flushed-{number}"] = engines.ask(engine, prompt)
+    return {"first": answer, "later": later, "others": different}
+
+
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
-    """result: as first_answer_engine.asked, with what the log says of graphs; control: nothing was
-    patched, so that the first answer must differ."""
-    asked, later, captured = result["first"], result["later"], result["captured"]
+    first, later, captured = result["first"], result["later"], result["captured"]
     *again, reference = later.values()
     agree = compare.same_answers(
-        "the first answer agrees with a later one", {"first": asked}, {"first": reference}
+        "the first answer agrees with a later one", {"first": first}, {"first": reference}
     )
     if control:
-        agree = settings.otherwise([agree], settings.QUEUE)
+        agree = otherwise([agree], QUEUE)
     return [
         compare.Verdict(
             "graphs for decoding were captured",
@@ -79,14 +85,3 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
         compare.varied({"first": reference} | result["others"]),
         agree,
     ]
-
-
-QUESTION = solo.Question("first_answer", MODEL, ENGINE, 31000, judged)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    return solo.main(QUESTION, __doc__, words)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -29,11 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import clocks
 import commandline
 import engine as engines
 import floor
-import gputrace
 import judging
 import kernels
 import load
@@ -45,18 +42,15 @@ import subjects
 import traffic
 import turns
 import untouched
+import visit as visits
+from gain_table import show, states
+from visit import NoTime, Run, Visit, name
 
 HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
 STATES = "SGLANG_PREFILL_GRAPH_STATES"  # captured/ of the overlay
 UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
-# rounds before those that count; loads; calls of a shape in its profile
-WARM_UP, LOADS, PROFILED = (3, 3, 3)
-AGAIN = 20  # prefills of a shape that follow each other
-START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
-TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
-WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
 KERNELS_S = 200  # until when the attention kernels that all engines load are waited for
 RUNNING = re.compile(r"#running-req: (\d+)")  # of a release's line about a batch
 END_S = 15  # kept of --limit for ending the engine and writing
@@ -210,13 +204,13 @@ class Gain:
             "requests": load.PREFILL_REQUESTS,
             "in_flight": load.PREFILL_IN_FLIGHT,
             "prompt": load.PREFILL_PROMPT,
-            "loads": LOADS,
+            "loads": visits.LOADS,
         }
         settings = {
             "shapes": [name(shape) for shape in self.options.shapes],
             "rounds": self.options.rounds,
-            "warm_up": WARM_UP,
-            "profiled": PROFILED,
+            "warm_up": visits.WARM_UP,
+            "profiled": visits.PROFILED,
             "pause_s": load.PAUSE_S,
             "load": prefills,
             "order": [*self.options.trees],
@@ -386,7 +380,9 @@ class Gain:
             shutil.rmtree(folder, ignore_errors=True)
         own = caches if self.options.own_kernels else {}
         self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment, **own)
-        visit = Visit(self, self.now, entry, until)
+        asked = (self.options.shapes, self.options.rounds, self.options.traffic)
+        run = Run(*asked, self.place.scratch, self.compiled, self.say, self.write)
+        visit = Visit(run, self.now, entry, until)
         try:
             visit.measure()
             entry |= {"verdict": "passed", "why": ""}
@@ -439,167 +435,6 @@ class Gain:
         self.write()
 
 
-class NoTime(Exception):
-    """There was none left; its text says for what."""
-
-
-class Visit:
-    """What one engine is asked, in order. Raises turns.Gone where it dies, NoTime without time."""
-
-    def __init__(self, gain: Gain, engine: turns.Engine, entry: dict, until: float):
-        self.gain, self.engine, self.entry, self.until = gain, engine, entry, until
-        self.shapes = gain.options.shapes
-
-    def measure(self) -> None:
-        self.entry |= self._ask("start", START_S)
-        self._say(
-            f"started in {self.entry['start_s']} s, "
-            f"first answer after {self.entry['first_answer_s']} s more"
-        )
-        self.gain.compiled(self.until)
-        if self.gain.options.traffic:
-            self._traffic(self.gain.options.traffic)
-            return
-        words = dict(shapes=self.shapes, first=-WARM_UP, count=WARM_UP, seconds=WARM_UP_S)
-        spans = self._ask("rounds", WARM_UP_S, **words)["ms"]
-        # In order: what a server's first requests of a shape wait for, kernels that compile or are
-        # timed.
-        self.entry["warm_up_ms"] = spans
-        firsts = ", ".join(f"{shape} {found[0]:.0f}" for shape, found in spans.items() if found)
-        self._say(f"{WARM_UP} rounds of warm-up; first calls, ms: {firsts}")
-        self._rounds()
-        self._loads()
-        for shape in self.shapes:
-            self._profile(*shape)
-        if "tree" in self.entry:  # peers have no watch
-            self._again()
-        if any(
-            len(found["all"]) < self.gain.options.rounds
-            for found in self.entry["first_token_ms"].values()
-        ):
-            raise NoTime(f"{self.gain.options.rounds} rounds")
-
-    def _traffic(self, kinds: Sequence[str]) -> None:
-        """Those of warm_kinds once, then each kind TRAFFIC times, kinds in turn."""
-        for kind in warm_kinds(kinds):
-            self._ask("traffic", TRAFFIC_S, kind=kind, number=0)
-        for number in range(1, TRAFFIC + 1):
-            for kind in kinds:
-                found = self._ask("traffic", TRAFFIC_S, kind=kind, number=number)
-                self.entry.setdefault("traffic", {}).setdefault(kind, []).append(found)
-                self._say(
-                    f"{kind}: {traffic.rate(found):.0f} tokens/s, first tokens, ms:"
-                    f" p50 {found['first_ms']['p50']:.1f}, p99 {found['first_ms']['p99']:.1f}"
-                )
-            self.gain.write()
-
-    def _rounds(self) -> None:
-        # the rest is for loads and profiles
-        seconds = min(ROUNDS_S, 0.6 * (self.until - time.time()))
-        words = dict(shapes=self.shapes, first=0, count=self.gain.options.rounds, seconds=seconds)
-        spans = self._ask("rounds", ROUNDS_S + PROFILE_S, **words)["ms"]
-        self.entry["first_token_ms"] = {
-            shape: spread(found) for shape, found in spans.items() if found
-        }
-        self._say(
-            "first tokens, ms: "
-            + ", ".join(
-                f"{shape} {_spoken(found)}" for shape, found in self.entry["first_token_ms"].items()
-            )
-        )
-        self.gain.write()
-
-    def _loads(self) -> None:
-        with clocks.sampled(machine.visible()[0].use) as sampled:
-            for number in range(LOADS):
-                found = {"round": number} | self._ask(
-                    "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
-                )
-                self.entry.setdefault("loads", []).append(found)
-        self.entry["clock"] = sampled
-        rates = [one["tokens_per_s"] for one in self.entry["loads"]]
-        self._say(
-            f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: "
-            + ", ".join(f"{rate:.0f}" for rate in rates)
-        )
-        self._profile_load()
-        self._say(f"the GPU meanwhile: {sampled}, busy {self.entry['load_profile']['busy']:.1%}")
-        self.gain.write()
-
-    def _profile_load(self) -> None:
-        """Which part of a load's time the GPU works, and on what."""
-        folder, count = self._traces("load"), load.PROFILED_REQUESTS
-        self._ask("profile_load", PROFILE_S, number=LOADS, requests=count, folder=str(folder))
-        events = _events(folder)
-        span = gputrace.span_us(events)
-        self.entry["load_profile"] = gputrace.profile(events, count) | {
-            "span_ms": round(span / count / 1e3, 3),
-            "busy": round(gputrace.busy_us(events) / span, 4) if span else 0,
-        }
-
-    def _traces(self, name: str) -> Path:
-        """A new folder for a trace."""
-        folder = self.gain.place.scratch / f"{self.engine.log.stem}.traces" / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
-
-    def _profile(self, count: int, length: int) -> None:
-        shape = name((count, length))
-        folder = self._traces(shape)
-        answer = self._ask(
-            "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
-        )
-        events = _events(folder)
-        found = gputrace.profile(events, PROFILED) | {"ms": answer["ms"]}
-        if "forwards" in answer:  # vLLM does not say
-            found["forwards"] = round(answer["forwards"] / PROFILED, 2)
-        self.entry.setdefault("profile", {})[shape] = found
-        self._say(
-            f"profile of {shape}: {found['busy_ms']:.1f} ms busy, "
-            f"{found['launches']:.0f} launches, {found.get('forwards', '?')} forwards"
-        )
-        self.gain.write()
-        if not events:
-            raise turns.Gone(f"the profile of {shape} has no kernels")
-
-    def _again(self) -> None:
-        """Last, since prefills write their states more than once."""
-        for shape in self.shapes:
-            count, length = shape
-            words = dict(count=count, length=length, times=AGAIN)
-            found = self._ask("again", PROFILE_S, **words) | {"times": AGAIN}
-            self.entry.setdefault("back_to_back", {})[name(shape)] = found
-        spans = self.entry["back_to_back"].items()
-        said = ", ".join(f"{shape} {found['ms']:.1f}" for shape, found in spans)
-        self._say(f"{AGAIN} prefills back to back, ms of one: {said}")
-        self.gain.write()
-
-    def _ask(self, do: str, limit_s: float, **words: object) -> dict:
-        if time.time() > self.until:
-            raise NoTime(do)
-        try:
-            return self.engine.ask(do, min(time.time() + limit_s, self.until), **words)
-        except turns.Gone as gone:
-            if time.time() >= self.until:
-                raise NoTime(do) from None
-            raise gone
-
-    def _say(self, text: str) -> None:
-        self.gain.say(f"{self.engine.mode}: {text}")
-
-
-def _events(folder: Path) -> list[gputrace.Event]:
-    """What the last trace of a folder holds; nothing where there is none."""
-    files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
-    return gputrace.read(files[-1]) if files else []
-
-
-def warm_kinds(kinds: Sequence[str]) -> Sequence[str]:
-    """The loads before those that count: of the kinds asked for alone, so that few end soon."""
-    return [kind for kind in WARM_TRAFFIC if kind in kinds] or kinds[:1]
-
-
 def share(number: int, count: int, peers: int = 0) -> float:
     """The part of the time left that the next visit may take, of `count` trees and then `peers`.
 
@@ -609,36 +444,6 @@ def share(number: int, count: int, peers: int = 0) -> float:
     parts = [1.0] * count + [2.0] * peers
     parts[0] = 1.5
     return parts[number] / sum(parts[number:])
-
-
-def spread(spans: Sequence[float]) -> dict:
-    """Fastest, first quartile and median of calls, and all of them."""
-    return {
-        "fastest": min(spans),
-        "first_quartile": round(quartile(spans), 2),
-        "median": round(statistics.median(spans), 2),
-        "all": [*spans],
-    }
-
-
-def quartile(spans: Sequence[float]) -> float:
-    """The first quartile, between its two neighbours where it falls between them."""
-    ordered = sorted(spans)
-    place = (len(ordered) - 1) / 4
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def name(shape: Sequence[int]) -> str:
-    """A shape as words and results call it: 8x512."""
-    return f"{shape[0]}x{shape[1]}"
-
-
-def states(entry: dict) -> str:
-    """What the environment said of layers with recurrent states, behind a comma; nothing where it
-    said nothing."""
-    return f", states: {entry['states']}" if entry["states"] else ""
 
 
 def counted(ran: Sequence[dict]) -> dict:
@@ -668,110 +473,6 @@ def _clear(pattern: Path) -> None:
     """Remove what an earlier run left under a name."""
     for file in pattern.parent.glob(f"{pattern.name}.*"):
         file.unlink()
-
-
-def _spoken(found: dict) -> str:
-    return f"{found['fastest']:.1f} / {found['first_quartile']:.1f} / {found['median']:.1f}"
-
-
-def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
-    """Of each kind, tree beside tree: the median load's tokens a second, and first tokens."""
-    print("\ntokens/s, written, of prefill read; first token, ms: p50 / p99")
-    for kind in kinds:
-        cells = [_load(entry.get("traffic", {}).get(kind, [])) for entry in runs]
-        print(f"  {kind:8}" + "".join(f"{cell:>30}" for cell in cells))
-
-
-def _load(found: Sequence[dict]) -> str:
-    if not found:
-        return "-"
-    rate = statistics.median(map(traffic.rate, found))
-    half, most = (
-        statistics.median(one["first_ms"][part] for one in found) for part in ("p50", "p99")
-    )
-    return f"{rate:.0f}; {half:.1f} / {most:.1f}"
-
-
-def show(facts: dict) -> None:
-    """The result, tree beside tree: fastest / first quartile / median, then the GPU's own time."""
-    runs = facts["runs"]
-    if facts["gain"]["traffic"]:
-        show_traffic(runs, facts["gain"]["traffic"])
-    else:
-        show_shapes(facts, runs)
-    for entry in runs:
-        rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-        print(
-            f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
-            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
-        )
-    for entry in facts["peers"]:
-        show_peer(entry, facts["gain"]["shapes"])
-    print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
-
-
-def show_peer(entry: dict, shapes: Sequence[str]) -> None:
-    """What a peer did: first tokens, GPU-busy time and the load."""
-    rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-    print(f"\nbeside: {entry['name']} {entry['version']}, {entry['mode'] or 'mode unknown'}")
-    print(f"{entry['verdict']} {entry['why']}; input tokens/s {rates or '-'}; {entry['seconds']} s")
-    for shape in shapes:
-        calls, profile = (entry.get(of, {}).get(shape) for of in ("first_token_ms", "profile"))
-        busy = f"GPU busy {profile['busy_ms']:.1f} ({profile['launches']:.0f})" if profile else "-"
-        print(f"  {shape:8}{_spoken(calls) if calls else '-':>26}{busy:>30}")
-
-
-def _show_again(runs: Sequence[dict], shapes: Sequence[str]) -> None:
-    print("back to back, ms")
-    for shape in shapes:
-        found = [entry.get("back_to_back", {}).get(shape) for entry in runs]
-        print(f"  {shape:8}" + "".join(f"{one['ms'] if one else '-':>26}" for one in found))
-
-
-def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
-    print("\nfirst token, ms: fastest / first quartile / median")
-    for shape in facts["gain"]["shapes"]:
-        cells = [
-            _spoken(found) if (found := entry.get("first_token_ms", {}).get(shape)) else "-"
-            for entry in runs
-        ]
-        floor_ms = facts.get("floor_ms", {}).get(shape)
-        print(
-            f"  {shape:8}"
-            + "".join(f"{cell:>26}" for cell in cells)
-            + (f"   floor {floor_ms}" if floor_ms else "")
-        )
-    _show_again(runs, facts["gain"]["shapes"])
-    print("GPU busy, ms (launches)")
-    for shape in facts["gain"]["shapes"]:
-        found = [entry.get("profile", {}).get(shape) for entry in runs]
-        print(
-            f"  {shape:8}"
-            + "".join(
-                f"{one['busy_ms']:>18.1f} ({one['launches']:.0f})" if one else f"{'-':>26}"
-                for one in found
-            )
-        )
-    if same := same_kernels(runs, facts["gain"]["shapes"]):
-        print(f"the same kernels, as often, in all engines: {', '.join(same)}")
-        print("  a patch that should bring others was not in effect there")
-
-
-def same_kernels(runs: Sequence[dict], shapes: Sequence[str]) -> list[str]:
-    """Shapes in which every engine launched the same kernels as often: a patch that should bring
-    others was not in effect. What they take, and how they are launched, may differ all the same.
-    None where one tree alone was profiled."""
-    if len({entry["tree"] for entry in runs if entry.get("profile")}) < 2:
-        return []
-    found = []
-    for shape in shapes:
-        profiles = [one for entry in runs if (one := entry.get("profile", {}).get(shape))]
-        launched = [
-            {name: kind["launches"] for name, kind in one["groups"].items()} for one in profiles
-        ]
-        if len(launched) > 1 and all(one == launched[0] for one in launched):
-            found.append(shape)
-    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Ask a multimodal model for text and about images: `python images.py --out RESULTS`, in an
-unpacked bundle.
+"""A multimodal model that is asked for text and about images.
 
 A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor is made on the
 spot. It answers prompts with images, without, both in one call, and text behind an image, in two
@@ -8,36 +6,38 @@ engines: one that prefills eagerly, and one with the breakable graph. Their answ
 prefills of text must have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those
 with an image must not. Another image must change the answer. Where the release turns queries and
 keys in a fused kernel (0.5.15 to 0.5.18), a third engine turns them in the release's own rotary
-embedding, and answers must not be further apart with images than without. Writes
-RESULTS/images.json. Exit code 0: all good.
+embedding, and answers must not be further apart with images than without.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
-import commandline
 import compare
-import judging
-import kernels
 import launch
-import machine
 import models
 import modes
+from experiment import (
+    HERE,
+    Experiment,
+    Plan,
+    Session,
+    Stage,
+    answer_of,
+    base_plan,
+    engine_words,
+    judged,
+    unanswered,
+)
 
-HERE = Path(__file__).resolve().parent
-RESULT = "images.json"
-KERNELS_S = 150
+MODEL = "qwen3-5"
 TEXT, IMAGE, MIXED = "text", "image", "mixed"
 # what prompts are made of: each is one token
 LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
@@ -61,49 +61,8 @@ NATIVE = (
 )
 ROTATED = "rotated"
 
-_AXES = dict(
-    rope_type="default",
-    type="default",
-    mrope_section=[11, 11, 10],
-    mrope_interleaved=True,
-    rope_theta=1e7,
-    partial_rotary_factor=0.5,
-)
-_VISION = dict(
-    model_type="qwen3_5",
-    deepstack_visual_indexes=[],
-    depth=2,
-    hidden_act="gelu_pytorch_tanh",
-    hidden_size=128,
-    in_channels=3,
-    initializer_range=0.02,
-    intermediate_size=256,
-    num_heads=2,
-    num_position_embeddings=256,
-    out_hidden_size=512,
-    patch_size=16,
-    spatial_merge_size=2,
-    temporal_patch_size=2,
-)
-_TEXT = {
-    name: value
-    for name, value in models.QWEN3_NEXT.items()
-    if not name.startswith(
-        (
-            "architectures",
-            "num_experts",
-            "moe_",
-            "shared_",
-            "router_",
-            "norm_topk",
-            "mlp_only",
-            "decoder_",
-            "output_router",
-        )
-    )
-} | dict(
-    model_type="qwen3_5_text", rope_parameters=_AXES, rope_scaling=_AXES, partial_rotary_factor=0.5
-)
+CONFIG = models.OTHERS["qwen3-5"]
+_TEXT, _VISION = CONFIG["text_config"], CONFIG["vision_config"]
 
 
 def vocabulary() -> dict[str, int]:
@@ -117,23 +76,6 @@ def vocabulary() -> dict[str, int]:
     hidden = [code for code in range(256) if code not in shown]
     letters = [chr(code) for code in shown] + [chr(256 + number) for number in range(len(hidden))]
     return {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
-
-
-def config() -> dict:
-    """config.json of the model."""
-    known = vocabulary()
-    return dict(
-        architectures=["Qwen3_5ForConditionalGeneration"],
-        model_type="qwen3_5",
-        torch_dtype="bfloat16",
-        tie_word_embeddings=False,
-        text_config=_TEXT,
-        vision_config=_VISION,
-        image_token_id=known["<|image_pad|>"],
-        video_token_id=known["<|video_pad|>"],
-        vision_start_token_id=known["<|vision_start|>"],
-        vision_end_token_id=known["<|vision_end|>"],
-    )
 
 
 def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -228,7 +170,7 @@ def write_small(folder: Path) -> Path:
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers import models as kinds
 
-    models.write_config(folder, config())
+    models.write_config(folder, CONFIG)
     known = vocabulary()
     letters = {token: number for token, number in known.items() if token not in SPECIAL}
     tokenizer = Tokenizer(kinds.BPE(vocab=letters, merges=[]))
@@ -325,80 +267,42 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
     return len(prompt) + sum(width // side * (height // side) - 1 for _, width, height in pictures)
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    options = _options(words)
-    place = commandline.place_of(options)
-    facts = machine.describe(place, options) | commandline.other_attention(options)
-    folder = place.scratch / "models" / "qwen3-5"
-    subprocess.run(
-        [place.python, __file__, "--write", str(folder)], env=place.environment(), check=True
-    )
-    commandline.say(
-        "attention kernels compiled in"
-        f" {kernels.make(place, machine.visible()[0].use, KERNELS_S, options.attention):.0f} s"
-    )
-    began = time.time()
-    names = [patch["name"].removesuffix(".patch").split("@")[0] for patch in facts["patches"]]
-    kinds = [modes.EAGER, modes.BREAKABLE, *[ROTATED] * (FUSED in names)]
-    jobs = {kind: job(place, options, folder, kind, number) for number, kind in enumerate(kinds)}
-    for one in jobs.values():
-        launch.run_all(
-            place, [one], 1, time.time() + options.engine_limit, commandline.say, lead=False
-        )
-    if dead := [one for one in jobs.values() if one.code != 0]:
-        why = "; ".join(
-            f"{one.name}: {one.why}"
-            f" {judging.error((place.out / f'{one.name}.log').read_text(errors='replace'))}"
-            for one in dead
-        )
-        checks = [compare.Verdict("every engine answered", False, why)]
-    else:
-        eager, mine, *native = (
-            json.loads(Path(one.plan["out"]).read_text()) for one in jobs.values()
-        )
-        checks = judged(mine, eager, any(name.startswith(RULES) for name in names))
-        checks += [rotated(eager, one) for one in native]
-    facts |= {
-        "seconds": round(time.time() - began),
-        "checks": [check.as_json() for check in checks],
+def plan(session: Session, row: Experiment, _: Sequence[str]) -> Plan:
+    kinds = [modes.EAGER, modes.BREAKABLE, *[ROTATED] * (FUSED in patch_names(session))]
+    return Plan([Stage([job(session, row, kind)], lead=False) for kind in kinds])
+
+
+def patch_names(session: Session) -> list[str]:
+    """The stems of the tree's patches."""
+    return [
+        patch["name"].removesuffix(".patch").split("@")[0] for patch in session.facts["patches"]
+    ]
+
+
+def write_model(session: Session, _: Plan) -> None:
+    folder = session.place.scratch / "models" / MODEL
+    words = [session.place.python, str(HERE / "images.py"), str(folder)]
+    subprocess.run(words, env=session.place.environment(), check=True)
+
+
+def judge(session: Session, row: Experiment, made: Plan) -> dict:
+    checks = unanswered(session, made.jobs)
+    if not checks:
+        eager, mine, *native = map(answer_of, made.jobs)
+        ruled = any(name.startswith(RULES) for name in patch_names(session))
+        checks = compared(mine, eager, ruled) + [rotated(eager, one) for one in native]
+    return {"runs": [judged(row, MODEL, made.jobs, checks)]}
+
+
+def job(session: Session, row: Experiment, kind: str) -> launch.Job:
+    """kind: a mode of modes.py, or ROTATED."""
+    name = f"images.{kind}"
+    made = base_plan(session, name, MODEL) | {
+        "mode": modes.EAGER if kind == ROTATED else kind,
+        "forget": NATIVE if kind == ROTATED else "",
+        "engine": engine_words(session, MODEL) | words(),
     }
-    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
-    for check in checks:
-        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
-    return 0 if all(check.good for check in checks) else 1
-
-
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commandline.add_place(parser)
-    commandline.add_attention(parser, "as in run.py")
-    parser.add_argument(
-        "--engine-limit",
-        type=float,
-        default=300,
-        help="seconds that one engine may take (default 300)",
-    )
-    commandline.add_port_base(parser, 28000)
-    return parser.parse_args(words)
-
-
-def job(
-    place: launch.Place, options: argparse.Namespace, folder: Path, mode: str, number: int
-) -> launch.Job:
-    """mode: of modes.py, or ROTATED."""
-    name = f"images.{mode}"
-    plan = {
-        "model": str(folder),
-        "mode": modes.EAGER if mode == ROTATED else mode,
-        "forget": NATIVE if mode == ROTATED else "",
-        "port": options.port_base + commandline.PORTS * number,
-        "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"),
-        "engine": {"attention_backend": options.attention} | words(),
-    }
-    return launch.Job(name, HERE / "images_engine.py", plan, options.engine_limit)
+    return launch.Job(name, HERE / "images_engine.py", made, session.engine_limit(row))
 
 
 def words() -> dict:
@@ -407,7 +311,7 @@ def words() -> dict:
     return dict(mm_attention_backend="triton_attn")
 
 
-def judged(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
+def compared(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
     """The breakable engine held against the eager one. ruled: batches with images are to run
     eagerly."""
     found = [
@@ -473,7 +377,4 @@ def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--write"]:
-        write(Path(sys.argv[2]))
-    else:
-        raise SystemExit(main())
+    write(Path(sys.argv[1]))

@@ -1,5 +1,5 @@
-"""What the bench sends: a GSM8K-shaped load, and prompts for time to first token. The same tokens
-in every mode."""
+"""What gain.py sends: a GSM8K-shaped load, and that of a prefill node. The same tokens in every
+mode."""
 
 from __future__ import annotations
 
@@ -13,39 +13,6 @@ QUESTION = (60, 100)  # shortest and longest question behind them
 # shortest, mean and longest answer; the model is kept from ending earlier or later
 ANSWER = (40, 120, 300)
 CHUNK = 4096  # longest piece of prompts that one forward takes
-# Tokens of a forward that a graph is captured for: about as close together as the releases' own
-# lists, every shape below in it.
-CAPTURE = (
-    16,
-    32,
-    64,
-    96,
-    128,
-    160,
-    192,
-    224,
-    256,
-    320,
-    384,
-    448,
-    512,
-    640,
-    768,
-    896,
-    1024,
-    1280,
-    1536,
-    1792,
-    2048,
-    2304,
-    2560,
-    2816,
-    3072,
-    3328,
-    3584,
-    3840,
-    4096,
-)
 # requests of a decode step that a graph is captured for
 DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
 # what gain.py sends at once: a prefill node's load
@@ -54,9 +21,6 @@ PROFILED_REQUESTS = 20  # of that load, while the GPU is traced
 # Before each timed call. Schedulers that prepare the next step early also decode behind a last
 # token: 5 ms in which the next call would wait for the call before.
 PAUSE_S = 0.03
-FIRST_TOKEN = tuple((1, n) for n in (64, 128, 256, 512, 1024, 2048, 4096)) + tuple(
-    (8, n) for n in (64, 128, 256, 512)
-)
 
 
 @dataclass(frozen=True)

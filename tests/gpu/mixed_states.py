@@ -1,27 +1,18 @@
-#!/usr/bin/env python3
-"""Hold prompts that share a beginning against the same prompts without a cache, where the beginning
-was prefilled beside decoding requests: `python mixed_states.py --out RESULTS`, in an unpacked
-bundle.
+"""Prompts that share a beginning against the same prompts without a cache, where the beginning was
+prefilled beside decoding requests.
 
 A NemotronH with --enable-mixed-chunk keeps Mamba2 states inside of prompts (extra_buffer, 0.5.14
 and later). Short requests decode, and long prompts prefill beside them. Each long prompt is asked
 again with some tokens more, once behind the cache and once without. Both must answer alike.
 
---without queue makes the control, the release's own tree: up to 0.5.22 it must answer otherwise.
-Writes RESULTS/mixed_states.json. Exit code 0: all good.
+The control, the release's own tree, must answer otherwise up to 0.5.22.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import behind_cache
 import cases
 import compare
-import solo
 
 MODEL = "nemotron-h-buffer"
 DECODING, DECODED = 8, 200  # requests that decode meanwhile, and their tokens
@@ -53,6 +44,19 @@ def continued(seed: int = 33) -> list[cases.Call]:
     ]
 
 
+def asked(engine) -> dict:
+    """Both passes' answers, by call; the second time behind an empty cache each.
+
+    The requests that decode and the long prompts come in one call: what does not fit into the first
+    chunk is prefilled beside those that decode.
+    """
+    prompts = [*decoding(), *shared()]
+    tokens = [DECODED] * DECODING + [1] * SHARED
+    sampling = [dict(max_new_tokens=one, temperature=0, ignore_eos=True) for one in tokens]
+    engine.generate(input_ids=[list(prompt) for prompt in prompts], sampling_params=sampling)
+    return behind_cache.both(engine, continued())
+
+
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
     cached = behind_cache.cached(result)
@@ -66,14 +70,3 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
         ),
         *behind_cache.judged("shared beginnings", result, control),
     ]
-
-
-QUESTION = solo.Question("mixed_states", MODEL, ENGINE, 32000, judged)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    return solo.main(QUESTION, __doc__, words)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

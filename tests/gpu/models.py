@@ -4,7 +4,24 @@ FOLDER [NAME …]`.
 Uniform dummy weights give the same answer whatever the graph does. These are scaled by each
 matrix's fan-in, so that activations neither vanish nor explode; time steps and decays span memories
 of a few to a thousand tokens, so that a wrong state shows; experts are close relatives, so that a
-router's tie costs little. Same seed, same bytes.
+router's tie costs little. Same seed, same bytes. models.json has the configs:
+
+- deepseek-v32 is behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA
+  wants 64 or 128 heads of 512 + 64, the indexer's scores heads of 128, its selection 2048
+  positions. The type of DeepSeek-V3 stands for those of their own, which not every release's
+  transformers knows; releases go by the architecture (is_deepseek_nsa, configs/model_config.py).
+- deepseek-v32-fp8 has a router in no layer: fp8 keys round coarsely, and experts that are picked
+  otherwise would hide what they do.
+- falcon-h1 has attention in every layer and, beside it on the same input, Mamba2. Multipliers are
+  as neutral as a checkpoint may have them: they scale what random weights are already scaled for.
+- kimi-linear has Kimi's linear attention (KDA) and latent attention without positions. The sizes of
+  heads are as published. Layers are counted from 1 in linear_attn_config.
+- nemotron-h-mtp has one layer of attention that drafts. A random one is seldom right: answers are
+  the target's all the same.
+- qwen3-next-buffer is wide, so that a forward takes the GPU longer than the host needs to launch
+  one, and every expert is taken, so that no router hides or makes a difference.
+- models of subjects.py have published sizes, for speed, with dummy weights. The letters of
+  hybrid_override_pattern: M Mamba2, * attention, - MLP, E experts.
 """
 
 from __future__ import annotations
@@ -16,365 +33,26 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-VOCABULARY = 4096
-NEMOTRON_H = dict(
-    architectures=["NemotronHForCausalLM"],
-    model_type="nemotron_h",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    max_position_embeddings=131072,
-    initializer_range=0.02,
-    residual_in_fp32=False,
-    layer_norm_epsilon=1e-5,
-    rms_norm_eps=1e-5,
-    attention_bias=False,
-    attention_dropout=0.0,
-    attention_head_dim=128,
-    head_dim=128,
-    hidden_dropout=0.0,
-    sliding_window=None,
-    mlp_bias=False,
-    mlp_hidden_act="relu2",
-    num_logits_to_keep=1,
-    rescale_prenorm_residual=True,
-    chunk_size=128,
-    mamba_chunk_size=128,
-    conv_kernel=4,
-    expand=2,
-    mamba_hidden_act="silu",
-    mamba_proj_bias=False,
-    n_groups=8,
-    mamba_n_groups=8,
-    ssm_state_size=128,
-    time_step_floor=1e-4,
-    time_step_limit=[0.0, 1e9],
-    time_step_max=0.1,
-    time_step_min=0.001,
-    time_step_rank=256,
-    use_bias=False,
-    use_conv_bias=True,
-    use_mamba_kernels=True,
-)
+
+def read() -> dict[str, dict[str, dict]]:
+    """models.json, each config whole: "like" names another one whose values it shares, "without"
+    those of them that it lacks."""
+    found = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    known: dict[str, dict] = {}
+
+    def whole(config: dict) -> dict:
+        config = {name: whole(of) if isinstance(of, dict) else of for name, of in config.items()}
+        base = known[config.pop("like")] if "like" in config else {}
+        without = config.pop("without", ())
+        return {name: value for name, value in base.items() if name not in without} | config
+
+    for group in found.values():
+        for name, config in group.items():
+            group[name] = known[name] = whole(config)
+    return found
 
 
-def nemotron_h(
-    pattern: str,
-    hidden: int,
-    intermediate: int,
-    heads: tuple[int, int],
-    mamba: tuple[int, int],
-    vocabulary: int = VOCABULARY,
-    **more,
-) -> dict:
-    """pattern: M Mamba2, * attention, - MLP, E experts. heads: attention's query and key heads;
-    mamba: heads and their size."""
-    return NEMOTRON_H | dict(
-        hybrid_override_pattern=pattern,
-        num_hidden_layers=len(pattern),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        num_query_groups=heads[1],
-        mamba_num_heads=mamba[0],
-        mamba_head_dim=mamba[1],
-        vocab_size=vocabulary,
-        **more,
-    )
-
-
-QWEN3_NEXT = dict(
-    architectures=["Qwen3NextForCausalLM"],
-    model_type="qwen3_next",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    intermediate_size=1024,
-    num_hidden_layers=8,
-    full_attention_interval=4,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=128,
-    hidden_act="silu",
-    attention_bias=False,
-    attention_dropout=0.0,
-    max_position_embeddings=32768,
-    rms_norm_eps=1e-6,
-    rope_scaling=None,
-    rope_theta=1e7,
-    partial_rotary_factor=0.25,
-    linear_conv_kernel_dim=4,
-    linear_key_head_dim=128,
-    linear_num_key_heads=4,
-    linear_num_value_heads=8,
-    linear_value_head_dim=128,
-    decoder_sparse_step=1,
-    mlp_only_layers=[],
-    num_experts=8,
-    num_experts_per_tok=2,
-    moe_intermediate_size=256,
-    norm_topk_prob=True,
-    shared_expert_intermediate_size=256,
-    router_aux_loss_coef=0.001,
-    output_router_logits=False,
-    initializer_range=0.02,
-    use_sliding_window=False,
-)
-
-LLAMA = dict(
-    architectures=["LlamaForCausalLM"],
-    model_type="llama",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    intermediate_size=1024,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=128,
-    hidden_act="silu",
-    attention_bias=False,
-    attention_dropout=0.0,
-    mlp_bias=False,
-    max_position_embeddings=32768,
-    rms_norm_eps=1e-5,
-    rope_scaling=None,
-    rope_theta=5e5,
-    pretraining_tp=1,
-    initializer_range=0.02,
-)
-
-# Every layer has attention and, beside it on the same input, Mamba2. Multipliers as neutral as a
-# checkpoint may have them: they scale what random weights are already scaled for.
-FALCON_H1 = dict(
-    architectures=["FalconH1ForCausalLM"],
-    model_type="falcon_h1",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    intermediate_size=1024,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    head_dim=128,
-    hidden_act="silu",
-    attention_bias=False,
-    attention_dropout=0.0,
-    mlp_bias=False,
-    projectors_bias=False,
-    max_position_embeddings=32768,
-    rms_norm_eps=1e-5,
-    rope_scaling=None,
-    rope_theta=1e7,
-    initializer_range=0.02,
-    num_logits_to_keep=1,
-    mamba_chunk_size=128,
-    mamba_conv_bias=True,
-    mamba_d_conv=4,
-    mamba_d_head=64,
-    mamba_d_ssm=1024,
-    mamba_d_state=128,
-    mamba_expand=2,
-    mamba_n_groups=1,
-    mamba_n_heads=16,
-    mamba_norm_before_gate=False,
-    mamba_proj_bias=False,
-    mamba_rms_norm=False,
-    attention_in_multiplier=1.0,
-    attention_out_multiplier=1.0,
-    embedding_multiplier=1.0,
-    key_multiplier=1.0,
-    lm_head_multiplier=1.0,
-    mlp_multipliers=[1.0, 1.0],
-    ssm_in_multiplier=1.0,
-    ssm_multipliers=[1.0] * 5,
-    ssm_out_multiplier=1.0,
-)
-
-# Behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA wants 64 or 128
-# heads of 512 + 64, the indexer's scores heads of 128, its selection 2048 positions. The type of
-# DeepSeek-V3 stands for those of their own, which not every release's transformers knows; releases
-# go by the architecture (is_deepseek_nsa, configs/model_config.py).
-DEEPSEEK_V32 = dict(
-    architectures=["DeepseekV32ForCausalLM"],
-    model_type="deepseek_v3",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    intermediate_size=1024,
-    num_hidden_layers=3,
-    first_k_dense_replace=1,
-    moe_layer_freq=1,
-    num_attention_heads=64,
-    num_key_value_heads=64,
-    q_lora_rank=256,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    index_topk=2048,
-    index_n_heads=64,
-    index_head_dim=128,
-    n_routed_experts=8,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    moe_intermediate_size=256,
-    n_group=1,
-    topk_group=1,
-    norm_topk_prob=True,
-    scoring_func="sigmoid",
-    topk_method="noaux_tc",
-    routed_scaling_factor=1.0,
-    num_nextn_predict_layers=0,
-    hidden_act="silu",
-    attention_bias=False,
-    attention_dropout=0.0,
-    ep_size=1,
-    max_position_embeddings=163840,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    initializer_range=0.02,
-    rope_scaling=dict(
-        type="yarn",
-        factor=40,
-        beta_fast=32,
-        beta_slow=1,
-        mscale=1.0,
-        mscale_all_dim=1.0,
-        original_max_position_embeddings=4096,
-    ),
-)
-
-# Kimi's linear attention (KDA) and latent attention without positions. The sizes of heads are as
-# published, which kernels insist on. Layers are counted from 1 in linear_attn_config.
-KIMI_LINEAR = dict(
-    architectures=["KimiLinearForCausalLM"],
-    model_type="kimi_linear",
-    torch_dtype="bfloat16",
-    tie_word_embeddings=False,
-    use_cache=True,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    vocab_size=VOCABULARY,
-    hidden_size=512,
-    head_dim=128,
-    intermediate_size=1024,
-    num_hidden_layers=4,
-    first_k_dense_replace=1,
-    moe_layer_freq=1,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    q_lora_rank=None,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    mla_use_nope=True,
-    linear_attn_config=dict(
-        kda_layers=[1, 2, 4],
-        full_attn_layers=[3],
-        num_heads=8,
-        head_dim=128,
-        short_conv_kernel_size=4,
-    ),
-    num_experts=8,
-    num_experts_per_token=2,
-    num_shared_experts=1,
-    moe_intermediate_size=256,
-    moe_renormalize=True,
-    moe_router_activation_func="sigmoid",
-    use_grouped_topk=True,
-    num_expert_group=1,
-    topk_group=1,
-    routed_scaling_factor=1.0,
-    num_nextn_predict_layers=0,
-    hidden_act="silu",
-    max_position_embeddings=131072,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    rope_scaling=None,
-    initializer_range=0.02,
-)
-
-MODELS = {
-    "nemotron-h": nemotron_h("M-M*M-M*M-", 512, 1024, (8, 2), (16, 64)),
-    "nemotron-h-moe": nemotron_h(
-        "MEM*EMEM*E",
-        512,
-        512,
-        (8, 2),
-        (16, 64),
-        n_routed_experts=8,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        moe_intermediate_size=256,
-        moe_shared_expert_intermediate_size=256,
-        routed_scaling_factor=1.0,
-        n_group=1,
-        topk_group=1,
-        norm_topk_prob=True,
-        moe_latent_size=None,
-    ),
-    "qwen3-next": QWEN3_NEXT,
-    "llama": LLAMA,
-    "deepseek-v32": DEEPSEEK_V32,
-    "glm-5": (
-        DEEPSEEK_V32
-        | dict(
-            architectures=["GlmMoeDsaForCausalLM"],
-            index_n_heads=32,
-            qk_nope_head_dim=192,
-            v_head_dim=256,
-            rope_scaling=None,
-            rope_theta=1e6,
-        )
-    ),
-    "falcon-h1": FALCON_H1,
-    "kimi-linear": KIMI_LINEAR,
-}
-MODELS["nemotron-h-buffer"] = MODELS["nemotron-h-no-buffer"] = MODELS["nemotron-h"]
-MODELS["qwen3-next-triton"] = MODELS["qwen3-next"]
-# Wide, so that a forward takes the GPU longer than the host needs to launch one, and every expert
-# is taken, so that no router hides or makes a difference.
-MODELS["qwen3-next-buffer"] = MODELS["qwen3-next"] | dict(
-    hidden_size=2048,
-    num_attention_heads=16,
-    linear_num_key_heads=16,
-    linear_num_value_heads=32,
-    num_experts_per_tok=8,
-)
-# One layer of attention drafts. A random one is seldom right: answers are the target's all the
-# same.
-MODELS["nemotron-h-mtp"] = MODELS["nemotron-h"] | dict(
-    num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*"
-)
-# fp8 keys round coarsely, and experts that are picked otherwise would hide what they do: no layer
-# has a router here.
-MODELS["deepseek-v32-fp8"] = DEEPSEEK_V32 | dict(
-    first_k_dense_replace=DEEPSEEK_V32["num_hidden_layers"]
-)
+MODELS, OTHERS = read().values()
 # Name -> why a run leaves it out unless it is named.
 ONLY_ASKED_FOR = {
     "nemotron-h-buffer": (
@@ -432,32 +110,6 @@ DRAFTS = dict(
 FP8_KEYS = dict(
     kv_cache_dtype="fp8_e4m3",
     **{name: "flashmla_kv" for names in SPARSE_KERNELS for name in names},
-)
-# The published shape of NVIDIA-Nemotron-Nano-9B-v2: 27 Mamba2, 4 attention, 25 MLP layers. For
-# speed, with dummy weights.
-NANO_9B = nemotron_h(
-    "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
-    4480,
-    15680,
-    (40, 8),
-    (128, 80),
-    131072,
-)
-
-# The published sizes of DeepSeek-V3.2, but for the number of layers and of experts. For speed, with
-# dummy weights.
-DEEPSEEK_V32_WIDE = DEEPSEEK_V32 | dict(
-    vocab_size=129280,
-    hidden_size=7168,
-    intermediate_size=18432,
-    num_hidden_layers=8,
-    first_k_dense_replace=3,
-    num_attention_heads=128,
-    num_key_value_heads=128,
-    q_lora_rank=1536,
-    n_routed_experts=16,
-    num_experts_per_tok=8,
-    moe_intermediate_size=2048,
 )
 
 

@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Hold next turns against the same prompts without a cache: `python next_turn.py --out RESULTS`, in
-an unpacked bundle.
+"""Next turns against the same prompts without a cache.
 
 A NemotronH keeps Mamba2 states in its prefix cache while it decodes (extra_buffer, 0.5.15 and
 later). First many requests decode at once, then a few, in a smaller decoding graph. Each of the few
@@ -8,21 +6,16 @@ goes on in eight ways: its prompt, its answer, and some tokens more. Then the ca
 the same prompts are asked again. Both must answer alike, and the first must have found a decoded
 state.
 
---without queue makes the control, the release's own tree: on 0.5.15 and 0.5.16 it must answer
-otherwise. Writes RESULTS/next_turn.json. Exit code 0: all good.
+The control, the release's own tree, must answer otherwise on 0.5.15 and 0.5.16.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import behind_cache
 import cases
 import compare
-import solo
 
 MODEL = "nemotron-h-buffer"
 MANY, FEW = 8, 3  # requests at once: in the largest decoding graph, and in a smaller one
@@ -54,6 +47,16 @@ def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     ]
 
 
+def asked(engine) -> dict:
+    """Both passes' answers, by call. Each next turn is asked by itself; the second time behind an
+    empty cache each."""
+    import engine as engines
+
+    engines.ask(engine, many(), logprobs=False)
+    answers = engines.ask(engine, few(), logprobs=False)["answers"]
+    return behind_cache.both(engine, next_turns(answers))
+
+
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
     cached = behind_cache.cached(result)
@@ -65,14 +68,3 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
         ),
         *behind_cache.judged("next turns", result, control),
     ]
-
-
-QUESTION = solo.Question("next_turn", MODEL, ENGINE, 30000, judged)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    return solo.main(QUESTION, __doc__, words)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,15 +1,12 @@
-#!/usr/bin/env python3
-"""Ask `--require` beside real engines, as a start script does: `python ready.py --out RESULTS`, in
-an unpacked bundle.
+"""`--require` beside real engines, as a start script asks it.
 
 A patched engine starts, and is asked for until it has answered prompts; its counts must name them.
-Then an engine of the release's own tree joins it, and in the end both are gone. Writes
-RESULTS/ready.json. Exit code 0: every exit code was the one that docs/operate.md names.
+Then an engine of the release's own tree joins it, and in the end both are gone. Every exit code
+must be the one that docs/operate.md names.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -21,19 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
-import commandline
 import compare
-import kernels
+import experiment
 import launch
-import machine
 import modes
+from experiment import HERE, Experiment, Session
 
-HERE = Path(__file__).resolve().parent
-RESULT, MODEL = "ready.json", "nemotron-h"
-POLL_S, COUNTS_S, KERNELS_S = 2.0, 7.0, 150
-RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit statuses of --require, as docs/operate.md lists them
+MODEL = "nemotron-h"
+POLL_S, COUNTS_S = 2.0, 7.0
+RUNS, OTHER, UNREADY, NONE = 0, 1, 3, 4  # exit codes of --require, as docs/operate.md lists them
 # beside another engine, and without a prefix cache: a cached prompt is prefilled for its last token
 ENGINE = dict(mem_fraction_static=0.3, max_total_tokens=16384, disable_radix_cache=True)
 PROMPTS, TOKENS = 6, 40  # prompts of 40, 80, … tokens, one after the other
@@ -48,56 +42,27 @@ class Asked:
     said: str
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    options = _options(words)
-    place, began = commandline.place_of(options), time.time()
-    facts = machine.describe(place, options)
-    subprocess.run(
-        [place.python, str(HERE / "models.py"), str(place.scratch / "models"), MODEL],
-        env=place.environment(),
-        check=True,
-    )
-    kernels.make(place, machine.visible()[0].use, KERNELS_S)
-    seen = _seen(place, options, _listing(place), began)
-    checks = judged(seen)
-    facts |= {"seen": seen, "checks": [check.as_json() for check in checks]}
-    (place.out / RESULT).write_text(json.dumps(facts, indent=1) + "\n")
-    for check in checks:
-        print(f"{'ok  ' if check.good else 'FAIL'} {check.what}: {check.why}")
-    return 0 if all(check.good for check in checks) else 1
+def act(session: Session, row: Experiment) -> dict:
+    experiment.make_models(session.place, [MODEL])
+    seen = _seen(session, session.engine_limit(row), _listing(session.place))
+    return {"seen": seen, "runs": [experiment.judged(row, MODEL, [], judged(seen))]}
 
 
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commandline.add_place(parser)
-    commandline.add_untouched(parser)
-    parser.add_argument(
-        "--limit",
-        type=float,
-        default=240,
-        help="seconds that an engine may take to answer (default 240)",
-    )
-    commandline.add_port_base(parser, 30500)
-    return parser.parse_args(words)
-
-
-def _seen(place: launch.Place, options: argparse.Namespace, tree: str, began: float) -> dict:
+def _seen(session: Session, limit_s: float, tree: str) -> dict:
     """What was asked at each stage, in the order of `judged`."""
+    place, own, began = session.place, session.untouched, time.time()
 
     def ask(wanted: str = tree, *more: str) -> dict:
         return vars(_require(place, wanted, more, began))
 
-    own = commandline.untouched_place(place, options)
     seen: dict = {"before": ask()}
-    with _server(place, options, "patched", options.port_base) as patched:
-        seen["starting"] = _until_answered(patched, place.out / "patched.json", options.limit, ask)
+    with _server(place, "patched", session.port()) as patched:
+        seen["starting"] = _until_answered(patched, place.out / "patched.json", limit_s, ask)
         seen["ready"], seen["another tree"] = ask(), ask("sha256:" + "0" * 64)
         time.sleep(COUNTS_S)  # counts are written each 5 s
         seen["counts"] = json.loads(_module(place, "--json").stdout)["servers"]
-        with _server(own, options, "untouched", options.port_base + 100) as untouched:
-            _until_answered(untouched, place.out / "untouched.json", options.limit, ask)
+        with _server(own, "untouched", session.port()) as untouched:
+            _until_answered(untouched, place.out / "untouched.json", limit_s, ask)
             seen["beside an unpatched one"] = ask()
             seen["of one server"] = ask(tree, "--pid", str(patched.pid))
             seen["of the other"] = ask(tree, "--pid", str(untouched.pid))
@@ -115,9 +80,7 @@ def prompts(seed: int = 41) -> list[list[int]]:
 
 
 @contextlib.contextmanager
-def _server(
-    place: launch.Place, options: argparse.Namespace, name: str, port: int
-) -> Iterator[subprocess.Popen]:
+def _server(place: launch.Place, name: str, port: int) -> Iterator[subprocess.Popen]:
     """An engine as a trainer starts it, with a small model; ended with all that it started."""
     out, plan = place.out / f"{name}.json", place.out / f"{name}.plan.json"
     out.unlink(missing_ok=True)
@@ -208,7 +171,3 @@ def _counted(servers: list[dict]) -> compare.Verdict:
     return compare.Verdict(
         "every prompt ran on the graph", on_graph >= PROMPTS, f"{on_graph}, and eagerly {eager}"
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

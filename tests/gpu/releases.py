@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
 import judging
 import launch
-import run
+from proof import RESULT
 
 PACKED = "results.tar.gz"
 NIGHT_S = 8 * 3600
-END_S = 180  # what a run may take to end behind its limit: lifetimes.py, and what it writes
+END_S = 180  # what a run may take to end behind its limit
 LEAST_S = 120  # less is not worth starting: two engines take that
 FIRST_PORT, PORTS = 21000, 1000  # run.py's own first one; those of one release's engines
 NOT_STARTED = "not started"
@@ -158,7 +158,7 @@ def prove(
     """One release's own run.py, in a session of its own: it is ended with all its engines where it
     hangs, and once `ending` is set."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / run.RESULT).unlink(missing_ok=True)
+    (out / RESULT).unlink(missing_ok=True)
     began, script = time.time(), bundle / "tests/gpu/run.py"
     command = [sys.executable, str(script), "--out", str(out), "--limit", f"{limit_s:.0f}", *words]
     with (out / "run.log").open("wb") as log:
@@ -184,9 +184,9 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _proof(tag: str, out: Path, seconds: float) -> Proof:
-    if not (out / run.RESULT).is_file():
+    if not (out / RESULT).is_file():
         return Proof(tag, "ended", seconds, {})
-    facts = json.loads((out / run.RESULT).read_text(encoding="utf-8"))
+    facts = json.loads((out / RESULT).read_text(encoding="utf-8"))
     verdicts = [one["verdict"] for one in facts["runs"]]
     engines = {name: verdicts.count(name) for name in dict.fromkeys(verdicts)}
     return Proof(tag, judging.GOOD[0] if facts["passed"] else "failed", seconds, engines)
@@ -196,14 +196,14 @@ def pack(out: Path) -> None:
     """Evidence and logs of all releases, in one file that replaces the last one whole."""
     part = out / f"{PACKED}.part"
     with tarfile.open(part, "w:gz") as archive:
-        for file in sorted([*out.glob(f"*/{run.RESULT}"), *out.glob("*/*.log")]):
+        for file in sorted([*out.glob(f"*/{RESULT}"), *out.glob("*/*.log")]):
             archive.add(file, file.relative_to(out))
     part.replace(out / PACKED)
 
 
-def _told(proof: Proof) -> str:
-    engines = ", ".join(f"{count} {name}" for name, count in proof.engines.items())
-    return f"{proof.tag}: {proof.verdict} after {proof.seconds / 60:.1f} min ({engines or 'none'})"
+def _told(one: Proof) -> str:
+    engines = ", ".join(f"{count} {name}" for name, count in one.engines.items())
+    return f"{one.tag}: {one.verdict} after {one.seconds / 60:.1f} min ({engines or 'none'})"
 
 
 def table(proofs: Sequence[Proof], took_s: float) -> str:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Prove a patched release on this host's GPU: every model in every graph mode against eager
-prefill.
+"""Run experiments of the table on this host's GPU: `python run.py [EXPERIMENT …] --out RESULTS`.
 
-    python run.py --out RESULTS                         in an unpacked bundle
+    python run.py --out RESULTS                         the proof: every model in every graph mode
+    python run.py --list                                the table
+    python run.py returns sleep --out RESULTS           two rows of the table
     python run.py --out RESULTS --tree F --site F …     with these folders in front of the interpreter's own packages
 
-Writes RESULTS/evidence.json whenever an engine has ended, and a log and the answers of every engine
-beside it. Exit code 0: every check passed.
+Works in an unpacked bundle, or with --tree and --site. Each row's result goes into a file of its own in RESULTS
+(evidence.json for the proof, else NAME.json), which is written whenever an engine has ended; a log and the answers
+of every engine lie beside it. Exit code 0: every check passed.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import experiments
 import forkserver
 import harness
 import judging
@@ -31,26 +36,160 @@ import launch
 import machine
 import models
 import modes
+import setting_checks
+import settings
+from experiment import Experiment, Plan, Session, title, write_models
 
-HERE = Path(__file__).resolve().parent
-RESULT = "evidence.json"
-# the latter: lifetimes.py's exit code where there is no graph with breaks
-LIFETIMES_S, NO_PRIMITIVE = (120, 3)
+KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
+TAKEN = ("model", "mode", "tp", "one_gpu", "held", "against")  # by some rows alone
+
+
+@dataclass
+class Planned:
+    """A row of this call, and what it has planned and found."""
+
+    row: Experiment
+    plan: Plan
+    found: dict
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    options = _options(words)
+    options = parse(words)
+    if options.list:
+        print(experiments.listing())
+        return 0
     # engines are ended, and what was found is written
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    place = commandline.place_of(options)
-    (place.out / RESULT).unlink(missing_ok=True)
-    began = time.time()
-    seen = machine.visible()
-    gpus = [one for one in seen if one.name == seen[0].name][: options.gpus]
-    commandline.say(
-        f"models: {' '.join(options.model)}; modes: {' '.join(options.mode)}; {len(gpus)} GPUs,"
-        f" {options.width} engines at once on each"
+    rows = [experiments.EXPERIMENTS[name] for name in options.experiments]
+    session = begin(options, rows)
+    planned = [plan(session, row) for row in rows]
+
+    def write(complete: bool = False) -> None:
+        for one in planned:
+            save(session, one, complete)
+
+    try:
+        for group in groups(planned):
+            perform(session, group, write)
+    except BaseException:  # ended by a signal too: what was found so far stays
+        write()
+        raise
+    write(complete=True)
+    for one in planned:
+        show(session, one)
+    return 0 if all(one.found["passed"] for one in planned) else 1
+
+
+def plan(session: Session, row: Experiment) -> Planned:
+    asked = session.options.model or row.models
+    return Planned(row, row.plan(session, row, asked) if row.plan else Plan([]), {})
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add = parser.add_argument
+    add(
+        "experiments",
+        nargs="*",
+        metavar="EXPERIMENT",
+        help=f"rows of the table (default: {experiments.PROOF}):"
+        f" {' '.join(experiments.EXPERIMENTS)}",
+    )
+    add("--list", action="store_true", help="print the table, and run nothing")
+    commandline.add_place(parser, required=False)
+    commandline.add_untouched(parser)
+    commandline.add_attention(parser, "as most evidence is about")
+    only_asked_for = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
+    add(
+        "--model",
+        nargs="+",
+        choices=[*models.MODELS],
+        help=f"instead of the rows' own; the proof's are all but {only_asked_for}",
+    )
+    add(
+        "--mode",
+        nargs="+",
+        choices=modes.ALL,
+        help="instead of the rows' own; the reference always runs",
+    )
+    add("--without", default="", metavar="WHAT", help="a control: leave this out; see --list")
+    add(
+        "--against",
+        nargs="+",
+        choices=("untouched", "release-scan"),
+        help="references of agree (default: both)",
+    )
+    add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
+    add(
+        "--one-gpu",
+        action="store_true",
+        default=None,
+        help="the ranks of a server share one GPU and talk through sockets: for hosts with one GPU",
+    )
+    add(
+        "--held",
+        type=int,
+        help="MiB that a sleeping graph may hold beside an eager server, and a recapture take"
+        " (default 64)",
+    )
+    add(
+        "--gpus",
+        type=commandline.count,
+        help="GPUs to spread engines over (default: all that nvidia-smi shows and"
+        " CUDA_VISIBLE_DEVICES allows)",
+    )
+    add("--width", type=commandline.count, help="engines at once on each GPU (default: 4, or 6)")
+    add(
+        "--limit",
+        type=float,
+        help="seconds after which nothing starts any more (default: the row's)",
+    )
+    add("--engine-limit", type=float, help="seconds that one engine may take (default: the row's)")
+    add(
+        "--no-fork",
+        action="store_true",
+        help="start every engine from nothing, instead of forking a process that has imported its"
+        " packages",
+    )
+    add(
+        "--port-base",
+        type=int,
+        help=f"first port of {commandline.PORTS} for each engine (default: the row's); runs side by"
+        " side need ranges of their own",
+    )
+    return checked(parser, parser.parse_args(words))
+
+
+def checked(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
+    """The options, with what is missing. Ends the run where a row is unknown, or does not take
+    what was given."""
+    options.experiments = options.experiments or [experiments.PROOF]
+    for name in options.experiments:
+        row = experiments.EXPERIMENTS.get(name)
+        if row is None:
+            parser.error(f"{name}: is no experiment; --list shows them")
+        for option in TAKEN:
+            if getattr(options, option) is not None and option not in row.takes:
+                parser.error(f"--{option.replace('_', '-')}: {name} does not take it")
+        if options.without and options.without not in row.controls:
+            known = f"one of {' '.join(row.controls)}" if row.controls else "no control"
+            parser.error(f"--without: {name} has {known}")
+    if not options.out and not options.list:
+        parser.error("the following arguments are required: --out")
+    if options.port_base is None:
+        options.port_base = experiments.EXPERIMENTS[options.experiments[0]].port
+    return options
+
+
+def begin(options: argparse.Namespace, rows: Sequence[Experiment]) -> Session:
+    """What is about to run, and where. No older result of these rows stays."""
+    began, place = time.time(), commandline.place_of(options)
+    for row in rows:
+        (place.out / row.file).unlink(missing_ok=True)
+    gpus = visible(options)
+    commandline.say(f"{' '.join(options.experiments)}: {len(gpus)} GPUs")
     facts = machine.describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     facts |= commandline.other_attention(options)
     commandline.say(
@@ -58,214 +197,59 @@ def main(words: Sequence[str] | None = None) -> int:
         f" {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch"
         f" {facts['torch']['version']}"
     )
-    known = commandline.fields(options)
-    for why, without in left_out(options, facts["patches"]).items():
-        commandline.say(f"left out, because {why}: {' '.join(without)}")
-        options.model = [model for model in options.model if model not in without]
-    if not options.model:
-        sys.exit("no model is left: nothing would be proven")
-    jobs = [
-        job(place, options, known, number, model, mode)
-        for number, (model, mode) in enumerate(wanted(options, known))
-    ]
-
-    def write(complete: bool = False) -> None:
-        facts["runs"] = [judging.judge(place, one, jobs) for one in jobs]
-        facts["loaded"], own = judging.notes(jobs)
-        for run, notes in zip(facts["runs"], own, strict=True):
-            run["loaded"] = notes
-        facts["seconds"] = round(time.time() - began)
-        facts["passed"] = complete and all(
-            run["verdict"] in judging.GOOD
-            for run in [*facts["runs"], facts.get("lifetimes", {"verdict": judging.GOOD[0]})]
-        )
-        part = place.out / f"{RESULT}.part"
-        part.write_text(json.dumps(facts, indent=1) + "\n")
-        part.replace(place.out / RESULT)
-
-    try:
-        with (
-            kernels.made_ahead(place, gpus[0].use, options.attention),
-            forks(place, options) as server,
-        ):
-            make_models(place, options.model)
-            server = ready(server)
-            launch.run_all(
-                place,
-                jobs,
-                options.width,
-                began + options.limit,
-                commandline.say,
-                devices=[one.use for one in gpus],
-                ended=write,
-                server=server,
-            )
-        if modes.BREAKABLE in options.mode:
-            facts["lifetimes"] = lifetimes(place, gpus[0].use)
-    except BaseException:  # ended by a signal too: what was found so far stays
-        write()
-        raise
-    write(complete=True)
-    show(facts, place, jobs)
-    return 0 if facts["passed"] else 1
+    return Session(place, options, facts, commandline.fields(options), began)
 
 
-def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commandline.add_place(parser)
-    left_out = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
-    parser.add_argument(
-        "--model",
-        nargs="+",
-        choices=[*models.MODELS],
-        default=[*models.DEFAULT],
-        help=f"default: all but {left_out}",
-    )
-    parser.add_argument(
-        "--mode",
-        nargs="+",
-        choices=modes.ALL,
-        default=[*modes.ALL],
-        help="the reference always runs",
-    )
-    commandline.add_attention(parser, "as most evidence is about")
-    parser.add_argument(
-        "--gpus",
-        type=commandline.count,
-        help=(
-            "GPUs to spread engines over (default: all that nvidia-smi shows and"
-            " CUDA_VISIBLE_DEVICES allows)"
-        ),
-    )
-    parser.add_argument(
-        "--width", type=commandline.count, default=4, help="engines at once on each GPU (default 4)"
-    )
-    parser.add_argument(
-        "--limit", type=float, default=1500, help="seconds after which nothing starts any more"
-    )
-    parser.add_argument(
-        "--engine-limit",
-        type=float,
-        default=420,
-        help="seconds that one engine may take (default 420)",
-    )
-    parser.add_argument(
-        "--no-fork",
-        action="store_true",
-        help="start every engine from nothing, instead of forking a process that has imported its"
-        " packages",
-    )
-    parser.add_argument(
-        "--port-base",
-        type=int,
-        default=21000,
-        help=(
-            f"first port of {commandline.PORTS} for each engine (default 21000); runs side by side"
-            " need ranges of their own"
-        ),
-    )
-    return parser.parse_args(words)
+def visible(options: argparse.Namespace) -> list[machine.Gpu]:
+    """The GPUs to use: those of the first one's kind."""
+    seen = machine.visible()
+    return [one for one in seen if one.name == seen[0].name][: options.gpus]
 
 
-def left_out(options: argparse.Namespace, patches: Sequence[dict]) -> dict[str, list[str]]:
-    """Why this tree cannot run models that were asked for, and which; nothing where it can."""
-    asked, found = {name: models.MODELS[name] for name in sorted(options.model)}, {}
-    sparse = [name for name, config in asked.items() if models.is_sparse(config)]
-    if sparse and not commandline.takes_sparse(options, patches):
-        found["sparse attention cannot run in this tree's graph"] = sparse
-    experts = [
-        name for name, config in asked.items() if "E" in config.get("hybrid_override_pattern", "")
-    ]
-    if experts and not commandline.knows_experts(options):
-        found["this tree's NemotronH has no experts"] = experts
-    return found
+def groups(planned: Sequence[Planned]) -> list[list[Planned]]:
+    """What runs together: rows whose engines may run beside others, but for the proof, whose
+    engines are forks; then each other row by itself."""
+    beside = [one for one in planned if one.row.beside and not forked(one)]
+    alone = [[one] for one in planned if one not in beside]
+    return [beside, *alone] if beside else alone
 
 
-def wanted(options: argparse.Namespace, known: set[str]) -> list[tuple[str, str]]:
-    """(model, mode), every model's references first; engines of one model apart, so that equal
-    kernels are compiled once."""
-    tried = [mode for mode in modes.ALL if mode in options.mode and mode not in modes.REFERENCES]
-    needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
-    return [
-        (model, mode)
-        for mode in modes.ALL
-        if mode in needed or mode in tried
-        for model in options.model
-        if runs(model, mode, known)
-    ]
+def forked(one: Planned) -> bool:
+    return one.row.name == experiments.PROOF
 
 
-def runs(model: str, mode: str, known: set[str]) -> bool:
-    """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with
-    the eager compiler alone. Drafts want every token's hidden state, for which no piecewise graph
-    is captured, and none is of a model in models.BREAKABLE_ALONE."""
-    if model in models.BREAKABLE_ALONE and not modes.has_breakable(known):
-        return False
-    if models.has_drafts(model) or model in models.BREAKABLE_ALONE:
-        return mode in (modes.reference(modes.BREAKABLE, known), modes.BREAKABLE, modes.EAGER)
-    return mode in (modes.REFERENCE, modes.PIECEWISE, modes.EAGER) or not models.is_sparse(
-        models.MODELS[model]
-    )
-
-
-def job(
-    place: launch.Place,
-    options: argparse.Namespace,
-    known: set[str],
-    number: int,
-    model: str,
-    mode: str,
-) -> launch.Job:
-    name = f"{model}.{mode}"
-    reference = mode in modes.REFERENCES
-    plan = {
-        "model": str(place.scratch / "models" / model),
-        "mode": mode,
-        "port": options.port_base + commandline.PORTS * number,
-        "out": str(place.out / f"{name}.json"),
-        "watch": str(place.out / f"{name}.watch"),
-        "enforce": commandline.enforced(model),
-        "keep_eager": reference,
-        "files": True,
-        "breakable": not models.is_sparse(models.MODELS[model]),
-        "piecewise": model not in models.BREAKABLE_ALONE,
-        "logprobs": commandline.serves_logprobs(options, mode),
-        # schedulers that wait for requests took 7 of 26 cores from engines that start
-        "engine": {"sleep_on_idle": True, "attention_backend": options.attention}
-        | models.engine(model),  # which may have its own attention
-    }
-    return launch.Job(
-        name,
-        HERE / "engine.py",
-        plan,
-        options.engine_limit,
-        "" if reference else f"{model}.{modes.reference(mode, known)}",
-        models.MODELS[model]["model_type"],
-    )
+def perform(session: Session, group: Sequence[Planned], write: Callable[[], None]) -> None:
+    """Run the engines of some rows."""
+    options, row = session.options, group[0].row
+    gpus = [gpu.use for gpu in visible(options)]
+    with contextlib.ExitStack() as stack:
+        if row.beside:
+            stack.enter_context(kernels.made_ahead(session.place, gpus[0], options.attention))
+        forks = None
+        if forked(group[0]) and not options.no_fork:
+            forks = stack.enter_context(fork_server(session.place))
+        for one in group:
+            (one.row.prepare or write_models)(session, one.plan)
+        if row.act:
+            kernels.make(session.place, gpus[0], KERNELS_S)
+            group[0].found |= row.act(session, row)
+        elif row.beside:
+            run_beside(session, group, gpus, write, ready(forks) if forks else None)
+        else:
+            compile_attention(session, group[0].plan, gpus[0])
+            run_stages(session, group[0], gpus, write)
 
 
 @contextlib.contextmanager
-def forks(
-    place: launch.Place, options: argparse.Namespace
-) -> Iterator[forkserver.ForkServer | None]:
-    """The server that engines are forked from, which begins to import; None with --no-fork."""
-    if options.no_fork:
-        yield None
-        return
-    with contextlib.closing(
-        forkserver.ForkServer(
-            place.python, place.environment(PREFILL_FILES="1"), place.out / "forkserver.log"
-        )
-    ) as server:
+def fork_server(place: launch.Place) -> Iterator[forkserver.ForkServer]:
+    """The server that engines are forked from, which begins to import."""
+    environment, log = place.environment(PREFILL_FILES="1"), place.out / "forkserver.log"
+    with contextlib.closing(forkserver.ForkServer(place.python, environment, log)) as server:
         yield server
 
 
-def ready(server: forkserver.ForkServer | None) -> forkserver.ForkServer | None:
+def ready(server: forkserver.ForkServer) -> forkserver.ForkServer | None:
     """The server once it has imported; None, and the reason said, where it cannot be forked."""
-    if server is None:
-        return None
     try:
         commandline.say(f"engines are forked from a process with {server.wait()}")
     except forkserver.Unready as reason:
@@ -274,79 +258,124 @@ def ready(server: forkserver.ForkServer | None) -> forkserver.ForkServer | None:
     return server
 
 
-def make_models(place: launch.Place, names: Sequence[str]) -> None:
-    """Write every model's weights, all at once: each takes a core, and eight of them in a row took
-    79 s beside FlashInfer's compiler. Raises RuntimeError naming those that failed."""
-    words = [place.python, str(HERE / "models.py"), str(place.scratch / "models")]
-    environment = place.environment()
-    with contextlib.ExitStack() as stack:
-        making = {
-            name: stack.enter_context(subprocess.Popen([*words, name], env=environment))
-            for name in names
+def run_beside(
+    session: Session,
+    group: Sequence[Planned],
+    gpus: Sequence[str],
+    write: Callable[[], None],
+    server: forkserver.ForkServer | None,
+) -> None:
+    """Run the engines of rows beside each other: first what takes one GPU, then what takes more."""
+    options, row = session.options, group[0].row
+    place = group[0].plan.stages[0].place or session.place
+    jobs = [job for one in group for job in one.plan.jobs]
+    for devices, here in by_gpus(jobs, gpus):
+        launch.run_all(
+            place,
+            here,
+            options.width or row.width,
+            session.began + (options.limit or row.limit),
+            commandline.say,
+            devices=devices,
+            ended=write,
+            server=server,
+        )
+
+
+def run_stages(
+    session: Session, planned: Planned, gpus: Sequence[str], write: Callable[[], None]
+) -> None:
+    """Run one stage after the other, on the first GPUs."""
+    for stage in planned.plan.stages:
+        for devices, here in by_gpus(stage.jobs, gpus):
+            with mock.patch.dict(os.environ, stage.environment):
+                launch.run_all(
+                    stage.place or session.place,
+                    here,
+                    stage.width or planned.row.width,
+                    time.time() + len(here) * session.engine_limit(planned.row),
+                    commandline.say,
+                    lead=stage.lead,
+                    devices=devices[:1],
+                    ended=write,
+                )
+
+
+def by_gpus(
+    jobs: Sequence[launch.Job], gpus: Sequence[str]
+) -> list[tuple[list[str], list[launch.Job]]]:
+    """What runs on one GPU, and then what runs on several, each with its devices."""
+    found = []
+    for count in sorted({job.plan.get("gpus", 1) for job in jobs}):
+        here = [job for job in jobs if job.plan.get("gpus", 1) == count]
+        devices = [",".join(gpus[at : at + count]) for at in range(0, len(gpus) - count + 1, count)]
+        if not devices:
+            for job in here:
+                job.why = f"it needs {count} GPUs, {len(gpus)} can be used"
+            continue
+        found.append((devices, here))
+    return found
+
+
+def compile_attention(session: Session, plan: Plan, gpu: str) -> None:
+    """Before an engine that is alone starts, where some engine has FlashInfer's attention."""
+    kinds = {job.plan["engine"]["attention_backend"] for job in plan.jobs}
+    if kernels.FLASHINFER in kinds:
+        seconds = kernels.make(session.place, gpu, KERNELS_S)
+        commandline.say(f"attention kernels compiled in {seconds:.0f} s")
+
+
+def save(session: Session, one: Planned, complete: bool) -> None:
+    """Write what was found of a row, whole or not at all."""
+    if one.row.judge:
+        one.found |= one.row.judge(session, one.row, one.plan)
+    runs, options = one.found.get("runs", []), session.options
+    one.found["seconds"] = round(time.time() - session.began)
+    one.found["passed"] = bool(complete) and all(run["verdict"] in judging.GOOD for run in runs)
+    facts = session.facts | one.found
+    if not forked(one):
+        facts |= {
+            "experiment": one.row.name,
+            "without": options.without,
+            "tp": options.tp or 1,
+            "checks": [check for run in runs for check in run["checks"]],
         }
-        codes = {name: process.wait() for name, process in making.items()}
-    if failed := [f"{name} (exit code {code})" for name, code in codes.items() if code]:
-        raise RuntimeError(f"no weights of {', '.join(failed)}")
+    part = session.place.out / f"{one.row.file}.part"
+    part.write_text(json.dumps(facts, indent=1) + "\n")
+    part.replace(session.place.out / one.row.file)
 
 
-def lifetimes(place: launch.Place, device: str) -> dict:
-    """What lifetimes.py finds: whether a graph with breaks keeps what these read and write, and no
-    more than that."""
-    out = place.out / "lifetimes.json"
-    out.unlink(missing_ok=True)
-    words = [place.python, str(HERE / "lifetimes.py"), "--out", str(out)]
-    try:
-        done = subprocess.run(
-            words,
-            env=place.environment(CUDA_VISIBLE_DEVICES=device),
-            cwd=place.out,
-            capture_output=True,
-            text=True,
-            timeout=LIFETIMES_S,
-        )
-    except subprocess.TimeoutExpired:
-        return {"verdict": "failed", "why": f"no answer in {LIFETIMES_S} s", "checks": []}
-    if not out.is_file():
-        if done.returncode == NO_PRIMITIVE:
-            return {"verdict": "not applicable", "why": done.stderr.strip()[-300:], "checks": []}
-        return {"verdict": "failed", "why": judging.error(done.stderr), "checks": []}
-    checks = json.loads(out.read_text())["checks"]
-    bad = [check for check in checks if not check["good"]]
-    return {
-        "verdict": "failed" if bad else "passed",
-        "why": f"{bad[0]['what']}: {bad[0]['why']}" if bad else "",
-        "checks": checks,
-    }
-
-
-def show(facts: dict, place: launch.Place, jobs: Sequence[launch.Job]) -> None:
-    for run, one in zip(facts["runs"], jobs):
+def show(session: Session, one: Planned) -> None:
+    """Every check of a row's runs, and a line in the end; a table of settings."""
+    runs, jobs = one.found["runs"], {title_of(job): job for job in one.plan.jobs}
+    for run in runs:
         print(
-            f"\n{run['model']} {run['mode']}:"
-            f" {run['verdict']}{' - ' + run['why'] if run['why'] else ''} ({run['seconds']} s,"
-            f" start {run.get('start_s', '?')} s)"
+            f"\n{title(run)}: {run['verdict']}{' - ' + run['why'] if run['why'] else ''}"
+            f" ({run['seconds']} s, start {run.get('start_s', '?')} s)"
         )
+        for note in run.get("notes", []):
+            print(f"  {note}")
         for check in run["checks"]:
             print(f"  {'ok  ' if check['good'] else 'FAIL'} {check['what']}: {check['why']}")
-        for entry in run["captured"]:
+        for entry in run.get("captured", []):
             print(f"       {entry['what']}: {entry['seconds']} s, {entry['gb']} GB")
-        if run["verdict"] == "failed" and not run["checks"]:
-            print(
-                "\n".join(
-                    f"    | {line[:220]}" for line in launch.last_words(place, one).splitlines()
-                )
-            )
-    if "lifetimes" in facts:
-        print(
-            f"\nlifetimes of what breaks read and write: {facts['lifetimes']['verdict']}"
-            f" {facts['lifetimes']['why']}"
-        )
-    counts = [run["verdict"] for run in facts["runs"]]
+        job = jobs.get((run["model"], run.get("mode")))
+        if run["verdict"] == "failed" and not run["checks"] and job:
+            words = launch.last_words(session.place, job).splitlines()
+            print("\n".join(f"    | {line[:220]}" for line in words))
+    if one.row.name in settings.SETTINGS:
+        facts = session.facts | {"without": session.options.without}
+        print("\n".join(["", *setting_checks.table(facts, runs, one.found["left_out"])]))
+    counts = [run["verdict"] for run in runs]
     print(
-        f"\n{facts['tag']} on {facts['gpu']['name']}: "
+        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}: "
         + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts))
-        + f", {facts['seconds']} s"
+        + f", {one.found['seconds']} s"
     )
+
+
+def title_of(job: launch.Job) -> tuple[str, str]:
+    return job.plan["of"], job.plan["mode"]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-#!/usr/bin/env python3
-"""Hold 300 prompts that a saturated server answers at once against the same prompts alone: `python
-saturated.py --out RESULTS`, in an unpacked bundle.
+"""300 prompts that a saturated server answers at once, against the same prompts alone.
 
 A Qwen3-Next with one slot for states per running request, no prefix cache, the overlap schedule and
 --enable-mixed-chunk (0.5.7 and later). A freed slot thus goes to the next prompt at once. Every
@@ -9,25 +7,18 @@ request and to empty the slot. That forward then writes the slot for the ended r
 forward starts a short prompt from that state. The other prompts are short, or gated delta nets
 would forget the foreign state before the first answered token. Last, each prompt is asked alone.
 
---without queue makes the control, the release's own tree: on 0.5.7 to 0.5.12 it must answer
-otherwise. So must the patched tree without mamba2/copy-state-behind-forward (--tree): this alone
-names the cause. No GPU has run the script in this form.
-
-Writes RESULTS/saturated.json. Exit code 0: all good.
+The control, the release's own tree, must answer otherwise on 0.5.7 to 0.5.12. So must the patched
+tree without mamba2/copy-state-behind-forward (--tree): this alone names the cause. No GPU has run
+this in this form.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cases
 import compare
 import models
-import solo
 
 MODEL = "qwen3-next-buffer"
 PROMPTS, RUNNING, CHUNK = 300, 16, 8192
@@ -58,6 +49,24 @@ def calls(seed: int = 42) -> list[cases.Call]:
     return [drawn("short" if number % 3 else "long", number) for number in range(PROMPTS)]
 
 
+def asked(engine) -> dict:
+    """The answers by call: all at once, then each alone. Only the latter have log-probabilities,
+    without which a prefill may be mixed with decoding. There is no prefix cache to empty."""
+    import engine as engines
+
+    one_token = dict(max_new_tokens=1, temperature=0, ignore_eos=True)
+    made = calls()
+    answers = engine.generate(
+        input_ids=[list(call.prompts[0]) for call in made],
+        sampling_params=[one_token | dict(max_new_tokens=call.new_tokens) for call in made],
+    )
+    together = {
+        call.name: {"answers": [engines.read(answer, len(call.prompts[0]))]}
+        for call, answer in zip(made, answers, strict=True)
+    }
+    return {"together": together, "alone": {call.name: engines.ask(engine, call) for call in made}}
+
+
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     """control: nothing was patched, so that answers must differ."""
     mixed = sum(ran["mode"] == "MIXED" for ran in result["prefills"])
@@ -86,14 +95,3 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
             found.numbers(),
         ),
     ]
-
-
-QUESTION = solo.Question("saturated", MODEL, ENGINE, 34000, judged)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    return solo.main(QUESTION, __doc__, words)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

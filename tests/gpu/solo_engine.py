@@ -1,23 +1,28 @@
-"""What the engine scripts of solo.py's share: `python NAME_engine.py PLAN.json` starts one engine,
-asks it, and writes what it said. PLAN: as engine.py's.
+"""One engine that is asked what a question asks: `python solo_engine.py PLAN.json`. Started for the
+rows of solo.py.
+
+PLAN: as engine.py's, and question (the module that asks).
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import engine as engines
 
 
-def main(asked: Callable[[Any], dict]) -> None:
-    """asked: what the started engine is asked, and what becomes part of the result."""
+def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     engine, result = engines.start(plan)
     Path(plan["out"] + ".ready").touch()
-    result |= asked(engine) | {"prefills": engines.watched(plan["watch"])}
+    result |= importlib.import_module(plan["question"]).asked(engine)
+    result["prefills"] = engines.watched(plan["watch"])
     Path(plan["out"]).write_text(json.dumps(result))
     engine.shutdown()
+
+
+if __name__ == "__main__":  # the engine's own processes import this file again
+    main()

@@ -17,15 +17,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import launch
 
 POLL_S = 0.2
-# what engines are that wait for their turn, and where a call counts
-IDLE = "stopped; first tokens on steady threads"
 
 
 class Gone(Exception):
@@ -44,10 +42,6 @@ class Engine:
     began: float = field(default_factory=time.time)
     why: str = ""
     unread: bytes = b""
-
-    @property
-    def alive(self) -> bool:
-        return not self.why
 
     def ask(self, do: str, until: float, **words: object) -> dict:
         """What the engine answers to a request. Raises Gone, and ends the engine, if it dies or is
@@ -126,14 +120,6 @@ def end(engines: Sequence[Engine]) -> None:
         engine.line.close()
 
 
-def order(engines: Sequence[Engine], number: int) -> Iterator[Engine]:
-    """Who is asked in round `number`: A B C, then C B A, and so on, so that a steady drift hits all
-    alike. The living only."""
-    for engine in engines if number % 2 == 0 else reversed(engines):
-        if engine.alive:
-            yield engine
-
-
 @dataclass(frozen=True)
 class Gpu:
     """What nvidia-smi says about the one GPU that this run may see; it numbers GPUs as
@@ -148,15 +134,6 @@ class Gpu:
     def used_mib(self) -> int:
         """Memory in use, by everyone."""
         return int(self._ask("--query-gpu=memory.used")[0])
-
-    def session_mib(self, leader: int) -> int:
-        """Memory in use by the processes of one session; 0 where nvidia-smi sees other process ids
-        than we do, as in containers."""
-        rows, mine = (
-            [row.split(",") for row in self._ask("--query-compute-apps=pid,used_memory")],
-            launch.members(leader),
-        )
-        return sum(int(used) for pid, used in rows if used.strip().isdigit() and int(pid) in mine)
 
     def _ask(self, query: str) -> list[str]:
         words = ["nvidia-smi", "-i", self.name, query, "--format=csv,noheader,nounits"]

@@ -4,21 +4,24 @@ import importlib
 import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import gpumodules
 import pytest
-
-GPU = Path(__file__).parents[1] / "gpu"
+from gpumodules import GPU
+from test_gpu_compare import session_of
 
 
 @pytest.fixture
 def asleep(monkeypatch):
-    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
-    monkeypatch.syspath_prepend(str(GPU))
-    for file in GPU.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module("asleep")
+    return gpumodules.load(monkeypatch, "asleep")
+
+
+def planned(out, way, model, mode, *words):
+    """The plan of one engine of a way."""
+    row = importlib.import_module("experiments").EXPERIMENTS[way]
+    session = session_of(out, set(), way, *words)
+    return importlib.import_module("asleep").job(session, row, model, mode).plan
 
 
 def engine(steps, token=3, stale=(), used=None):
@@ -49,7 +52,7 @@ def engine(steps, token=3, stale=(), used=None):
 def faults(asleep, way, mine, eager):
     return [
         check.what
-        for check in asleep.judged(way, "breakable", mine, eager, held=64)
+        for check in asleep.compared(way, "breakable", mine, eager, held=64)
         if not check.good
     ]
 
@@ -104,14 +107,12 @@ def test_a_router_is_held_against_a_server_with_the_graph(asleep, tmp_path):
     found = asleep.references_of("qwen3-next", ["breakable", "piecewise"], known)
     assert found == {"breakable": "reference", "piecewise": "reference"}
     assert asleep.references_of("nemotron-h", ["breakable"], known) == {}
-    options = asleep._options(["--out", str(tmp_path), "--model", "qwen3-next"])
-    place = asleep.launch.Place((), tmp_path)
     for mode, kept in (("reference", True), ("breakable", False), ("eager", False)):
-        plan = asleep.job(place, options, "qwen3-next", asleep.SLEEP, mode, 0).plan
+        plan = planned(tmp_path, asleep.SLEEP, "qwen3-next", mode)
         assert plan["keep_eager"] == kept
     steps = asleep.STEPS[asleep.SLEEP]
     mine, other = engine(steps), engine(steps, token=7)
-    judged = asleep.judged(asleep.SLEEP, "breakable", mine, other, 64, engine(steps))
+    judged = asleep.compared(asleep.SLEEP, "breakable", mine, other, 64, engine(steps))
     assert all(check.good for check in judged)
     assert faults(asleep, asleep.SLEEP, mine, other)
 
@@ -180,18 +181,14 @@ def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
 
 @pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
 def test_engines_have_the_attention_that_is_asked_for(asleep, tmp_path, attention):
-    options = asleep._options(["--out", str(tmp_path), "--attention", attention])
-    place = asleep.launch.Place((), tmp_path)
-    planned = asleep.job(place, options, "llama", asleep.SLEEP, "breakable", 0).plan
-    assert planned["engine"]["attention_backend"] == attention
+    plan = planned(tmp_path, asleep.SLEEP, "llama", "breakable", "--attention", attention)
+    assert plan["engine"]["attention_backend"] == attention
 
 
 def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_path):
-    options = asleep._options(["--out", str(tmp_path), "--model", "qwen3-next-triton"])
-    place, (model,) = asleep.launch.Place((), tmp_path), options.model
-    plan = asleep.job(place, options, model, asleep.SLEEP, "breakable", 0).plan
+    plan = planned(tmp_path, asleep.SLEEP, "qwen3-next-triton", "breakable")
     assert plan["enforce"] and plan["engine"]["linear_attn_prefill_backend"] == "triton"
-    assert not asleep.job(place, options, "llama", asleep.SLEEP, "breakable", 0).plan["enforce"]
+    assert not planned(tmp_path, asleep.SLEEP, "llama", "breakable")["enforce"]
 
 
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
@@ -300,10 +297,8 @@ def test_each_round_is_held_against_a_new_eager_engine_and_the_first_answers(asl
 
 
 def test_an_eager_engine_never_sleeps_in_rounds(asleep, tmp_path):
-    options = asleep._options(["--out", str(tmp_path), "--tp", "2"])
-    place = asleep.launch.Place((), tmp_path)
     plans = {
-        mode: asleep.job(place, options, "nemotron-h", asleep.ROUNDS, mode, 0).plan
+        mode: planned(tmp_path, asleep.ROUNDS, "nemotron-h", mode, "--tp", "2")
         for mode in ("eager", "breakable")
     }
     assert plans["eager"]["steps"] == ["start"] and len(plans["breakable"]["steps"]) == 10

@@ -162,7 +162,6 @@ def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
             gpu="NVIDIA H200",
             torch="2.9.1",
             queue=queue,
-            lifetimes="passed" if mode == "breakable" else "",
         )
         for model, mode, verdict in runs
     ]
@@ -182,7 +181,6 @@ LLAMA = [
         ([*LLAMA[:3], ("llama", "breakable", "failed")], {}, ()),  # a failure is evidence too
         (LLAMA[:3], {}, ("breakable",)),
         ([*LLAMA[:3], ("llama", "breakable", "not run")], {}, ("breakable",)),
-        (LLAMA, {"lifetimes": ""}, ("breakable",)),
         (LLAMA, {"queue": "sha256:earlier"}, ("piecewise", "piecewise-inductor", "breakable")),
         (LLAMA, {"gpu": "NVIDIA H20"}, ("piecewise", "piecewise-inductor", "breakable")),
     ],

@@ -31,7 +31,16 @@ def gpu(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
     trees = ("gain", "kernels", "turns", "launch", "gputrace", "untouched", "clocks")
-    for name in (*trees, "peers", "load", "commandline", "machine", "judging"):
+    for name in (
+        *trees,
+        "visit",
+        "gain_table",
+        "peers",
+        "load",
+        "commandline",
+        "machine",
+        "judging",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -80,7 +89,8 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
             if name.startswith("FAKE_"):
                 monkeypatch.setenv(name, value)
             else:
-                monkeypatch.setattr(module, name, value)
+                owner = module if hasattr(module, name) else module.visits
+                monkeypatch.setattr(owner, name, value)
         place = [
             "--tree",
             str(FAKE / "tree"),
@@ -277,7 +287,7 @@ def test_wrong_words_are_refused(gain, capsys):
 
 def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
     """A hook that another kernel kept out of the graph was once timed as if it had run."""
-    module = importlib.import_module("gain")
+    table = importlib.import_module("gain_table")
 
     def run(tree: str, **launches: float) -> dict:
         groups = {name: {"ms": 1.0, "launches": count} for name, count in launches.items()}
@@ -285,12 +295,12 @@ def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
         return {"tree": tree, "profile": {"1x64": profile}}
 
     breaks, captured = run("untouched", delta=9.0, copy=3.0), run("patched", delta=9.0, copy=3.0)
-    assert module.same_kernels([breaks, captured], ["1x64", "1x512"]) == ["1x64"]
-    assert module.same_kernels([breaks, run("patched", delta=9.0, copy=2.0)], ["1x64"]) == []
-    assert module.same_kernels([breaks, run("patched", delta=9.0)], ["1x64"]) == []
-    assert module.same_kernels([breaks, breaks], ["1x64"]) == []
-    assert module.same_kernels([breaks, {"tree": "patched"}], ["1x64"]) == []
-    module.show_shapes({"gain": {"shapes": ["1x64"]}}, [breaks, captured])
+    assert table.same_kernels([breaks, captured], ["1x64", "1x512"]) == ["1x64"]
+    assert table.same_kernels([breaks, run("patched", delta=9.0, copy=2.0)], ["1x64"]) == []
+    assert table.same_kernels([breaks, run("patched", delta=9.0)], ["1x64"]) == []
+    assert table.same_kernels([breaks, breaks], ["1x64"]) == []
+    assert table.same_kernels([breaks, {"tree": "patched"}], ["1x64"]) == []
+    table.show_shapes({"gain": {"shapes": ["1x64"]}}, [breaks, captured])
     assert "the same kernels, as often, in all engines: 1x64\n" in capsys.readouterr().out
 
 
@@ -305,9 +315,9 @@ def test_the_first_visit_has_more_of_the_time(gpu):
 
 
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
-    module = importlib.import_module("gain")
-    assert module.quartile([5.0]) == 5 and module.quartile([4.0, 1.0, 2.0, 3.0, 5.0]) == 2
-    assert module.spread([1.0, 2.0, 3.0, 4.0]) == {
+    visits = importlib.import_module("visit")
+    assert visits.quartile([5.0]) == 5 and visits.quartile([4.0, 1.0, 2.0, 3.0, 5.0]) == 2
+    assert visits.spread([1.0, 2.0, 3.0, 4.0]) == {
         "fastest": 1.0,
         "first_quartile": 1.75,
         "median": 2.5,
@@ -428,7 +438,7 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     floor, models, subjects = (
         importlib.import_module(name) for name in ("floor", "models", "subjects")
     )
-    tiny = models.LLAMA | dict(
+    tiny = models.MODELS["llama"] | dict(
         num_hidden_layers=1,
         hidden_size=4,
         head_dim=2,
@@ -449,7 +459,9 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     qwen3 = subjects.SUBJECTS["qwen3"].config
     assert floor.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
     assert floor.flops({"model_type": "another"}, 1, 1) is None
-    assert floor.milliseconds(models.NANO_9B, 1, 4096, 690.0) == pytest.approx(91.6, abs=0.5)
+    assert floor.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0) == pytest.approx(
+        91.6, abs=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -620,10 +632,10 @@ def test_a_prefill_node_is_told_by_what_it_reads(traffic):
 
 
 def test_a_few_loads_are_not_warmed_up_by_others(traffic):
-    module = importlib.import_module("gain")
-    assert [*module.warm_kinds(traffic.KINDS)] == [*module.WARM_TRAFFIC]
-    assert module.warm_kinds(["prefill", "long"]) == ["long"]
-    assert module.warm_kinds(["prefill"]) == ["prefill"]
+    visits = importlib.import_module("visit")
+    assert [*visits.warm_kinds(traffic.KINDS)] == [*visits.WARM_TRAFFIC]
+    assert visits.warm_kinds(["prefill", "long"]) == ["long"]
+    assert visits.warm_kinds(["prefill"]) == ["prefill"]
 
 
 def test_both_trees_take_the_traffic_of_users(gain, capsys):

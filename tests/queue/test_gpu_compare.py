@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -26,11 +27,11 @@ FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
 # a script of tests/gpu that leaves an engine a second to end by itself, in place of five
 HASTY = f"""
-import importlib, sys
+import sys
 sys.path.insert(0, {str(GPU)!r})
-import launch
+import launch, run
 launch.GRACE_S = 1
-sys.exit(importlib.import_module(sys.argv.pop(1)).main())
+sys.exit(run.main())
 """
 
 
@@ -42,13 +43,14 @@ def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
 
 def run(
     out: Path,
-    script: str,
     *words: str,
+    rows: Sequence[str] = (),
     fault: str = "",
     tree: Path = FAKE / "tree",
     **variables: str,
 ) -> tuple[int, dict, str]:
-    """One run of tests/gpu on the fake engine: exit code, what it wrote, what it said."""
+    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
+    rows the last one's facts, with the runs of all), what it said."""
     (out / "scratch/models" / MODEL).mkdir(parents=True, exist_ok=True)
     (out / "scratch/models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
     environment = (
@@ -62,7 +64,7 @@ def run(
         sys.executable,
         "-c",
         HASTY,
-        script,
+        *rows,
         "--out",
         str(out),
         "--tree",
@@ -72,8 +74,10 @@ def run(
         *words,
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    written = out / ("settings.json" if script == "settings" else "evidence.json")
-    return done.returncode, json.loads(written.read_text()), done.stdout + done.stderr
+    names = [f"{row}.json" for row in rows] or ["evidence.json"]
+    found = [json.loads((out / name).read_text()) for name in names]
+    runs = [run for one in found for run in one["runs"]]
+    return done.returncode, found[-1] | {"runs": runs}, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -87,7 +91,7 @@ def unrecorded(tmp_path: Path) -> Path:
 
 def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorded):
     words = ("--model", MODEL, "--mode", "breakable")
-    code, found, said = run(tmp_path, "run", *words, tree=unrecorded)
+    code, found, said = run(tmp_path, *words, tree=unrecorded)
     assert code == 0 and "0.5.9 (made by no queue) on 1 x NVIDIA Fake" in said
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
     assert found["queue"] == found["changes"] == "" and found["patches"] == []
@@ -97,7 +101,7 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
 def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecorded):
     (unrecorded / "sglang/_version.py").unlink()
     with pytest.raises(FileNotFoundError):  # nothing was written
-        run(tmp_path, "run", "--model", MODEL, tree=unrecorded)
+        run(tmp_path, "--model", MODEL, tree=unrecorded)
     words = ["--out", str(tmp_path), "--tree", str(unrecorded), "--site", str(FAKE / "site")]
     path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -129,7 +133,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Wh
     (out / "scratch/bytecode").symlink_to(engine_bytecode)
     home = tmp_path_factory.mktemp("home")
     words = ("--model", MODEL, "--port-base", "40000")
-    return Whole(out, *run(out, "run", *words, HOME=str(home)))
+    return Whole(out, *run(out, *words, HOME=str(home)))
 
 
 def test_results_are_small_beside_their_scratch_folder(whole):
@@ -141,7 +145,7 @@ def test_results_are_small_beside_their_scratch_folder(whole):
 
 def one_mode(tmp_path, fault: str) -> dict:
     """The graph mode's verdict with a fault planted in it."""
-    code, found, _ = run(tmp_path, "run", "--model", MODEL, "--mode", "piecewise", fault=fault)
+    code, found, _ = run(tmp_path, "--model", MODEL, "--mode", "piecewise", fault=fault)
     eager, graph = found["runs"]
     assert eager["verdict"] == "passed" and code == (graph["verdict"] != "passed")
     return graph
@@ -194,7 +198,7 @@ def test_engines_that_agree_pass(whole):
 
 def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(tmp_path, whole):
     words = ("--model", MODEL, "--mode", "eager", "--attention", "fa3")
-    other = Whole(tmp_path, *run(tmp_path, "run", *words))
+    other = Whole(tmp_path, *run(tmp_path, *words))
     for attention, (out, _, found, said) in (("flashinfer", whole), ("fa3", other)):
         plan = json.loads((out / f"{MODEL}.eager.plan.json").read_text())
         assert plan["engine"]["attention_backend"] == attention, said
@@ -205,7 +209,7 @@ def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(t
 def test_a_report_must_say_that_a_graph_is_on_that_ran(tmp_path):
     """Of 0.5.14 to 0.5.21 it said "off" for the piecewise graph, while 173 of 173 prefills ran."""
     words = ("--model", MODEL, "--mode", "breakable")
-    code, found, said = run(tmp_path, "run", *words, fault="no-report")
+    code, found, said = run(tmp_path, *words, fault="no-report")
     [one] = [one for one in found["runs"] if one["mode"] == "breakable"]
     assert (code, one["verdict"]) == (1, "failed"), said
     assert one["why"] == "the report says that the graph is on: no report"
@@ -214,7 +218,7 @@ def test_a_report_must_say_that_a_graph_is_on_that_ran(tmp_path):
 def test_a_graph_that_the_release_refuses_a_model_is_not_applicable(tmp_path):
     """NemotronH in the piecewise graph from 0.5.19 on: its servers were judged failed."""
     words = ("--model", MODEL, "--mode", "piecewise")
-    code, found, said = run(tmp_path, "run", *words, fault="refused", FAKE_FAULT_IN="graph eager")
+    code, found, said = run(tmp_path, *words, fault="refused", FAKE_FAULT_IN="graph eager")
     assert [one["verdict"] for one in found["runs"]] == ["not applicable"] * 2 and code == 0, said
     assert "(NemotronHMLPDecoderLayer) has no attention" in found["runs"][1]["why"]
 
@@ -228,7 +232,7 @@ def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fau
     file.parent.mkdir(exist_ok=True)
     file.write_text("def _uses_eager_prefill_tail(self): ...\n")
     words = ("--model", MODEL, "--mode", "piecewise")
-    code, found, said = run(tmp_path, "run", *words, tree=tree, fault=fault)
+    code, found, said = run(tmp_path, *words, tree=tree, fault=fault)
     one = next(one for one in found["runs"] if one["mode"] == "piecewise")
     alike = [check["why"] for check in one["checks"] if " same when" in check["what"]]
     assert (one["verdict"], code) == (("failed", 1) if fault else ("passed", 0)), said
@@ -236,58 +240,9 @@ def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fau
         assert "872 tokens alike (0 ties), tokens alone" in alike[0]
 
 
-@pytest.mark.parametrize(
-    ("wrote", "verdict", "why"),
-    [
-        ('{"checks": [{"what": "one", "good": true, "why": "as it should be"}]}', "passed", ""),
-        (
-            '{"checks": [{"what": "one", "good": false, "why": "2 faults"}]}',
-            "failed",
-            "one: 2 faults",
-        ),
-        ("", "failed", "RuntimeError: no device"),
-    ],
-)
-def test_lifetimes_are_part_of_what_was_found(tmp_path, monkeypatch, wrote, verdict, why):
-    monkeypatch.syspath_prepend(str(GPU))
-    import launch
-    import run as module
-
-    script = tmp_path / "python"
-    script.write_text(
-        f"#!/bin/sh\n[ -n '{wrote}' ] && echo '{wrote}' > $3 || echo 'RuntimeError: no device'"
-        " >&2\n"
-    )
-    script.chmod(0o755)
-    found = module.lifetimes(launch.Place((), tmp_path, str(script)), "0")
-    assert (found["verdict"], found["why"]) == (verdict, why)
-
-
-def test_a_release_without_a_graph_with_breaks_has_no_lifetimes(whole):
-    lifetimes = whole.found["lifetimes"]
-    assert lifetimes["verdict"] == "not applicable"
-    assert "neither the release nor the queue" in lifetimes["why"]
-
-
-@pytest.mark.parametrize(("code", "verdict"), [(3, "not applicable"), (1, "failed")])
-def test_a_package_that_is_missing_does_not_make_lifetimes_not_applicable(
-    tmp_path, monkeypatch, code, verdict
-):
-    monkeypatch.syspath_prepend(str(GPU))
-    import launch
-    import run as module
-
-    script = tmp_path / "python"
-    script.write_text(
-        f"#!/bin/sh\necho \"ModuleNotFoundError: No module named 'triton'\" >&2\nexit {code}\n"
-    )
-    script.chmod(0o755)
-    assert module.lifetimes(launch.Place((), tmp_path, str(script)), "0")["verdict"] == verdict
-
-
 def test_a_release_without_a_mode_says_so(tmp_path):
     code, found, _said = run(
-        tmp_path, "run", "--model", MODEL, "--mode", "breakable", fault="no-breakable"
+        tmp_path, "--model", MODEL, "--mode", "breakable", fault="no-breakable"
     )
     assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == (
         "not applicable",
@@ -328,7 +283,6 @@ def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path):
 def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
     code, found, _ = run(
         tmp_path,
-        "run",
         "--model",
         MODEL,
         "--mode",
@@ -341,7 +295,7 @@ def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
 
 def test_what_had_no_time_was_not_run(tmp_path):
     code, found, said = run(
-        tmp_path, "run", "--model", MODEL, "--mode", "piecewise", "--limit", "4", fault="stuck"
+        tmp_path, "--model", MODEL, "--mode", "piecewise", "--limit", "4", fault="stuck"
     )
     assert code == 1 and (found["runs"][1]["verdict"], found["runs"][1]["why"][:16]) == (
         "not run",
@@ -402,7 +356,6 @@ def test_an_engine_that_hangs_at_its_end_has_still_answered(tmp_path):
 def test_what_eager_prefill_moves_by_itself_a_graph_may_move_too(tmp_path):
     code, found, said = run(
         tmp_path,
-        "run",
         "--model",
         MODEL,
         "--mode",
@@ -461,9 +414,7 @@ def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
     )
     # then nothing else is started
     devices = {"0", ""} if (fault, where) == ("dies", "eager") else {"0", "1"}
-    code, found, said = run(
-        tmp_path, "run", *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2"
-    )
+    code, found, said = run(tmp_path, *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2")
     assert (found["gpus"], {entry["device"] for entry in found["runs"]}) == (2, devices), said
     runs = {entry["mode"]: entry for entry in found["runs"]}
     assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [
@@ -483,7 +434,6 @@ def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
 def test_only_the_gpus_that_are_allowed_are_used(tmp_path, allowed, words, devices):
     _, found, said = run(
         tmp_path,
-        "run",
         "--model",
         MODEL,
         "--mode",
@@ -1000,6 +950,26 @@ def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
     )
 
 
+def session_of(out: Path, known: set[str] = frozenset(), *words: str):
+    """A session of run.py, whose tree has arguments of these names; nothing has run."""
+    import experiment
+    import launch
+    import run as module
+
+    options = module.parse([*words, "--out", str(out)])
+    facts = {"patches": [], "version": "0.5.16", "without": options.without}
+    return experiment.Session(launch.Place((), out), options, facts, set(known), 0.0)
+
+
+def wanted(known: set[str], *words: str) -> list[tuple[str, str]]:
+    """What the proof runs: (model, mode)."""
+    import experiments
+    import proof
+
+    row, session = experiments.EXPERIMENTS["proof"], session_of(Path("there"), known, *words)
+    return proof.wanted(session.options.model or row.models, session.modes(row), known)
+
+
 BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
 
 
@@ -1031,11 +1001,7 @@ def test_the_reference_picks_the_kernels_of_what_is_held_against_it(modes):
     ],
 )
 def test_references_run_first_and_a_server_without_a_graph_last(modes, known, first):
-    import run as module
-
-    options = module._options(["--out", "there", "--model", "llama", "qwen3-next"])
-    made = module.wanted(options, known)
-    assert made == [
+    assert wanted(known, "--model", "llama", "qwen3-next") == [
         (model, mode)
         for mode in [*first, "breakable", "piecewise", "piecewise-inductor", "eager"]
         for model in ("llama", "qwen3-next")
@@ -1043,10 +1009,10 @@ def test_references_run_first_and_a_server_without_a_graph_last(modes, known, fi
 
 
 def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
+    import experiments
     import run as module
 
-    by_default = module._options(["--out", "there"]).model
-    assert by_default == [
+    assert [*experiments.EXPERIMENTS["proof"].models] == [
         "nemotron-h",
         "nemotron-h-moe",
         "qwen3-next",
@@ -1057,13 +1023,12 @@ def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
         "deepseek-v32-fp8",
     ]
     named = ["--model", "nemotron-h-no-buffer", "--mode", "breakable"]
-    options = module._options(["--out", "there", *named])
-    assert module.wanted(options, BACKENDS | {"cuda_graph_tc_compiler"}) == [
+    assert wanted(BACKENDS | {"cuda_graph_tc_compiler"}, *named) == [
         ("nemotron-h-no-buffer", "reference-breakable"),
         ("nemotron-h-no-buffer", "breakable"),
     ]
     with pytest.raises(SystemExit):
-        module._options(["--help"])
+        module.parse(["--help"])
     told = " ".join(capsys.readouterr().out.split())
     assert "(drafts beside the prefix cache" in told and "no break of" not in told
 
@@ -1077,13 +1042,11 @@ OF_ITS_OWN = {
 @pytest.mark.parametrize("reference", OF_ITS_OWN)
 def test_mixers_beside_attention_run_in_the_breakable_graph_alone(modes, reference):
     """A piecewise graph refuses the model, and a reference without a graph is none."""
-    import run as module
-
-    options = module._options(["--out", "there", "--model", "falcon-h1"])
-    assert module.wanted(options, OF_ITS_OWN[reference]) == [
+    assert wanted(OF_ITS_OWN[reference], "--model", "falcon-h1") == [
         ("falcon-h1", mode) for mode in (reference, "breakable", "eager")
     ]
-    assert not module.wanted(options, OPT_IN) and not module.wanted(options, OPT_OUT)
+    for known in (OPT_IN, OPT_OUT):
+        assert not wanted(known, "--model", "falcon-h1")
 
 
 @pytest.mark.parametrize("known", [OPT_IN, OPT_OUT])
@@ -1094,12 +1057,11 @@ def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
 
 
 def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
-    import launch
-    import run as module
+    import proof
 
-    options, place = module._options(["--out", str(tmp_path)]), launch.Place((), tmp_path)
+    session = session_of(tmp_path, OPT_OUT)
     plans = {
-        model: module.job(place, options, OPT_OUT, 0, model, "reference").plan
+        model: proof.job(session, model, "reference", 1).plan
         for model in ("llama", "falcon-h1", "glm-5")
     }
     assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {
@@ -1113,10 +1075,8 @@ def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
 def test_a_model_with_drafts_runs_where_they_are_given_hidden_states(modes, reference):
     """No piecewise graph is captured with these, so that none replays."""
     import models
-    import run as module
 
-    options = module._options(["--out", "there", "--model", "nemotron-h-mtp"])
-    assert module.wanted(options, OF_ITS_OWN[reference]) == [
+    assert wanted(OF_ITS_OWN[reference], "--model", "nemotron-h-mtp") == [
         ("nemotron-h-mtp", mode) for mode in (reference, "breakable", "eager")
     ]
     assert models.engine("nemotron-h-mtp") == models.engine("nemotron-h-buffer") | models.DRAFTS
@@ -1272,18 +1232,18 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
 )
 def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path, layers, why):
     """0.5.5's died of the letter E while it was made. A tree without that file says nothing."""
-    import run as module
+    import proof
 
-    options = module._options(["--out", "there", "--model", "llama", MOE, "nemotron-h"])
-    options.tree = tmp_path
+    options = argparse.Namespace(tree=tmp_path)
     if layers is not None:
         file = tmp_path / "sglang/srt/models/nemotron_h.py"
         file.parent.mkdir(parents=True)
         file.write_text(f"ALL_DECODER_LAYER_TYPES = {{\n    {layers}\n}}\n")
-    assert module.left_out(options, []) == why
+    assert proof.left_out(options, ["llama", MOE, "nemotron-h"], []) == why
 
 
 def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
+    import proof
     import run as module
 
     facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
@@ -1292,18 +1252,18 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
     monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
     monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
     monkeypatch.setattr(module.commandline, "fields", lambda _: set())
-    monkeypatch.setattr(module, "left_out", lambda *_: {"it lacks them": [MOE]})
+    monkeypatch.setattr(proof, "left_out", lambda *_: {"it lacks them": [MOE]})
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
 
 
 def test_every_reason_names_its_own_models(modes, monkeypatch):
-    import run as module
+    import proof
 
     for name in ("takes_sparse", "knows_experts"):
-        monkeypatch.setattr(module.commandline, name, lambda *_: False)
-    options = module._options(["--out", "there", "--model", "llama", MOE, "glm-5", "deepseek-v32"])
-    assert [*module.left_out(options, []).values()] == [["deepseek-v32", "glm-5"], [MOE]]
+        monkeypatch.setattr(proof.commandline, name, lambda *_: False)
+    found = proof.left_out(argparse.Namespace(), ["llama", MOE, "glm-5", "deepseek-v32"], [])
+    assert [*found.values()] == [["deepseek-v32", "glm-5"], [MOE]]
 
 
 @pytest.mark.parametrize(
@@ -1317,7 +1277,7 @@ def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
 
 def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
     words = ("--model", MODEL, "--mode", "piecewise", "--no-fork")
-    unforked = Whole(tmp_path, *run(tmp_path, "run", *words))
+    unforked = Whole(tmp_path, *run(tmp_path, *words))
     for (_, code, found, said), forks in ((whole, True), (unforked, False)):
         assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
         assert ("engines are forked from a process with " in said) is forks

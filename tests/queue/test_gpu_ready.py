@@ -3,19 +3,14 @@
 import copy
 import hashlib
 import importlib
-import sys
 
+import gpumodules
 import pytest
-from test_gpu_compare import GPU
 
 
 @pytest.fixture
 def ready(monkeypatch):
-    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
-    monkeypatch.syspath_prepend(str(GPU))
-    for file in GPU.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module("ready")
+    return gpumodules.load(monkeypatch, "ready")
 
 
 def asked(code: int) -> dict:

@@ -14,23 +14,27 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpumodules
 import pytest
-from test_gpu_compare import GPU, MODEL, ROOT, Whole, kept_bytecode, run  # noqa: F401
+from gpumodules import GPU
+from test_gpu_compare import MODEL, ROOT, Whole, kept_bytecode, run  # noqa: F401
 
 
 @pytest.fixture
 def settings(monkeypatch):
-    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
-    monkeypatch.syspath_prepend(str(GPU))
-    for file in GPU.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module("settings")
+    return gpumodules.load(monkeypatch, "settings")
+
+
+@pytest.fixture
+def checks(settings):
+    """setting_checks.py, as settings.py has it."""
+    return settings.setting_checks
 
 
 def asked(tmp_path: Path, *names: str, fault: str = "", **words: str) -> tuple[int, dict, str]:
     """One run of some settings, with a fault planted in the graph modes."""
-    options = ("--setting", *names, "--model", MODEL, "--limit", "60")
-    return run(tmp_path, "settings", *options, *words.pop("more", "").split(), fault=fault, **words)
+    options = ("--model", MODEL, "--limit", "60", *words.pop("more", "").split())
+    return run(tmp_path, *options, rows=names, fault=fault, **words)
 
 
 AGREED = ("context-flag", "context-config", "returns", "mixed-chunk")
@@ -47,12 +51,14 @@ def agreed(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> W
 
 def test_servers_that_agree_pass_in_every_setting(agreed):
     _, code, found, said = agreed
-    verdicts = {(one["setting"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]}
+    verdicts = {
+        (one["experiment"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]
+    }
     modes = ("reference", "breakable", "piecewise")
     assert verdicts == {(name, mode): "passed" for name in AGREED for mode in modes}
     assert code == 0
     table = [line for line in said.splitlines() if line.startswith("| ")]
-    assert len(table) == 1 + 2 * len(AGREED)
+    assert len(table) == 3 * len(AGREED)
     assert "| returns qwen3-next breakable | passed | 22 of 22 | - |" in table
     [eager] = [
         line for line in table if line.startswith("| context-config qwen3-next breakable | passed")
@@ -102,13 +108,13 @@ def test_eager_prefill_that_mixes_wrongly_is_no_graphs_fault(tmp_path):
     assert "eager prefill answers the same mixed with decoding" in reference["why"]
 
 
-def test_an_engine_that_dies_leaves_the_other_without_turns(tmp_path, settings):
+def test_an_engine_that_dies_leaves_the_other_without_turns(tmp_path, settings, checks):
     """Both wait for each other, and neither forever."""
     mine, other = tmp_path / "a.json.turn", tmp_path / "b.json.turn"
     turns = settings.alternate.Turns(mine, other, first=True, limit_s=0.1)
     assert [turns.take(lambda: 7) for _ in range(3)] == [7, 7, 7]
-    assert not settings.by_turns(turns.counts()).good and turns.missed == 3
-    assert not settings.by_turns({}).good
+    assert not checks.by_turns(turns.counts()).good and turns.missed == 3
+    assert not checks.by_turns({}).good
 
 
 def test_an_engine_that_died_before_its_turn_is_not_waited_for(tmp_path, settings):
@@ -134,7 +140,7 @@ def test_an_engine_that_still_starts_is_waited_for(tmp_path, settings):
     assert time.monotonic() - began > 0.25 and turns.missed == 1
 
 
-def test_two_engines_take_turns(tmp_path, settings):
+def test_two_engines_take_turns(tmp_path, settings, checks):
     """Each call of one comes behind the other's before."""
     import threading
 
@@ -145,7 +151,7 @@ def test_two_engines_take_turns(tmp_path, settings):
         turns = settings.alternate.Turns.of(plan)
         for _ in range(20):
             turns.take(lambda: order.append(name))
-        assert settings.by_turns(turns.counts()).good
+        assert checks.by_turns(turns.counts()).good
 
     threads = [
         threading.Thread(target=engine, args=words)
@@ -182,8 +188,8 @@ def lines(*kinds: str, process: str = "1") -> list[dict]:
         ([], False, False),
     ],
 )
-def test_a_prefill_that_falls_back_without_a_reason_is_a_fault(settings, seen, graph, good):
-    assert settings.ran(lines(*seen), graph).good is good
+def test_a_prefill_that_falls_back_without_a_reason_is_a_fault(checks, seen, graph, good):
+    assert checks.ran(lines(*seen), graph).good is good
 
 
 @pytest.mark.parametrize(
@@ -197,26 +203,26 @@ def test_a_prefill_that_falls_back_without_a_reason_is_a_fault(settings, seen, g
         (["graph", "graph"], ["refused"], {"dp_size": 2}, False),
     ],
 )
-def test_every_rank_is_looked_at(settings, first, second, words, good):
+def test_every_rank_is_looked_at(checks, first, second, words, good):
     """Ranks of one group run each prefill together; with data-parallel attention each its own."""
     seen = lines(*first) + lines(*second, process="2")
-    assert settings.ranks(seen, {"ranks": 2, "engine": words}, graph=True).good is good
+    assert checks.ranks(seen, {"ranks": 2, "engine": words}, graph=True).good is good
 
 
-def test_decoding_beside_other_calls_is_not_taken_for_mixed(settings):
+def test_decoding_beside_other_calls_is_not_taken_for_mixed(checks):
     answers = {"chunked-mixed-0": {"from": 5.0, "to": 6.0}}
     before, within = (
         {"at": at, "mode": "MIXED", "runner": None, "launches": 0} for at in (1.0, 5.5)
     )
-    assert not settings.mixed([before], answers).good
-    assert settings.mixed([before, within], answers).numbers["all"] == 1
+    assert not checks.mixed([before], answers).good
+    assert checks.mixed([before, within], answers).numbers["all"] == 1
 
 
 @pytest.mark.parametrize(("good", "shown"), [(True, False), (False, True)])
-def test_a_control_must_fail(settings, good, shown):
+def test_a_control_must_fail(checks, good, shown):
     """Else the comparison would not have found the defect either."""
-    agree = [settings.compare.Verdict("agrees with eager prefill, warm", good, "why")]
-    assert settings.otherwise(agree, "queue").good is shown
+    agree = [checks.compare.Verdict("agrees with eager prefill, warm", good, "why")]
+    assert checks.otherwise(agree, "queue").good is shown
 
 
 @pytest.mark.parametrize(
@@ -233,10 +239,10 @@ def test_a_control_must_fail(settings, good, shown):
     ],
 )
 def test_a_control_must_fail_where_the_release_is_wrong(
-    settings, model, version, without, setting, fails
+    checks, model, version, without, setting, fails
 ):
     plan = {"of": model, "setting": setting}
-    assert settings.must_fail(plan, {"version": version, "without": without}) is fails
+    assert checks.must_fail(plan, {"version": version, "without": without}) is fails
 
 
 def test_the_release_itself_runs_as_a_control(tmp_path, settings):
@@ -269,12 +275,12 @@ def test_a_function_that_is_left_out_does_nothing(tmp_path):
     assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
 
 
-def test_prefills_before_the_first_question_are_left_out(settings):
+def test_prefills_before_the_first_question_are_left_out(checks):
     """A server that tries kernels at its start has no graph yet; what it captured is noted once."""
     lines = [{"at": at} for at in (1.0, 5.5, 7.0)]
     lines[0]["captured"] = [16, 64]
     result = {"passes": {"cold": {"single-1": {"from": 5.0, "to": 6.0}}}, "prefills": lines}
-    found = settings.within_passes(result)
+    found = checks.within_passes(result)
     assert found["prefills"] == [lines[1]] and found["sizes"] == [16, 64]
 
 
@@ -294,18 +300,18 @@ def rows(*values: float) -> dict:
         ((1.0,) * 99 + (float("nan"),), False),
     ],
 )
-def test_hidden_states_are_compared_row_by_row(settings, mine, good):
-    compare, returned = settings.compare, settings.returned
+def test_hidden_states_are_compared_row_by_row(checks, mine, good):
+    compare, returned = checks.compare, checks.returned
     limits = compare.Limits(0.05, 0.02, 0.8)
     assert returned.same_rows("states", rows(*mine), rows(*[1.0] * 100), limits).good is good
 
 
-def test_a_prompt_whose_states_are_all_wrong_is_not_lost_among_others(settings):
-    limits = settings.compare.Limits(0.2, 0.04, 0.8)
+def test_a_prompt_whose_states_are_all_wrong_is_not_lost_among_others(checks):
+    limits = checks.compare.Limits(0.2, 0.04, 0.8)
     right = rows(*[1.0] * 2000) | {"single-2": rows(*[1.0] * 40)["single-1"]}
     wrong = right | {"single-2": rows(*[4.0] * 40)["single-1"]}
-    assert settings.returned.same_rows("states", right, right, limits).good
-    found = settings.returned.same_rows("states", wrong, right, limits)
+    assert checks.returned.same_rows("states", right, right, limits).good
+    found = checks.returned.same_rows("states", wrong, right, limits)
     assert not found.good and "40 of 40 rows of single-2[0]" in found.why
 
 
@@ -329,36 +335,27 @@ def experts(other: int = 0, positions: int = 100, last: int = 1) -> dict:
         ({"single-100": {"answers": [{}]}}, 0, False),
     ],
 )
-def test_experts_may_be_exchanged_as_often_as_eager_prefill_does_it(settings, mine, control, good):
-    returned = settings.returned
+def test_experts_may_be_exchanged_as_often_as_eager_prefill_does_it(checks, mine, control, good):
+    returned = checks.returned
     found = returned.choices(mine, experts(), layers=4, top=2)
     usual = returned.Choices(400, control)
     assert returned.same_choices("experts", found, usual).good is good
 
 
-def test_experts_of_a_buffer_that_nobody_wrote_prove_nothing(settings):
+def test_experts_of_a_buffer_that_nobody_wrote_prove_nothing(checks):
     empty = experts(last=0)
-    found = settings.returned.choices(empty, empty, layers=4, top=2)
-    assert not settings.returned.same_choices("experts", found, None).good
+    found = checks.returned.choices(empty, empty, layers=4, top=2)
+    assert not checks.returned.same_choices("experts", found, None).good
 
 
-def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(settings):
-    kept = settings.returned.kept
+def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(checks):
+    kept = checks.returned.kept
     packed = "AAAAAAEAAAACAAAAAwAAAA=="  # 0 1 2 3
     assert kept({"routed_experts": packed}, 1) == {"experts": ([0, 1, 2, 3], 1)}
     states = {"hidden_states": [[[1.0] * 20, [2.0] * 20], [3.0] * 20]}  # the prompt's, an answer's
     assert kept(states, 2) == {"hidden": [[1.0] * 16, [2.0] * 16]}
     assert kept({"hidden_states": [[1.0] * 20]}, 1) == {"hidden": [[1.0] * 16]}
     assert kept({}, 1) == {}
-
-
-def test_two_gpus_are_given_to_each_server_that_needs_them(settings):
-    job = settings.launch.Job
-    jobs = [job(name, Path("x"), {"gpus": count}, 1) for name, count in (("a", 1), ("b", 2))]
-    one, two = settings._by_gpus(jobs, ["0", "1", "2"])
-    assert one == (["0", "1", "2"], [jobs[0]]) and two == (["0,1"], [jobs[1]])
-    assert settings._by_gpus(jobs, ["0"]) == [(["0"], [jobs[0]])]
-    assert jobs[1].why == "it needs 2 GPUs, 1 can be used"
 
 
 def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
@@ -448,25 +445,23 @@ def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):
 
 
 PLAN = (ROOT / "docs/gpu-hosts.md").read_text()
-LINES = re.findall(r"(?m)python3 (SITES/\S+/tests/gpu/(?:settings|asleep)\.py) ([^;&\n]+)", PLAN)
+LINES = re.findall(r"(?m)python3 SITES/\S+/tests/gpu/run\.py ([^;&\n]+)", PLAN)
 
 
-@pytest.mark.parametrize(("script", "words"), LINES)
-def test_the_plans_lines_are_the_scripts_words(settings, script, words):
-    """As many calls as the page says, and none of them without an end."""
-    module = settings if script.endswith("settings.py") else importlib.import_module("asleep")
-    options = module._options(shlex.split(words))
-    assert options.out.parts[0] == "R"
-    assert not hasattr(options, "setting") or options.limit < 300
+@pytest.mark.parametrize("words", LINES)
+def test_the_plans_lines_are_the_runners_words(settings, words):
+    """None of them without an end."""
+    options = importlib.import_module("run").parse(shlex.split(words))
+    assert options.out.parts[0] == "R" and (options.limit or options.engine_limit) < 300
 
 
 def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
     """What runs side by side, up to the next wait."""
-    block = PLAN.partition("on one GPU. First")[2].partition("```")[0]
+    parse, block = importlib.import_module("run").parse, PLAN.partition("on one GPU. First")[2]
     assert len(LINES) == 12
-    for together in block.split("\nwait\n"):
-        words = re.findall(r"settings\.py ([^;&\n]+)", together)
-        here = [settings._options(shlex.split(line)) for line in words]
+    for together in block.partition("```")[0].split("\nwait\n"):
+        lines = [line for line in LINES if line in together and "$tag" not in line]
+        here = [parse(shlex.split(line)) for line in lines]
         ports = sorted(one.port_base for one in here)
         assert all(after - before >= 1000 for before, after in itertools.pairwise(ports))
         assert len({one.out for one in here}) == len(here)
@@ -482,10 +477,10 @@ def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
         (None, False),
     ],
 )
-def test_a_report_is_asked_of_releases_that_make_one(settings, report, wanted):
+def test_a_report_is_asked_of_releases_that_make_one(checks, report, wanted):
     """Later releases' servers leave none, nor does a tree of another make. Where nothing is known,
     one is missing."""
-    assert settings.compare.reports(report) is wanted
+    assert checks.compare.reports(report) is wanted
 
 
 def test_ranks_share_one_gpu_where_it_is_asked_for(tmp_path):

@@ -3,20 +3,15 @@
 import importlib.util
 import sys
 import types
-from pathlib import Path
 
+import gpumodules
 import pytest
-
-GPU = Path(__file__).parents[1] / "gpu"
+from gpumodules import GPU
 
 
 @pytest.fixture
 def images(monkeypatch):
-    """The module, whose neighbours' names are as plain as `run`: gone again after the test."""
-    monkeypatch.syspath_prepend(str(GPU))
-    for file in GPU.glob("*.py"):
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module("images")
+    return gpumodules.load(monkeypatch, "images")
 
 
 def engine(images, replayed, off=None):
@@ -41,7 +36,7 @@ def engine(images, replayed, off=None):
 
 
 def faults(images, mine, eager, ruled=True):
-    return [check.what for check in images.judged(mine, eager, ruled) if not check.good]
+    return [check.what for check in images.compared(mine, eager, ruled) if not check.good]
 
 
 def test_text_on_graphs_and_images_without_is_good(images):

@@ -87,20 +87,6 @@ def test_what_evidence_shows(queue, changes, state, told):
     assert judged.state is state and told in judged.reason
 
 
-@pytest.mark.parametrize(
-    ("lifetimes", "state", "told"),
-    [
-        ("", matrix.State.PROVEN, "off the release's pin 2.9.1; lifetimes not checked in this run"),
-        ("passed", matrix.State.PROVEN, "off the release's pin 2.9.1"),
-        ("failed: 2 faults", matrix.State.FAILED, "lifetimes: failed: 2 faults"),
-        ("not applicable: none", matrix.State.FAILED, "lifetimes: not applicable: none"),
-    ],
-)
-def test_a_breakable_graph_is_proven_where_its_lifetimes_are(queue, lifetimes, state, told):
-    judged = judge(proofs(queue, BREAKABLE, lifetimes=lifetimes), queue, BREAKABLE)
-    assert judged.state is state and judged.reason.endswith(told)
-
-
 def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
     """Qwen3-Next ran with today's queue. Its cells reported a fault that an older run had found."""
     earlier = proofs(queue, verdict="failed", queue="sha256:0", attention="fa3")

@@ -44,7 +44,8 @@ GPU_SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
 (out / "words.json").write_text(json.dumps(sys.argv))
-(out / "RESULT").write_text("{}")
+own = [] if sys.argv[1].startswith("-") else [f"{sys.argv[1]}.json"]  # of a row of the table
+(out / [*own, "RESULT"][0]).write_text("{}")
 """
 
 

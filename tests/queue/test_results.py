@@ -192,17 +192,6 @@ def test_a_result_may_hold_what_is_no_number(measured, tmp_path):
     assert take(measured, tmp_path, result(measured, runs=runs)).fate is Fate.TAKEN
 
 
-def test_lifetimes_belong_to_the_breakable_graph(measured, tmp_path):
-    runs = [run("reference"), run("eager"), run("breakable")]
-    lifetimes = {"verdict": "failed", "why": "2 faults"}
-    take(measured, tmp_path, result(measured, runs=runs, lifetimes=lifetimes))
-    assert {row.name: row.lifetimes for row in results.load(measured.root)} == {
-        "reference": "",
-        "eager": "",
-        "breakable": "failed: 2 faults",
-    }
-
-
 def test_times_are_quartiles_and_medians_of_all_visits_of_a_tree(measured, tmp_path):
     found = times(
         measured,
@@ -277,7 +266,6 @@ TODAY = {"0.5.9": "sha256:now"}
         ({"torch_pin": "2.8", "date": "2031-01-01"}, {}),
         ({}, {"date": "2030-01-03"}),
         ({}, {"verdict": "failed"}),
-        ({"lifetimes": "passed"}, {"lifetimes": "failed: one"}),
     ],
 )
 def test_the_weightier_row_stays_in_any_order(lighter, heavier):

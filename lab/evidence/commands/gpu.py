@@ -74,27 +74,36 @@ def _gpu(options: argparse.Namespace) -> int:
         idle.refuse(options, "with --agree, which keeps nothing in evidence/", "--take", "--stale")
     if not options.take:
         harness.refuse_unknown(options.root, options.model, options.mode)
-    return _unkept(options, "agree") if options.agree else _run(options, "run")
+    if options.agree:
+        return _unkept(options, "run", experiment="agree")
+    return _run(options, "run")
 
 
 def _sweep(options: argparse.Namespace) -> int:
     return _unkept(options, "sweep_experts" if options.experts else "sweep")
 
 
-def _unkept(options: argparse.Namespace, script: str) -> int:
-    """Run a script that prints what it finds; nothing goes to evidence/."""
+def _unkept(options: argparse.Namespace, script: str, **more: Any) -> int:
+    """Run a script that prints what it finds; nothing goes to evidence/. more: of the call."""
     code = 0
     for pin in chosen_of(options)[1]:
-        ran = gpurun.run(options.root, pin, _call(options, script))
+        ran = gpurun.run(options.root, pin, _call(options, script, **more))
         code = code or ran.code
         if ran.result:
             OUT.print(f"{ran.result} written")
     return code
 
 
-def _call(options: argparse.Namespace, script: str) -> gpurun.Call:
-    words, here = _words(options), _here(options)
-    return gpurun.Call(script, words, options.origin, here, options.site, options.out)
+def _call(options: argparse.Namespace, script: str, **more: Any) -> gpurun.Call:
+    return gpurun.Call(
+        script,
+        _words(options),
+        origin=options.origin,
+        here=_here(options),
+        sites=options.site,
+        out=options.out,
+        **more,
+    )
 
 
 def _here(options: argparse.Namespace) -> str:

@@ -1,0 +1,202 @@
+"""What the rows of the table in experiments.py are made of, and what they share.
+
+A row plans engines in stages, and judges what they answered. run.py starts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import itertools
+import json
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import commandline
+import compare
+import judging
+import launch
+import models
+
+HERE = Path(__file__).resolve().parent
+QUEUE = "queue"  # what --without leaves out where the release's own tree is the control
+
+
+@dataclass
+class Session:
+    """One call of run.py. facts: what evidence names; known: the names of the tree's ServerArgs;
+    began: when, as time.time() tells it."""
+
+    place: launch.Place
+    options: argparse.Namespace
+    facts: dict
+    known: set[str]
+    began: float
+
+    @functools.cached_property
+    def untouched(self) -> launch.Place:
+        """The same place with the release's own tree, made where it is first asked for."""
+        return commandline.untouched_place(self.place, self.options)
+
+    @functools.cached_property
+    def _ports(self) -> Iterator[int]:
+        return itertools.count(self.options.port_base, commandline.PORTS)
+
+    def port(self) -> int:
+        """The first of the next engine's ports."""
+        return next(self._ports)
+
+    def engine_limit(self, row: Experiment) -> float:
+        """Seconds that one engine of a row may take."""
+        return self.options.engine_limit or row.engine_limit
+
+    def modes(self, row: Experiment) -> Sequence[str]:
+        return self.options.mode or row.modes
+
+
+@dataclass
+class Stage:
+    """Engines that run at the same time. place: whose tree they have, where it is not the
+    session's; environment: more variables; width: how many at once, where not as run.py says."""
+
+    jobs: list[launch.Job]
+    place: launch.Place | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    width: int | None = None
+    lead: bool = True
+
+
+@dataclass
+class Plan:
+    """Stages, which run one after another. left_out: what the release cannot run, with the
+    reason."""
+
+    stages: list[Stage]
+    left_out: list[dict] = field(default_factory=list)
+
+    @property
+    def jobs(self) -> list[launch.Job]:
+        return [job for stage in self.stages for job in stage.jobs]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row of the table.
+
+    what: engines are asked; passes: the questions; checked: what the verdict rests on.
+    plan: (session, row, models) -> Plan; judge: (session, row, plan) -> what is written of it, with
+    "runs", each with experiment, model, verdict, why and checks. act: in place of both, for a row
+    that is more than engines which end. prepare: writes the checkpoints of the plan.
+    modes: tried by default. takes: the options of run.py that it has beside those of all rows;
+    controls: what --without may leave out. beside: its engines run beside those of other rows;
+    width, limit, engine_limit: engines at once on a GPU, seconds of all and of one, by default.
+    port: first of its engines' ports, by default.
+    """
+
+    name: str
+    what: str
+    models: tuple[str, ...]
+    passes: tuple[str, ...]
+    checked: str
+    port: int
+    plan: Callable[[Session, Experiment, Sequence[str]], Plan] | None = None
+    judge: Callable[[Session, Experiment, Plan], dict] | None = None
+    act: Callable[[Session, Experiment], dict] | None = None
+    prepare: Callable[[Session, Plan], None] | None = None
+    modes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    result: str = ""
+    beside: bool = False
+    width: int = 1
+    limit: float = 540
+    engine_limit: float = 300
+
+    @property
+    def file(self) -> str:
+        """The name of the file that its result goes into."""
+        return self.result or f"{self.name}.json"
+
+
+def write_models(session: Session, plan: Plan) -> None:
+    """The checkpoint of each model that the plan names."""
+    make_models(session.place, sorted({job.plan["of"] for job in plan.jobs}))
+
+
+def make_models(place: launch.Place, names: Iterable[str]) -> None:
+    """Write every model's weights, all at once: each takes a core, and eight of them in a row took
+    79 s beside FlashInfer's compiler. Raises RuntimeError naming those that failed."""
+    words = [place.python, str(HERE / "models.py"), str(place.scratch / "models")]
+    environment = place.environment()
+    with contextlib.ExitStack() as stack:
+        making = {
+            name: stack.enter_context(subprocess.Popen([*words, name], env=environment))
+            for name in names
+        }
+        codes = {name: process.wait() for name, process in making.items()}
+    if failed := [f"{name} (exit code {code})" for name, code in codes.items() if code]:
+        raise RuntimeError(f"no weights of {', '.join(failed)}")
+
+
+def log_of(session: Session, job: launch.Job) -> str:
+    """What an engine said; empty where it did not run."""
+    file = session.place.out / f"{job.name}.log"
+    return file.read_text(errors="replace") if file.is_file() else ""
+
+
+def answer_of(job: launch.Job) -> dict:
+    return json.loads(Path(job.plan["out"]).read_text())
+
+
+def unanswered(session: Session, jobs: Iterable[launch.Job]) -> list[compare.Verdict]:
+    """One bad check that says why engines did not answer; none where all did."""
+    why = [f"{job.why} {judging.error(log_of(session, job))}" for job in jobs if job.code != 0]
+    return [compare.Verdict("every engine answered", False, "; ".join(why))] if why else []
+
+
+def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict:
+    """A control that must fail: else the comparison shows nothing."""
+    bad = [verdict for verdict in agree if not verdict.good]
+    why = f"{bad[0].what}: {bad[0].why}" if bad else "it agrees in every pass"
+    return compare.Verdict(f"answers otherwise without {without}, as it must", bool(bad), why)
+
+
+def judged(
+    row: Experiment, model: str, jobs: Sequence[launch.Job], checks: Sequence[compare.Verdict]
+) -> dict:
+    """One run of several engines, as it is written."""
+    bad = [check for check in checks if not check.good]
+    return {
+        "experiment": row.name,
+        "model": model,
+        "seconds": round(sum(job.seconds for job in jobs)),
+        "verdict": "failed" if bad else "passed",
+        "why": f"{bad[0].what}: {bad[0].why}" if bad else "",
+        "checks": [check.as_json() for check in checks],
+    }
+
+
+def title(run: dict) -> str:
+    """Which engine, or engines, a run is about."""
+    return " ".join(run[name] for name in ("experiment", "model", "mode") if run.get(name))
+
+
+def base_plan(session: Session, name: str, model: str) -> dict:
+    """What the plan of every engine has. name: of its files; model: its checkpoint's folder."""
+    out = session.place.out / name
+    return {
+        "model": str(session.place.scratch / "models" / model),
+        "of": model,
+        "port": session.port(),
+        "out": f"{out}.json",
+        "watch": f"{out}.watch",
+    }
+
+
+def engine_words(session: Session, model: str) -> dict:
+    """sglang.Engine's words: the attention that was asked for, unless the model has its own."""
+    own = models.engine(model) if model in models.MODELS else {}
+    return {"attention_backend": session.options.attention} | own

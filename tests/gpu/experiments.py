@@ -1,0 +1,131 @@
+"""The table of experiments: what run.py can ask, by name."""
+
+from __future__ import annotations
+
+import agree
+import asleep
+import cases
+import first_answer
+import images
+import mixed_states
+import models
+import modes
+import next_turn
+import proof
+import ready
+import saturated
+import settings
+import solo
+from experiment import Experiment
+
+PROOF = "proof"
+_ROWS = (
+    Experiment(
+        name=PROOF,
+        what="109 prompts in every graph mode; the support matrix is made of it",
+        models=models.DEFAULT,
+        passes=cases.passes(modes.BREAKABLE),
+        checked="agrees with eager prefill; every prefill that fits ran on the graph",
+        port=21000,
+        plan=proof.plan,
+        judge=proof.judge,
+        modes=modes.ALL,
+        takes=("model", "mode"),
+        result=proof.RESULT,
+        beside=True,
+        width=4,
+        limit=1500,
+        engine_limit=420,
+    ),
+    *(settings.row(name, setting) for name, setting in settings.SETTINGS.items()),
+    Experiment(
+        name="agree",
+        what="the patched tree's answers against the untouched one's, eagerly",
+        models=("nemotron-h",),
+        passes=cases.passes(modes.EAGER),
+        checked="agrees with the untouched tree; two patched engines give the same bits",
+        port=26000,
+        plan=agree.plan,
+        judge=agree.judge,
+        takes=("model", "against"),
+    ),
+    asleep.row(
+        asleep.SLEEP,
+        "servers that sleep, wake and get other weights, as RL trainers run them",
+        "agrees with an eager server at each step; a sleeping graph gives its memory up",
+    ),
+    asleep.row(
+        asleep.REBIND,
+        "a loader that replaces parameters",
+        "an old graph answers otherwise; a recaptured one agrees, and keeps no old graph",
+    ),
+    asleep.row(
+        asleep.ROUNDS,
+        "three rounds of sleep, with the GPU's other memory soiled meanwhile",
+        "graphs find what they held; long answers are those of a new eager server",
+    ),
+    Experiment(
+        name="images",
+        what="text, images and both in one call, of a small Qwen3.5",
+        models=(images.MODEL,),
+        passes=(images.TEXT, images.IMAGE, images.MIXED),
+        checked="agrees with eager prefill; text is replayed, images where the queue says so",
+        port=28500,
+        plan=images.plan,
+        judge=images.judge,
+        prepare=images.write_model,
+    ),
+    Experiment(
+        name="ready",
+        what="`--require` beside real engines, as a start script asks it",
+        models=(ready.MODEL,),
+        passes=("before", "starting", "ready", "counts", "after"),
+        checked="each exit code is the one of docs/install.md; counts name every prompt",
+        port=30500,
+        act=ready.act,
+        engine_limit=240,
+    ),
+    solo.row(
+        saturated,
+        "300 prompts at once, with as few slots for states as running requests; 0.5.7 and later",
+        ("together", "alone"),
+        "a saturated server answers each prompt as alone",
+        34000,
+    ),
+    solo.row(
+        first_answer,
+        "an engine's first answer, and the same again",
+        ("first", "later", "others"),
+        "the first answer agrees with a later one",
+        31000,
+    ),
+    solo.row(
+        next_turn,
+        "next turns behind states that were kept while decoding; 0.5.15 and later",
+        ("warm", "cold"),
+        "next turns answer as without a cache",
+        30000,
+    ),
+    solo.row(
+        mixed_states,
+        "beginnings that were prefilled beside decoding requests; 0.5.14 and later",
+        ("warm", "cold"),
+        "shared beginnings answer as without a cache",
+        32000,
+    ),
+)
+EXPERIMENTS: dict[str, Experiment] = {row.name: row for row in _ROWS}
+
+
+def listing() -> str:
+    """A block of lines for each row."""
+    blocks = []
+    for row in EXPERIMENTS.values():
+        lines = [f"{row.name}: {row.what}"]
+        lines.append(f"  models: {' '.join(row.models)}")
+        lines += [f"  modes: {' '.join(row.modes)}"] if row.modes else []
+        lines.append(f"  passes: {'; '.join(row.passes)}")
+        lines.append(f"  checked: {row.checked}")
+        lines += [f"  --without: {' '.join(row.controls)}"] if row.controls else []
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)

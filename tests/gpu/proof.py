@@ -1,0 +1,108 @@
+"""Every model in every graph mode against eager prefill: what the support matrix is made of."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import commandline
+import judging
+import launch
+import models
+import modes
+from experiment import HERE, Experiment, Plan, Session, Stage, base_plan, engine_words
+
+RESULT = "evidence.json"
+NOTHING_LEFT = "no model is left: nothing would be proven"
+
+
+def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
+    """Every model's references first; engines of one model apart, so that equal kernels are
+    compiled once."""
+    kept = list(asked)
+    for why, without in left_out(session.options, kept, session.facts["patches"]).items():
+        commandline.say(f"left out, because {why}: {' '.join(without)}")
+        kept = [model for model in kept if model not in without]
+    if not kept:
+        raise SystemExit(NOTHING_LEFT)
+    chosen = wanted(kept, session.modes(row), session.known)
+    limit_s = session.engine_limit(row)
+    return Plan([Stage([job(session, model, mode, limit_s) for model, mode in chosen])])
+
+
+def left_out(
+    options: argparse.Namespace, asked: Sequence[str], patches: Sequence[dict]
+) -> dict[str, list[str]]:
+    """Why this tree cannot run models that were asked for, and which; nothing where it can."""
+    configs, found = {name: models.MODELS[name] for name in sorted(asked)}, {}
+    sparse = [name for name, config in configs.items() if models.is_sparse(config)]
+    if sparse and not commandline.takes_sparse(options, patches):
+        found["sparse attention cannot run in this tree's graph"] = sparse
+    experts = [
+        name for name, config in configs.items() if "E" in config.get("hybrid_override_pattern", "")
+    ]
+    if experts and not commandline.knows_experts(options):
+        found["this tree's NemotronH has no experts"] = experts
+    return found
+
+
+def wanted(
+    asked: Sequence[str], asked_modes: Sequence[str], known: set[str]
+) -> list[tuple[str, str]]:
+    """(model, mode), every model's references first."""
+    tried = [mode for mode in modes.ALL if mode in asked_modes and mode not in modes.REFERENCES]
+    needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
+    return [
+        (model, mode)
+        for mode in modes.ALL
+        if mode in needed or mode in tried
+        for model in asked
+        if runs(model, mode, known)
+    ]
+
+
+def runs(model: str, mode: str, known: set[str]) -> bool:
+    """Whether a mode is for a model. Sparse attention is let into the piecewise graph alone, with
+    the eager compiler alone. Drafts want every token's hidden state, for which no piecewise graph
+    is captured, and none is of a model in models.BREAKABLE_ALONE."""
+    if model in models.BREAKABLE_ALONE and not modes.has_breakable(known):
+        return False
+    if models.has_drafts(model) or model in models.BREAKABLE_ALONE:
+        return mode in (modes.reference(modes.BREAKABLE, known), modes.BREAKABLE, modes.EAGER)
+    return mode in (modes.REFERENCE, modes.PIECEWISE, modes.EAGER) or not models.is_sparse(
+        models.MODELS[model]
+    )
+
+
+def job(session: Session, model: str, mode: str, limit_s: float) -> launch.Job:
+    name = f"{model}.{mode}"
+    reference = mode in modes.REFERENCES
+    made = base_plan(session, name, model) | {
+        "mode": mode,
+        "enforce": commandline.enforced(model),
+        "keep_eager": reference,
+        "files": True,
+        "breakable": not models.is_sparse(models.MODELS[model]),
+        "piecewise": model not in models.BREAKABLE_ALONE,
+        "logprobs": commandline.serves_logprobs(session.options, mode),
+        # schedulers that wait for requests took 7 of 26 cores from engines that start
+        "engine": {"sleep_on_idle": True} | engine_words(session, model),
+    }
+    return launch.Job(
+        name,
+        HERE / "engine.py",
+        made,
+        limit_s,
+        "" if reference else f"{model}.{modes.reference(mode, session.known)}",
+        models.MODELS[model]["model_type"],
+    )
+
+
+def judge(session: Session, row: Experiment, made: Plan) -> dict:
+    """runs, and what they have in common of the files that they loaded."""
+    found = [judging.judge(session.place, one, made.jobs) for one in made.jobs]
+    common, own = judging.notes(made.jobs)
+    return {
+        "runs": [run | {"loaded": notes} for run, notes in zip(found, own, strict=True)],
+        "loaded": common,
+    }

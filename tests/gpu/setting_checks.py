@@ -1,0 +1,325 @@
+"""What the answers of a server with other arguments must stand up to (settings.py).
+
+Answers must agree as compare.py says, and what else is returned too. Prefills that ran eagerly are
+counted, each with its reason: one without a reason is a fault. Of several GPUs' ranks each is
+looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import cases
+import compare
+import judging
+import launch
+import models
+import modes
+import returned
+from experiment import QUEUE, otherwise, title
+
+RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
+TRACKS_STATES, DP_RETURNS, ROWS_OF_RANKS = "extra-buffer", "dp-returns", "rows-of-ranks"
+
+
+def alone_of(name: str) -> str:
+    """The pass that asks another one's prompts in other batches: alone, where it has batches
+    enough."""
+    if name == cases.COLD:
+        return cases.ALONE
+    return f"{name}{cases.ASKED_BESIDE if name == cases.RETURNED else cases.ASKED_ALONE}"
+
+
+def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict, ask: dict) -> dict:
+    """One server's result with all its verdicts. ask: generate()'s words of the setting's
+    passes."""
+    plan = one.plan
+    found = {
+        "experiment": plan["setting"],
+        "model": plan["of"],
+        "mode": plan["mode"],
+        "device": one.device,
+        "seconds": round(one.seconds),
+    }
+    reference = next((other for other in jobs if other.name == one.needs and other.code == 0), None)
+    log = Path(plan["out"]).with_suffix(".log")
+    if one.code != 0:
+        why = (
+            f"{one.why}: {judging.error(log.read_text(errors='replace'))}"
+            if one.code is not None and log.exists()
+            else one.why
+        )
+        return found | {
+            "verdict": "failed" if one.code is not None else "not run",
+            "why": why,
+            "checks": [],
+        }
+    result = within_passes(json.loads(Path(plan["out"]).read_text()))
+    right = json.loads(Path(reference.plan["out"]).read_text()) if reference else None
+    verdicts = checks(plan, result, right, facts, ask)
+    bad = [verdict for verdict in verdicts if not verdict.good]
+    verdict = "failed" if bad else "not run" if one.needs and not right else "passed"
+    why = (
+        f"{bad[0].what}: {bad[0].why}"
+        if bad
+        else judging.NO_REFERENCE
+        if verdict == "not run"
+        else ""
+    )
+    found |= {
+        name: result[name] for name in ("start_s", "pass_s", "flags", "dropped_flags", "report")
+    }
+    return found | {
+        "verdict": verdict,
+        "why": why,
+        "prefills": counted(result["prefills"]),
+        "checks": [one.as_json() for one in verdicts],
+    }
+
+
+def within_passes(result: dict) -> dict:
+    """A result with the prefills of what was asked alone: before that a server may try kernels.
+
+    A runner's first line, wherever it stands, notes what was captured.
+    """
+    calls = [call for answers in result["passes"].values() for call in answers.values()]
+    began, ended = min(call["from"] for call in calls), max(call["to"] for call in calls)
+    seen = [line for line in result["prefills"] if began <= line["at"] <= ended]
+    noted = [line["captured"] for line in result["prefills"] if line.get("captured")]
+    return result | {"prefills": seen, "sizes": noted[0] if noted else []}
+
+
+def checks(
+    plan: dict, result: dict, reference: dict | None, facts: dict, ask: dict
+) -> list[compare.Verdict]:
+    """What one server's answers must stand up to. reference: its eager one's result."""
+    graph, router = plan["mode"] in modes.GRAPHS, models.has_router(models.MODELS[plan["of"]])
+    found = [
+        compare.flags_known(result["flags"], result["dropped_flags"]),
+        ran(result["prefills"], graph),
+    ]
+    if plan["ranks"] > 1:
+        found.append(ranks(result["prefills"], plan, graph))
+    if not graph:
+        usual = control(result["passes"])
+        found.append(compare.against_itself(usual, router))
+        found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
+    elif facts["without"] != QUEUE and compare.reports(result["report"]):
+        found.append(compare.reported(result["report"], Path(plan["model"]).name))
+    if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
+        # from 0.5.18 on a longer size is captured as several requests
+        found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
+    if "peer" in plan:
+        found.append(by_turns(result.get("turns", {})))
+    if graph and reference:
+        both = result["passes"], reference["passes"], router
+        agree = agreement(plan, *both) + given_back(plan, ask, *both)
+        found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
+    # each of its ranks has a cache
+    if cases.WARM in result["passes"] and "dp_size" not in plan["engine"]:
+        cached = {
+            name: answers
+            for name, answers in result["passes"].items()
+            if name in (cases.COLD, cases.AGAIN, cases.WARM)
+        }
+        found.append(compare.hits(cached))
+    if cases.MIXED in result["passes"] and graph:
+        found.append(mixed(result["prefills"], result["passes"][cases.MIXED]))
+    return found
+
+
+def control(passes: dict) -> compare.Tally:
+    """Eager prefill against itself: the first pass's prompts in other batches."""
+    if cases.ALONE in passes and cases.WARM in passes:
+        return judging.control(passes)
+    first = next(iter(passes))
+    alone = cases.gathered(passes[alone_of(first)], cases.of_pass(first))
+    return compare.tally((alone, {call: passes[first][call] for call in alone}))
+
+
+def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[compare.Verdict]:
+    """Every pass against the reference's."""
+    limits = compare.limits(router, plan["mode"] == modes.INDUCTOR, control(reference))
+    found = []
+    for name, answers in mine.items():
+        right = reference[cases.COLD if name == cases.AGAIN else name]
+        bare = all(
+            "logprobs" not in answer for call in answers.values() for answer in call["answers"]
+        )
+        what = f"agrees with eager prefill, {name}{', tokens alone' if bare else ''}"
+        found.append(compare.same_answers(what, answers, right, limits))
+    return found
+
+
+def must_fail(plan: dict, facts: dict) -> bool:
+    """Whether a graph is wrong without the queue's patch.
+
+    It leaves wrong states in the prefix cache in 0.5.14 to 0.5.16 where drafts are verified.
+    0.5.13's breakable graph is the queue's own, whose breaks get the scheduler's batch; the
+    release's own starts no NemotronH. It returns another rank's experts from 0.5.14 on.
+    """
+    if plan["setting"] == DP_RETURNS:
+        return facts["without"] == ROWS_OF_RANKS and not _before(facts["version"], 14)
+    asked = facts["without"] and plan["setting"] == TRACKS_STATES
+    return bool(asked) and models.has_drafts(plan["of"]) and not _before(facts["version"], 14)
+
+
+def given_back(
+    plan: dict, ask: dict, mine: dict, reference: dict, router: bool
+) -> list[compare.Verdict]:
+    """Hidden states and routed experts, where they were asked for."""
+    name = next(
+        (name for name, words in ask.items() if words.keys() & RETURNS),
+        None,
+    )
+    if name is None:
+        return []
+    right, config = reference[name], models.MODELS[plan["of"]]
+    alone = cases.gathered(reference[alone_of(name)], cases.of_pass(name))
+    batches = {call: right[call] for call in alone}
+    found = []
+    if "return_hidden_states" in ask[name]:
+        rows = compare.tally(returned.as_answers(alone, batches))
+        limits = compare.limits(router, plan["mode"] == modes.INDUCTOR, rows)
+        found = [returned.same_rows("hidden states are eager prefill's", mine[name], right, limits)]
+    if router:
+        shape = config["num_hidden_layers"], config["num_experts_per_tok"]
+        usual = returned.choices(alone, batches, *shape)
+        found.append(
+            returned.same_choices(
+                "routed experts are eager prefill's",
+                returned.choices(mine[name], right, *shape),
+                usual,
+            )
+        )
+    return found
+
+
+def counted(prefills: Sequence[dict]) -> dict:
+    """How many prefills ran on a graph, and why the others did not."""
+    eager = [line for line in prefills if not launched(line)]
+    reasons = Counter(line.get("why") or "" for line in eager)
+    return {
+        "all": len(prefills),
+        "on_graph": len(prefills) - len(eager),
+        "eager": dict(reasons.most_common()),
+    }
+
+
+def launched(line: dict) -> bool:
+    return bool(line["runner"] and line["launches"])
+
+
+def ran(prefills: Sequence[dict], graph: bool) -> compare.Verdict:
+    """Whether prefills ran on the graph, and each that did not says why; none, on a reference."""
+    seen = counted(prefills)
+    if not graph:
+        return compare.Verdict(
+            "no prefill ran on a graph",
+            bool(seen["all"]) and not seen["on_graph"],
+            f"{seen['on_graph']} of {seen['all']} did",
+            seen,
+        )
+    silent = seen["eager"].get("", 0)
+    why = f"{seen['on_graph']} of {seen['all']} on the graph" + (
+        f", {silent} ran eagerly without a reason" if silent else ""
+    )
+    return compare.Verdict(
+        "prefills ran on the graph, and the others say why not",
+        seen["on_graph"] > 0 and not silent,
+        why,
+        seen,
+    )
+
+
+def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
+    """Whether every rank ran prefills, and where they share each one, all ran it the same way."""
+    by_rank: dict[str, list[bool]] = {}
+    for line in prefills:
+        by_rank.setdefault(line["process"], []).append(launched(line))
+    said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
+    alike = "dp_size" in plan["engine"] or len({tuple(rank) for rank in by_rank.values()}) == 1
+    good = (
+        len(by_rank) == plan["ranks"] and alike and (not graph or all(map(any, by_rank.values())))
+    )
+    return compare.Verdict(
+        "every rank ran its prefills alike",
+        good,
+        f"{len(by_rank)} ranks of {plan['ranks']}, on the graph: {said or 'none'}",
+    )
+
+
+def sizes_within(sizes: Sequence[int], context: int) -> compare.Verdict:
+    """Whether no graph was captured for more tokens than the context has."""
+    why = f"{len(sizes)} sizes, up to {sizes[-1]}" if sizes else "no captured size was seen"
+    good = bool(sizes) and sizes[-1] <= context
+    return compare.Verdict("no captured size is beyond the context", good, why)
+
+
+def _before(version: str, patch: int) -> bool:
+    """Whether a release comes before 0.5.patch."""
+    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
+
+
+def mixed_eagerly(passes: dict, limits: compare.Limits) -> list[compare.Verdict]:
+    """Whether eager prefill itself answers the same when it is mixed: else no graph is at fault."""
+    if cases.MIXED_EAGERLY not in passes:
+        return []
+    what = "eager prefill answers the same mixed with decoding, tokens alone"
+    return [compare.same_answers(what, passes[cases.MIXED_EAGERLY], passes[cases.MIXED], limits)]
+
+
+def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:
+    """Whether decoding requests were in prefills: else the setting shows nothing."""
+    began, ended = (
+        min(call["from"] for call in answers.values()),
+        max(call["to"] for call in answers.values()),
+    )
+    seen = counted(
+        [line for line in prefills if line["mode"] == "MIXED" and began <= line["at"] <= ended]
+    )
+    return compare.Verdict(
+        "prefills were mixed with decoding",
+        seen["all"] > 0,
+        f"{seen['all']} were, {seen['on_graph']} of them on the graph",
+        seen,
+    )
+
+
+def by_turns(turns: dict) -> compare.Verdict:
+    """Whether two servers side by side answered one call each in turn."""
+    answers, missed = turns.get("answers", 0), turns.get("missed", 0)
+    return compare.Verdict(
+        "two servers answered by turns",
+        answers > 0 and not missed,
+        f"{answers} answers, {missed} not in turn",
+    )
+
+
+def table(facts: dict, runs: Sequence[dict], left_out: Sequence[dict]) -> list[str]:
+    """One line for each graph mode: the verdict, prefills on the graph, and why others were
+    eager."""
+    tree = f"without {facts['without']}" if facts["without"] else "patched"
+    lines = [
+        (
+            f"| {facts['version']} {tree} on {facts['gpu']['name']} | verdict | on the graph |"
+            " eager, and why |"
+        ),
+        "|---|---|---|---|",
+    ]
+    for one in runs:
+        if one["mode"] in modes.REFERENCES and one["verdict"] == "passed":
+            continue
+        seen = one.get("prefills", {"all": 0, "on_graph": 0, "eager": {}})
+        eager = "; ".join(
+            f"{count} × {reason or 'no reason'}" for reason, count in seen["eager"].items()
+        )
+        verdict = one["verdict"] + (f": {one['why'][:160]}" if one["why"] else "")
+        lines.append(
+            f"| {title(one)} | {verdict} | {seen['on_graph']} of {seen['all']} |"
+            f" {eager[:240] or '-'} |".replace("\n", " ")
+        )
+    return lines + [f"| {title(one)} | left out: {one['why']} | - | - |" for one in left_out]

@@ -1,0 +1,118 @@
+"""Servers that stand for an engine which one question of tests/gpu is asked: right ones, and such
+as have the fault that the question is about."""
+
+from __future__ import annotations
+
+
+def answered(tokens: list[int], cached: int = 0) -> dict:
+    """As sglang.Engine.generate() returns it."""
+    info = {
+        "cached_tokens": cached,
+        "output_token_logprobs": [(-1.0, token) for token in tokens],
+        "output_top_logprobs": [[(-1.0, token), (-9.0, 0)] for token in tokens],
+    }
+    return {"output_ids": tokens, "meta_info": info}
+
+
+class Server:
+    """Answers follow from the prompt, and from `off` of it. calls: what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def flush_cache(self) -> None:
+        assert self.calls, "up to 0.5.9 a flush as the first call never returns"
+        self.calls.append("flush")
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, **_) -> list[dict]:
+        self.calls.append("generate")
+        each = sampling_params if isinstance(sampling_params, list) else [sampling_params]
+        each *= len(input_ids) // len(each)
+        return [
+            self.answer(tuple(prompt), words["max_new_tokens"], (number, len(input_ids)))
+            for number, (prompt, words) in enumerate(zip(input_ids, each, strict=True))
+        ]
+
+    def answer(self, prompt: tuple[int, ...], count: int, among: tuple[int, int]) -> dict:
+        """among: the prompt's number in its call, and how many there are."""
+        off, cached = self.off(prompt, among)
+        tokens = [sum(prompt) % 997 + off + number for number in range(count)]
+        self.keep(prompt, tokens)
+        return answered(tokens, cached)
+
+    def off(self, prompt: tuple[int, ...], among: tuple[int, int]) -> tuple[int, int]:
+        """How far the answer is off, and how many tokens were cached."""
+        raise NotImplementedError
+
+    def keep(self, prompt: tuple[int, ...], tokens: list[int]) -> None:
+        pass
+
+
+class Decoded(Server):
+    """For next_turn: keeps the first `keeps` tokens of prompts and answers. forgets: it goes on
+    from another state."""
+
+    def __init__(self, keeps: int = 256, forgets: bool = False) -> None:
+        super().__init__()
+        self.keeps, self.forgets, self.known = keeps, forgets, set()
+
+    def flush_cache(self) -> None:
+        self.known = set()
+
+    def off(self, prompt, among):
+        cached = max((n for n in range(len(prompt)) if prompt[:n] in self.known), default=0)
+        return 500 * bool(cached and self.forgets), cached
+
+    def keep(self, prompt, tokens):
+        self.known.add((prompt + tuple(tokens))[: self.keeps])
+
+
+class Mixed(Decoded):
+    """For mixed_states: keeps prompts' beginnings. forgets: of a state that was never written."""
+
+    def __init__(self, keeps: int = 640, forgets: bool = False) -> None:
+        super().__init__(keeps, forgets)
+
+    def off(self, prompt, among):
+        begun = prompt[: self.keeps] in self.known
+        return 500 * (begun and self.forgets), self.keeps if begun else 0
+
+    def keep(self, prompt, tokens):
+        self.known.add(prompt[: self.keeps])
+
+
+class Saturated(Server):
+    """stale: how many of the prompts that come at once start from another request's state."""
+
+    def __init__(self, stale: int = 0) -> None:
+        super().__init__()
+        self.stale = stale
+
+    def off(self, prompt, among):
+        number, count = among
+        return 500 * (count > 1 and number < self.stale), 0
+
+
+class Slots(Server):
+    """For first_answer: a pool of states as 0.5.6.post2 has it. Slots are given out in order, and
+    one that is given back is emptied and comes last. Captures have written to slot 0.
+
+    from_slot: the first that is given out; deaf: it answers every prompt alike; unsteady: each
+    answer is another.
+    """
+
+    def __init__(self, from_slot: int = 1, deaf: bool = False, unsteady: bool = False) -> None:
+        super().__init__()
+        self.from_slot, self.deaf, self.unsteady = from_slot, deaf, unsteady
+        self.free, self.written = [*range(from_slot, from_slot + 16)], {0}
+
+    def flush_cache(self) -> None:
+        super().flush_cache()
+        self.free, self.written = [*range(self.from_slot, self.from_slot + 16)], set()
+
+    def off(self, prompt, among):
+        slot = self.free.pop(0)
+        off = 500 * (slot in self.written) + len(self.calls) * self.unsteady
+        self.written.discard(slot)
+        self.free.append(slot)
+        return off - (sum(prompt) % 997 if self.deaf else 0), 0

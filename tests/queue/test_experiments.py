@@ -1,0 +1,253 @@
+"""The table of experiments that run.py has: each row from its words to what it writes, without the
+engines."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gpumodules
+import pytest
+import questions
+from gpumodules import GPU
+from test_gpu_ready import SEEN
+
+LOG = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
+ROWS = subprocess.run(
+    [sys.executable, "-c", "import experiments; print(*experiments.EXPERIMENTS)"],
+    cwd=GPU,
+    capture_output=True,
+    text=True,
+    check=True,
+).stdout.split()
+SERVERS = {
+    "next_turn": questions.Decoded,
+    "mixed_states": questions.Mixed,
+    "saturated": questions.Saturated,
+    "first_answer": questions.Slots,
+}
+KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
+KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
+KNOWN |= {"chunked_prefill_size", "disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
+
+
+class Host:
+    """What stands for the GPU host. dies: whether its engines do; ran: what was done, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dies: bool = False) -> None:
+        monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.16"))
+        self.run, self.dies, self.ran = gpumodules.load(monkeypatch, "run"), dies, []
+        facts = {"tag": "v0.5.16", "version": "0.5.16", "queue": "", "patches": []}
+        facts |= {"gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
+        gpus = [self.run.machine.Gpu(str(n), "H", "1", 1, "9.0") for n in range(2)]
+        run, ready = self.run, importlib.import_module("ready")
+        for module, name, stand_in in (
+            (run.machine, "describe", lambda place, options: facts),
+            (run.machine, "visible", lambda: gpus),
+            (run.commandline, "fields", lambda options: KNOWN),
+            (run.commandline, "untouched_place", self._untouched),
+            (run.kernels, "make", lambda *_: self.ran.append("kernels") or 1.0),
+            (run.kernels, "made_ahead", lambda *_: contextlib.nullcontext()),
+            (run.launch, "run_all", self._run_all),
+            (ready, "_seen", lambda *_: SEEN),
+            (ready, "_listing", lambda place: "sha256:0"),
+            (subprocess, "run", lambda words, **_: self.ran.append(words[-1])),
+        ):
+            monkeypatch.setattr(module, name, stand_in)
+        monkeypatch.setattr(importlib.import_module("experiment"), "make_models", self._models)
+
+    def _untouched(self, place, options):
+        self.ran.append(f"untouched of {options.untouched}")
+        return place
+
+    def _models(self, place, names) -> None:
+        for name in names:
+            folder = place.scratch / "models" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "model.safetensors").touch()
+        self.ran.append(f"models {' '.join(names)}")
+
+    def _run_all(self, place, jobs, width, deadline, say, **words) -> None:
+        for job in jobs:
+            self.ran.append(f"{job.script.name} on port {job.plan['port']}")
+            log = place.out / f"{job.name}.log"
+            log.write_text("RuntimeError: none" if self.dies else LOG)
+            job.code, job.why = (1, "exit code 1") if self.dies else (0, "")
+            if not self.dies:
+                Path(job.plan["out"]).write_text(json.dumps(answered(job)))
+
+    def main(self, out: Path, *words: str) -> tuple[int, dict]:
+        """The exit code of a row, and what was written of it."""
+        code = self.run.main([*words, "--out", str(out)])
+        return code, json.loads((out / f"{words[0]}.json").read_text())
+
+
+def answered(job) -> dict:
+    """What an engine writes that answers a job rightly."""
+    made = {"start_s": 1.0, "pass_s": {}, "flags": {}, "dropped_flags": [], "report": None}
+    if job.script.name == "solo_engine.py":
+        question = importlib.import_module(job.plan["question"])
+        mixed = [{"mode": "MIXED"}] * 40
+        return made | question.asked(SERVERS[job.plan["question"]]()) | {"prefills": mixed}
+    if job.script.name == "asleep_engine.py":
+        from test_asleep import engine
+
+        eager = job.plan["mode"] == "eager"
+        stale = ["other weights"] if "rebind" in job.name and not eager else []
+        return made | engine(job.plan["steps"], stale=stale)
+    if job.script.name == "images_engine.py":
+        from test_images import engine
+
+        images = importlib.import_module("images")
+        return made | engine(images, {images.TEXT} if "breakable" in job.name else ())
+    cases = importlib.import_module("cases")
+    names = job.plan.get("passes") or cases.passes(job.plan["mode"])
+    return made | {
+        "passes": {name: passed(cases.of_pass(name)) for name in names},
+        "prefills": [],
+    }
+
+
+def passed(calls) -> dict:
+    """A pass: every prompt has an answer of its own."""
+
+    def one(prompt: tuple[int, ...], count: int) -> dict:
+        tokens = [sum(prompt) % 997 + number for number in range(count)]
+        best = [[-1.0, -9.0]] * count
+        return {"tokens": tokens, "logprobs": [-1.0] * count, "best": best, "cached": 0}
+
+    return {
+        call.name: {
+            "from": 1.0,
+            "to": 2.0,
+            "answers": [one(prompt, call.new_tokens) for prompt in call.prompts],
+        }
+        for call in calls
+    }
+
+
+# judged by what the watch saw, which no stand-in has
+WATCHED = {"plain", "context-flag", "context-config", "returns", "mixed-chunk", "extra-buffer"}
+WATCHED |= {"dp-attention", "dp-returns", "rounds"}
+
+
+@pytest.mark.parametrize("name", [row for row in ROWS if row != "proof"])
+def test_each_row_starts_its_engines_judges_and_writes(monkeypatch, tmp_path, capsys, name):
+    host = Host(monkeypatch)
+    code, written = host.main(tmp_path, name)
+    row = host.run.experiments.EXPERIMENTS[name]
+    assert (written["experiment"], written["tag"], written["without"]) == (name, "v0.5.16", "")
+    assert {run["experiment"] for run in written["runs"]} == {name}
+    assert {run["model"] for run in written["runs"]} == {*row.models}
+    assert written["checks"] and all(run["checks"] for run in written["runs"])
+    verdicts = {run["verdict"] for run in written["runs"]}
+    assert ("failed" in verdicts) is (name in WATCHED), written["checks"]
+    assert code == int("failed" in verdicts) and written["passed"] is (code == 0)
+    said = capsys.readouterr().out
+    assert all(check["what"] in said for check in written["checks"])
+    ports = [int(done.rpartition(" ")[2]) for done in host.ran if " on port " in done]
+    assert ports == [row.port + 20 * number for number in range(len(ports))]
+    assert bool(ports) is (name != "ready")
+
+
+@pytest.mark.parametrize("name", [row for row in ROWS if row not in ("proof", "ready")])
+def test_engines_that_die_fail_each_row(monkeypatch, tmp_path, name):
+    code, written = Host(monkeypatch, dies=True).main(tmp_path, name)
+    assert code == 1 and {run["verdict"] for run in written["runs"]} <= {"failed", "not run"}
+    assert all(
+        "exit code 1" in run["why"] and "RuntimeError" in run["why"] for run in written["runs"]
+    )
+
+
+def test_an_engine_that_dies_is_the_one_fault_of_a_question(monkeypatch, tmp_path):
+    _, written = Host(monkeypatch, dies=True).main(tmp_path, "next_turn")
+    [check] = written["checks"]
+    assert check["what"] == "every engine answered" and not check["good"]
+    assert check["why"] == "exit code 1 RuntimeError: none"
+
+
+def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
+    host = Host(monkeypatch)
+    words = ("--without", "queue", "--untouched", "own")
+    code, written = host.main(tmp_path, "next_turn", *words)
+    assert code == 1 and written["without"] == "queue"
+    assert written["checks"][-1]["what"] == "answers otherwise without queue, as it must"
+    assert host.ran[0] == "untouched of own" and host.ran[-1].endswith("on port 30000")
+    assert (tmp_path / "next-turn.queue.json").is_file()
+
+
+def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
+    host = Host(monkeypatch)
+    host.main(tmp_path, "first_answer")  # has Triton's attention
+    assert "kernels" not in host.ran
+    host.main(tmp_path, "next_turn")
+    assert "kernels" in host.ran
+
+
+def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
+    host, seen = Host(monkeypatch), []
+    monkeypatch.setattr(
+        host.run.launch, "run_all", lambda place, jobs, *_, **__: seen.append([*jobs])
+    )
+    host.main(tmp_path, "context-flag", "next_turn", "context-config")
+    names = [{job.name.partition(".")[0] for job in jobs} for jobs in seen]
+    assert names == [{"context-flag", "context-config"}, {"next-turn"}]
+
+
+def test_the_table_is_listed(monkeypatch, capsys):
+    run = gpumodules.load(monkeypatch, "run")
+    assert run.main(["--list"]) == 0
+    blocks = capsys.readouterr().out.split("\n  checked: ")
+    assert len(blocks) == 1 + len(ROWS)
+    for row in run.experiments.EXPERIMENTS.values():
+        assert f"{row.name}: {row.what}\n  models: {' '.join(row.models)}\n" in "".join(blocks)
+
+
+def test_the_runner_needs_the_standard_library_alone(tmp_path):
+    """A host may have nothing but a bundle, whose packages its engines have."""
+    words = [sys.executable, "-I", "-S", str(GPU / "run.py"), "--list"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_takes_its_ports_from_where_it_is_told(monkeypatch, name):
+    run = gpumodules.load(monkeypatch, "run")
+    row = run.experiments.EXPERIMENTS[name]
+    assert run.parse([name, "--out", "results"]).port_base == row.port
+    options = run.parse([name, "--out", "results", "--port-base", "45000"])
+    assert options.port_base == 45000 and options.untouched is None
+    assert run.parse([name, "--out", "r", "--untouched", "own"]).untouched == Path("own")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "nonsense: is no experiment; --list shows them"),
+        (["next_turn", "--model", "llama"], "--model: next_turn does not take it"),
+        (["proof", "--tp", "2"], "--tp: proof does not take it"),
+        (["agree", "--without", "queue"], "--without: agree has no control"),
+        (["next_turn", "--without", "all"], "--without: next_turn has one of queue"),
+        ([], "the following arguments are required: --out"),
+    ],
+)
+def test_wrong_words_are_refused(monkeypatch, capsys, words, said):
+    run = gpumodules.load(monkeypatch, "run")
+    with pytest.raises(SystemExit):
+        run.parse([*words, *(["--out", "there"] if words else [])])
+    assert said in capsys.readouterr().err
+
+
+def test_two_gpus_are_given_to_each_server_that_needs_them(monkeypatch):
+    run = gpumodules.load(monkeypatch, "run")
+    job = run.launch.Job
+    jobs = [job(name, Path("x"), {"gpus": count}, 1) for name, count in (("a", 1), ("b", 2))]
+    one, two = run.by_gpus(jobs, ["0", "1", "2"])
+    assert one == (["0", "1", "2"], [jobs[0]]) and two == (["0,1"], [jobs[1]])
+    assert run.by_gpus(jobs, ["0"]) == [(["0"], [jobs[0]])]
+    assert jobs[1].why == "it needs 2 GPUs, 1 can be used"
