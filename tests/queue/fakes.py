@@ -24,7 +24,7 @@ from evidence import harness as rules
 from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
-from patchqueue.laying import apply, patched
+from patchqueue.laying import apply, check
 from patchqueue.upstream import pin, pins, source
 from patchqueue.wheels import build
 
@@ -171,7 +171,7 @@ class Project:
         """Write the tree that the queue makes of every release; their wheels are in the cache, or
         come into it."""
         self.warm()
-        patched.write(self.root, pins.load(self.root).all, None)
+        check.write(self.root, pins.load(self.root).all, None)
 
     def apply(self, origin: object = None, **options) -> apply.Report:
         return apply.apply(self.root, self.pin, str(origin) if origin else None, **options)

@@ -25,7 +25,7 @@ from patchqueue.handover import backport, onefile
 from patchqueue.install import inplace, journal
 from patchqueue.laying import laid
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.replay import nearest
+from patchqueue.laying.matching import nearest
 from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series

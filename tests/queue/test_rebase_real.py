@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from patchqueue.laying import quilt
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.place import edits
+from patchqueue.laying.context import edits
 from patchqueue.laying.selection import Selection, select
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..hint import counted
-from ..laying.place import Row, in_front, lay_patch
+from ..laying.matching import Row, in_front, lay_patch
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Hunk, Patch
 from ..queue.series import Queue

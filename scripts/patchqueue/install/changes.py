@@ -20,8 +20,7 @@ from ..files.tree import (
     to_sha256sum,
 )
 from ..laying import laid as laying
-from ..laying.selection import Selection
-from ..laying.settled import settle
+from ..laying.selection import Selection, settle
 from ..outcome import Refused
 from ..queue.series import PROVENANCE
 from ..wheels import build, plugin

@@ -30,9 +30,8 @@ from ..files.tree import (
 )
 from ..hint import some, to_type
 from ..laying.apply import load_queue
-from ..laying.place import Read
-from ..laying.selection import Selection, select
-from ..laying.settled import settle
+from ..laying.matching import Read
+from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue

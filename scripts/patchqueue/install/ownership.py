@@ -11,9 +11,8 @@ from pathlib import Path
 from ..files.tree import LAID
 from ..hint import in_clone
 from ..laying import laid
-from ..laying.place import Read, lay
+from ..laying.matching import Read, inverted, lay
 from ..laying.selection import Selection
-from ..laying.settled import inverted
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import FileDiff, parse_diff
 from ..queue.series import PACKAGE

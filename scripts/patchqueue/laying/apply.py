@@ -20,7 +20,6 @@ from ..files.tree import (
     hash_listing,
     list_folder,
     own_listing,
-    sha256,
     to_sha256sum,
 )
 from ..hint import some, to_type
@@ -34,10 +33,8 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import laid
 from . import quilt as quilts
-from .probe import probe
-from .replay import Replay
-from .selection import Selection, select
-from .settled import settle
+from .matching import Replay, listing_with
+from .selection import Selection, probe, select, settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
@@ -217,7 +214,7 @@ def _build(
     if quilts.applied(aside) != list(pushed):
         what = f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    expected = before | {path: sha256(content) for path, content in planned.files.items()}
+    expected = listing_with(before, planned.files)
     after = list_folder(aside)
     if after != expected:
         what = f"quilt and the replay made different files: {some(differing(after, expected))}"

@@ -20,7 +20,7 @@ from ..files.record import text_of as record_text
 from ..files.tree import LAID, LISTING, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
-from .place import Read, split_lines
+from .matching import Read, split_lines
 
 PREFIX = "python/"
 NONE = Edits()

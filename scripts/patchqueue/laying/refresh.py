@@ -21,17 +21,17 @@ from ..files.tree import differing, list_folder, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
 from ..queue import guards, patchfile, series
-from ..queue.edit import Change, Lines, joined, tried, variant
+from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
 from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
-from . import patched
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
-from .patched import rows_on
-from .place import Files, Row, fitted, in_front, lay_patch, one_text, rendered
+from .check import change_of
+from .context import fitted, one_text, rendered
+from .matching import Files, Row, in_front, lay_patch, listing_with
 from .selection import Selection
 from .worktree import State, WorkTree, read_record
 
@@ -104,8 +104,9 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
         edited = _edited(root, pin, add, pristine)
-        changes = patched.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine))
-        patched.put(root, changes)
+        planned = _plan(root, pins, pin, queue, edited or Tree(), pristine)
+        changes = [change for change in planned if _differs(root / change.path, change.content)]
+        write(root, changes)
     try:
         load_queue(root)
     except Refused as refusal:
@@ -113,6 +114,10 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
             LOG.info(str(problem))
         return changes, None
     return changes, apply(root, pin, None, discard=True)
+
+
+def _differs(file: Path, content: bytes) -> bool:
+    return not file.is_file() or file.read_bytes() != content
 
 
 def _made_of(root: Path, pin: Pin) -> Source:
@@ -198,14 +203,15 @@ def _plan(
     made, _ = tried(queue, changes)
     changed = [other for other in pins.all if other == pin or _changes(queue, made, other)]
     trees = {
-        other.version: patched.tree_of(made, other, source.fetch(other, None)) for other in changed
+        other.version: Selection(made, other).patched_tree(source.fetch(other, None))
+        for other in changed
     }
-    changes += patched.changes_of(root, trees)
+    changes += change_of(root, trees)
     selection = Selection(made, pin)
     replayed = selection.replay(pristine.read)
     if replayed.problems:
         raise Refused(replayed.problems)
-    kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
+    kept = listing_with(pristine.listing(), replayed.files)
     now = selection.stack(replayed)
     lost = [
         path
@@ -298,10 +304,9 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below, known = Lines.of(old), "", [other.version for other in pins.all]
-    rows = rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
     here = {
         row.patch: (row, rendered(queue.patches[row.patch], row))
-        for row in rows
+        for row in Selection(queue, pin).replay(source.fetch(pin, None).read).steps
         if row.lines is not None
     }
     entries = {entry.name: entry for entry in queue.entries}
@@ -391,7 +396,6 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     names = [each.name for each in queue.select(pin.version)]
     first = names[: names.index(patch.name)]
     entries = tuple(entry for entry in queue.entries if entry.name in first)
-    _, files = rows_on(replace(queue, entries=entries), pin.version, read)
-    below = in_front(files, read)
+    below = in_front(Selection(replace(queue, entries=entries), pin).replay(read).files, read)
     found = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in found.items() if content is not None}

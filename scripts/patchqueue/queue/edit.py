@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from packaging.version import Version
 
+from ..files import atomic
 from ..outcome import Problem, Refused
 from . import guards, patchfile, series
 from .series import Entry, Queue
@@ -98,6 +100,13 @@ def variant(
         raise Refused.of("bad-variant", where, "is there already, for another release", hint)
     lines.insert(entry.name, name, guard)
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
+
+
+def write(root: Path, changes: Iterable[Change]) -> None:
+    """Write the files of these changes, all or none; of one file the last."""
+    files = {change.path: change.content for change in changes}
+    if files:
+        atomic.write_all(root, files, root / atomic.JOURNAL)
 
 
 def joined(head: str, diff: str) -> bytes:

@@ -103,22 +103,6 @@ def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     return replace(patch, content=(head + render(files)).encode(), files=files)
 
 
-def at_lines(patch: Patch, lines: Iterable[int]) -> Patch:
-    """The same text with its hunks at these lines of the old file, one for each hunk."""
-    starts = iter(lines)
-    return of_files(
-        patch,
-        (
-            replace(file, hunks=tuple(_moved(hunk, next(starts)) for hunk in file.hunks))
-            for file in patch.files
-        ),
-    )
-
-
-def _moved(hunk: Hunk, line: int) -> Hunk:
-    return replace(hunk, old_start=line, new_start=hunk.new_start + line - hunk.old_start)
-
-
 def split(text: str) -> tuple[str, str]:
     """A patch file's text as (header, diff); the diff begins at the first line that only a diff can
     have."""

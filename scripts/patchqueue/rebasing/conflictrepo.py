@@ -19,7 +19,7 @@ from packaging.version import Version
 from ..files import atomic
 from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder, sha256
-from ..laying.place import Files, Row
+from ..laying.matching import Files, Row
 from ..outcome import Outcome, Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release

@@ -17,8 +17,8 @@ from functools import cached_property
 from packaging.version import Version
 
 from ..hint import counted, to_type
-from ..laying.place import Files, Read, Row, in_front, lay_patch
-from ..laying.probe import passes
+from ..laying.matching import Files, Read, Row, in_front, lay_patch
+from ..laying.selection import passes
 from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
 from ..upstream import source

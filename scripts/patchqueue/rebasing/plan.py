@@ -9,9 +9,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from ..laying import patched
-from ..laying.place import Row, edits, one_text, rendered
-from ..laying.replay import replay
+from ..files.tree import hash_python
+from ..laying.check import change_of
+from ..laying.context import edits, one_text, rendered
+from ..laying.matching import Row, listing_with, replay
+from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
@@ -62,8 +64,8 @@ def _tree(
     files = dict(queue.overlay_for(queue.select(release.version)))
     for row in rows:
         files |= row.after
-    tree = patched.tree_with(release.listing(), files)
-    return patched.changes_of(root, {release.version: tree})
+    tree = hash_python(listing_with(release.listing(), files))
+    return change_of(root, {release.version: tree})
 
 
 def prove(
@@ -191,7 +193,7 @@ def _text(
     for pin in served if all(map(source.is_cached, served)) else ():
         there = next(
             each
-            for each in patched.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
+            for each in Selection(queue, pin).replay(source.fetch(pin, None).read).steps
             if each.patch == entry.name
         )
         if there.lines is None:

@@ -20,7 +20,7 @@ from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
 from ..laying.apply import load_queue
-from ..laying.place import Row
+from ..laying.matching import Row
 from ..outcome import Refused
 from ..queue.edit import Change, with_changes
 from ..queue.series import Queue
