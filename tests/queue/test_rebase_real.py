@@ -27,7 +27,7 @@ from patchqueue.queue import series
 from patchqueue.queue.patchfile import split
 from patchqueue.rebasing import rebase
 from patchqueue.rebasing.forecast import Stages
-from patchqueue.rebasing.unified import unified
+from patchqueue.rebasing.plan import unified
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 

@@ -18,12 +18,12 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.run import own_git as git
-from ..files.tree import differing, hash_listing, list_folder, sha256
-from ..laying.matching import Files, Row
-from ..outcome import Outcome, Problem, Refused
+from ..files.tree import differing, hash_listing, list_folder
+from ..laying.matching import Files, Row, listing_with
+from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release
-from .forecast import Stages
+from .forecast import Stages, digest, overlay_of
 
 OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 FOR_A_PERSON = (  # settings of the repository itself
@@ -169,7 +169,7 @@ class Repository:
     def solution(self, release: Release, below: Files) -> Files:
         """The files that the person changed, as they are now. Raises Refused where they cannot be a
         patch, or still hold markers."""
-        expected = release.listing() | {path: sha256(content) for path, content in below.items()}
+        expected = listing_with(release.listing(), below)
         found, problems, changed = _listing(self.path), [], {}
         for name in differing(found, expected):
             where = f"{self.shown}/{name}"
@@ -198,27 +198,6 @@ class Repository:
 def tree_of(release: Release) -> str:
     """The tree hash of a release."""
     return hash_listing(release.listing())
-
-
-def contents(queue: Queue, rows: Iterable[Row]) -> Files:
-    """What lies on the release for these rows, a conflict last: the overlay files that they need,
-    and those that they change."""
-    rows = list(rows)
-    files = dict(_overlay(queue, rows))
-    for row in rows:
-        files |= row.after
-    return files
-
-
-def digest(queue: Queue, rows: Iterable[Row]) -> str:
-    """The same as one hash: an edit is good for this and nothing else."""
-    return hash_listing({path: sha256(content) for path, content in contents(queue, rows).items()})
-
-
-def _overlay(queue: Queue, rows: Iterable[Row]) -> Files:
-    return queue.overlay_for(
-        [queue.patches[row.patch] for row in rows if row.after or row.outcome is Outcome.CONFLICT]
-    )
 
 
 def _listing(folder: Path) -> dict[str, str]:
@@ -272,7 +251,7 @@ def _branch(queue: Queue, release: Release, rows: list[Row]) -> Iterator[bytes]:
     """The branch that a person works on: a commit for the overlay, and one for each patch that is
     laid."""
     yield from _commit(
-        "refs/heads/rebase", "The overlay", _overlay(queue, rows), f"refs/tags/{_tag(release)}"
+        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/{_tag(release)}"
     )
     for row in rows:
         if row.after:

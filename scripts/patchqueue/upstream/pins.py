@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomlkit
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ..files import record
+from ..files import atomic, record
+from ..files.locking import locked
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
 FILE = Path("upstream/pins.toml")
+HEAD = (
+    f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
+    " version (series guards aside).\n"
+)
 ENTRY = "[[revision]]\n"  # how a release begins in it
 TreeHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 # it names a folder in work/, and an argument of git
@@ -116,14 +122,17 @@ def _without_post(version: Version) -> Version:
     return Version(version.base_version)
 
 
-def version(name: str) -> Version:
-    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not
-    matter."""
+def version(
+    name: str,
+    what: str = "is no version, no wheel and no folder",
+    example: str = to_type("rebase", "0.5.24"),
+) -> Version:
+    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
+    Raises Refused where it is none, with `what` and an example."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        what = "is no version, no wheel and no folder"
-        step = f"name one as in {to_type('rebase', '0.5.24')}"
+        step = f"name one as in {example}"
         raise Refused.of("unknown-revision", repr(name), what, step) from None
 
 
@@ -173,3 +182,29 @@ def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
         return entry
     rest = re.sub(r"(?m)^patched = .*\n", "", entry)
     return re.sub(r"(?m)^(tree = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
+
+
+def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
+    """Write one more release into the file, which is made where there is none. Raises Refused where
+    the file is broken, or has the version already."""
+    check(entry.unwrap())
+    with locked(root / atomic.QUEUE_LOCK):
+        refuse_pinned(root, version)  # another run may have pinned one meanwhile
+        text = (
+            (root / FILE).read_text("utf-8")
+            if (root / FILE).is_file()
+            else HEAD + f'default = "{version}"\n\n'
+        )
+        document = tomlkit.parse(text)
+        document.setdefault("revision", tomlkit.aot()).append(entry)
+        atomic.write(root / FILE, tomlkit.dumps(document).encode())
+    return load(root).find(str(version))
+
+
+def refuse_pinned(root: Path, version: Version) -> None:
+    """Raise Refused where the file is broken, or has the version already."""
+    if not (root / FILE).is_file():
+        return
+    if any(pin.version == version for pin in load(root).all):
+        step = f"{to_type('rebase', version)} says what the queue does on it"
+        raise Refused.of("duplicate-pin", str(FILE), f"{version} is pinned already", step)

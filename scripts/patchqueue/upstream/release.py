@@ -23,6 +23,7 @@ from . import index, source
 from . import pins as pinning
 from .pin import wheel_of
 from .pins import Pin, Pins
+from .source import Archive
 
 LOG = logging.getLogger(__name__)
 
@@ -70,14 +71,13 @@ def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
         yield _of_folder(version, place)
     elif pin:
         pristine = source.fetch(pin, str(place) if named else origin)
-        yield Release(version, pristine.name, pristine.read, tuple(sorted(pristine.listing())))
+        yield _of_archive(version, pristine.name, pristine)
     elif origin and place.is_dir() and not _wheels(place, version) and not _has_tag(place, version):
         yield _of_folder(version, place)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
             file, kind = _archive(version, str(place) if named else origin, Path(space))
-            with _of_archive(version, file, kind) as release:
-                yield release
+            yield _of_archive(version, file.name, Archive(file, kind, file.name))
 
 
 def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
@@ -123,11 +123,9 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     return file, "wheel"
 
 
-@contextmanager
-def kept(version: Version, name: str, file: Path) -> Iterator[Release]:
+def kept(version: Version, name: str, file: Path) -> Release:
     """What `Release.keep` wrote."""
-    with _of_archive(version, file, "git") as release:
-        yield Release(version, name, release.read, release.paths)
+    return _of_archive(version, name, Archive(file, "git", file.name))
 
 
 def newer(pins: Pins) -> list[Version]:
@@ -235,17 +233,5 @@ def _of_folder(version: Version, folder: Path) -> Release:
     return Release(version, folder.resolve().name, read, paths)
 
 
-@contextmanager
-def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            found = source.members(archive, kind, file.name)
-
-            def read(path: str) -> bytes | None:
-                return archive.read(found[path]) if path in found else None
-
-            yield Release(version, file.name, read, tuple(sorted(found)))
-    except zipfile.BadZipFile as error:
-        raise Refused.of(
-            "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"
-        ) from None
+def _of_archive(version: Version, name: str, archive: Archive) -> Release:
+    return Release(version, name, archive.read, archive.paths)

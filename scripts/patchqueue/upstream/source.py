@@ -49,13 +49,10 @@ def cache_folder() -> Path:
 
 
 @dataclass
-class Source:
-    """One release's pristine files. archive: a checked zip; kind: "wheel" or "git"; name: its file,
-    or its commit."""
+class Archive:
+    """A release's files in a zip archive. kind: "wheel" or "git"; name: its file, or its commit."""
 
-    pin: Pin
     archive: Path
-    sha256: str
     kind: str
     name: str
 
@@ -78,25 +75,35 @@ class Source:
         member = self._members.get(path)
         return self._zip.read(member) if member else None
 
+    def listing(self) -> dict[str, str]:
+        """The tree's listing, read from the archive alone."""
+        return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(sorted(self._members))
+
+
+@dataclass
+class Source(Archive):
+    """A pinned release's pristine files, in an archive that was checked."""
+
+    pin: Pin
+    sha256: str
+
     def unpack(self, folder: Path) -> dict[str, str]:
         """Write the pristine tree into `folder` and return its listing.
 
         Raises Refused when it is not the pinned tree.
         """
-        listing, made = {}, set()
+        listing = {}
         for path, member in self._members.items():
             content, target = self._zip.read(member), folder / path
-            if target.parent not in made:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                made.add(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             listing[path] = sha256(content)
         self.verify(listing)
         return listing
-
-    def listing(self) -> dict[str, str]:
-        """The pristine tree's listing, read from the archive alone."""
-        return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
 
     def verify(self, listing: dict[str, str]) -> None:
         """Raise Refused unless the listing is what the pin says."""
@@ -210,7 +217,7 @@ def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
     if not path.is_file():
         return None
     if file_sha256(path) == wheel.sha256:
-        return Source(pin, path, wheel.sha256, "wheel", wheel.file)
+        return Source(path, "wheel", wheel.file, pin, wheel.sha256)
     LOG.info(f"the cached {wheel.file} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
     return None
@@ -236,9 +243,8 @@ def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
             continue
         with zipfile.ZipFile(path) as archive:
             commit = archive.comment.decode("ascii", "replace")
-        probe = Source(pin, path, digest, "git", commit)
-        if hash_python(probe.listing()) == pin.tree:
-            yield Source(pin, path, digest, "git", commit)  # not open: check sends it to a process
+        if hash_python(Archive(path, "git", commit).listing()) == pin.tree:
+            yield Source(path, "git", commit, pin, digest)  # not open: check sends it to a process
 
 
 def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
@@ -262,9 +268,9 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         what = f"its sha256 is {digest}, pinned is {pinned}"
         step = "do not use it; see where your package index gets it from"
         raise Refused.of("wrong-sha256", file.name, what, step)
-    probe = Source(pin, file, digest, "wheel", wheel.file)
+    probe = Source(file, "wheel", wheel.file, pin, digest)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
-    return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
+    return Source(_keep(file, digest, wheel.file, cache), "wheel", wheel.file, pin, digest)
 
 
 def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
@@ -288,9 +294,9 @@ def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
     with _workspace(cache) as space:
         file, commit = archive_of_tag(pin.tag, origin, space)
         digest = file_sha256(file)
-        probe = Source(pin, file, digest, "git", commit)
+        probe = Source(file, "git", commit, pin, digest)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
-        return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
+        return Source(_keep(file, digest, file.name, cache), "git", commit, pin, digest)
 
 
 def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
