@@ -6,6 +6,7 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -173,8 +174,12 @@ def _unpacked(home: Path) -> Quilt:
 @kept
 def _opened(folder: Path, inode: int) -> int:
     """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
-    another folder there."""
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    another folder there. Low numbers are not safe: quilt's own scripts open 3, 4 and 5 anew."""
+    low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 64)
+    finally:
+        os.close(low)
 
 
 def _fetch(home: Path, cache: Path) -> None:
