@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
 LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
 RUNNER = "python/sglang/srt/runner.py"
+# how `quilt refresh` writes a patch in the form of the queue
+QUILT_FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
 
 
 def numbered(count: int, name: str = "step") -> str:

@@ -238,7 +238,7 @@ def test_one_text_serves_two_releases(two):
         engine = quilt.find(source.cache_folder())
         engine.run(tree, "pop", "-a")
         assert b"offset" not in engine.run(tree, "push", COUNT).stdout
-        engine.run(tree, "refresh", *quilt.FORM, check=False)
+        engine.run(tree, "refresh", *fakes.QUILT_FORM, check=False)
         assert (tree / "patches" / COUNT).read_bytes() == before, (
             "it is in the form that quilt writes"
         )

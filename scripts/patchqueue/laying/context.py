@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from packaging.version import Version
 
+from ..files import run as programs
+from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch, of_files
 from .matching import Files, Row, find, lay_patch, line_at, split_lines
 
@@ -195,3 +199,30 @@ def _start(run: _Run, text: str, done: int) -> int | None:
             elsewhere = not gone and bool(list(find(text, unused, done)))
             return line_at(text, found[0]) - 1 + over if len(found) == 1 and not elsewhere else None
     return None
+
+
+def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
+    """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
+    Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
+    program."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
+        return "".join(
+            _diff(Path(space), path, before[path], after[path])
+            for path in sorted(after)
+            if before[path] != after[path]
+        )
+
+
+def _diff(space: Path, path: str, before: bytes, after: bytes) -> str:
+    (space / "before").write_bytes(before)
+    (space / "after").write_bytes(after)
+    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
+    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
+    try:
+        return programs.run(programs.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
+    except programs.Failed as failure:
+        raise Refused.of("diff-failed", path, failure.said, "report this") from None
+    except UnicodeDecodeError:
+        what = "has text that is not UTF-8 beside the change"
+        step = "a patch is UTF-8; leave those lines alone"
+        raise Refused.of("not-utf-8", path, what, step) from None

@@ -4,24 +4,22 @@ proved before anything is written."""
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from ..files import run
 from ..files.tree import hash_python
 from ..laying.check import change_of
-from ..laying.context import edits, one_text, rendered
+from ..laying.context import edits, one_text, rendered, unified
 from ..laying.matching import Row, listing_with, replay
 from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
 from ..queue.lint import lint
-from ..queue.patchfile import CONTEXT, Patch, of_files
+from ..queue.patchfile import Patch, of_files
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pins
@@ -195,33 +193,6 @@ def _text(target: Target, queue: Queue, entry: Entry, row: Row, diff: str) -> Pa
         texts[pin.version] = rendered(patch, there)
         below[pin.version] = there.before
     return one_text(texts, below)
-
-
-def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
-    """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
-    Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
-    program."""
-    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
-        return "".join(
-            _diff(Path(space), path, before[path], after[path])
-            for path in sorted(after)
-            if before[path] != after[path]
-        )
-
-
-def _diff(space: Path, path: str, before: bytes, after: bytes) -> str:
-    (space / "before").write_bytes(before)
-    (space / "after").write_bytes(after)
-    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
-    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
-    try:
-        return run.run(run.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
-    except run.Failed as failure:
-        raise Refused.of("diff-failed", path, failure.said, "report this") from None
-    except UnicodeDecodeError:
-        what = "has text that is not UTF-8 beside the change"
-        step = "a patch is UTF-8; leave those lines alone"
-        raise Refused.of("not-utf-8", path, what, step) from None
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:
