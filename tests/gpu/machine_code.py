@@ -27,6 +27,11 @@ def disassembled(cubin: bytes) -> str:
         return subprocess.run([tool, "-c", code], text=True, capture_output=True, check=True).stdout
 
 
+def miscompiled(cubin: bytes) -> bool:
+    """Whether a product may still be under way where its operands are overwritten."""
+    return bool(products_over_back_edges(disassembled(cubin)))
+
+
 def products_over_back_edges(text: str) -> list[str]:
     """The products whose left operand lies in registers, and that may be under way where a loop
     begins anew.

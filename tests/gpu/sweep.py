@@ -291,6 +291,15 @@ def wrong(layer: Layer, name: str, tile: dict[str, int]) -> str:
 def miscompiled(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) -> bool:
     """Whether Triton miscompiles a kernel that is launched with the tile. What does not fit on the
     GPU is not: it has no times."""
+    try:
+        kernels = launched(launch, tile)
+    except Exception:  # shared memory, registers: told where it is timed
+        return False
+    return any(machine_code.miscompiled(kernel.asm["cubin"]) for kernel in kernels)
+
+
+def launched(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) -> list[Any]:
+    """The compiled kernels that are launched with the tile. Raises what the launch raises."""
     from triton.runtime.jit import JITFunction
 
     made: list[Any] = []
@@ -301,14 +310,10 @@ def miscompiled(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) 
         return made[-1]
 
     with replaced(JITFunction, "run", noted):
-        try:
-            launch(tile)
-        except Exception:  # shared memory, registers: told where it is timed
-            return False
+        launch(tile)
     if not made:
         raise SystemExit("the launch's kernel was not seen")
-    codes = [machine_code.disassembled(kernel.asm["cubin"]) for kernel in made]
-    return any(machine_code.products_over_back_edges(code) for code in codes)
+    return made
 
 
 def small(tile: dict[str, int]) -> dict[str, int]:

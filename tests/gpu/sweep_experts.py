@@ -6,12 +6,13 @@ A table is for a number of experts E and an intermediate size N of one rank; mod
 hidden sizes share one. Every candidate is timed at some numbers of tokens, and those near the best
 at the others: the release's own sequence of kernels in a CUDA graph, with routing that changes
 between calls, so that no call finds its experts' weights in the L2 cache. A tile whose results
-differ from a sum in float32, or at which Triton miscompiles the kernel, is not timed. A table names
-for each number of tokens a tile that is best there and at the neighbouring numbers, for all hidden
-sizes, and never one that is slower than the release's default.
+differ from a sum in float32 is not timed, and one at which Triton miscompiles the kernel is not
+chosen. A table names for each number of tokens a tile that is best there and at the neighbouring
+numbers, for all hidden sizes, and never one that is slower than the release's default.
 
 RESULTS/configs/triton_X_Y_Z/E=…,N=…,device_name=….json are the tables, in the format of
-get_moe_configs; RESULTS/sweep_experts.json has every time. Some 90 s a hidden size on an H100.
+get_moe_configs; RESULTS/sweep_experts.json has every time. How long a sweep takes is printed
+first: an estimate for an H100 with 16 cores.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import machine_code
 import sweep as mamba_sweep
 
 Tile = tuple[int, ...]  # M, N and K of a block, group of blocks, warps, stages
@@ -55,7 +58,9 @@ NEAR = 1.03  # a tile this close to the best of a number of tokens may serve tha
 FAR = 1.3  # a tile farther from the best of an anchor is not timed beside the anchor
 TOLERANCE = 1.2e-2  # relative error of bfloat16 results, Frobenius
 SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
-SECONDS = 90  # of one hidden size, as measured on an H100 with 16 cores
+# seconds of one hidden size, and more for each GB of weights: 388 tiles are compiled, and timed in
+# some 1900 graphs of four calls. Estimated for an H100 with 16 cores, not measured yet.
+SECONDS, SECONDS_PER_GB = 110, 21
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,11 @@ class Experts:
     def bytes_of_weights(self) -> int:
         return self.experts * self.size * self.hidden * (3 if self.gated else 2) * 2
 
+    @property
+    def seconds(self) -> float:
+        """How long a sweep is estimated to take."""
+        return SECONDS + SECONDS_PER_GB * self.bytes_of_weights / 1e9
+
     def floor_us(self, tokens: int, bytes_per_us: float = 3.0e6, flops_per_us: float = 750e6):
         """The larger of reading the weights of the experts that are hit once, and of the
         arithmetic, in microseconds."""
@@ -88,6 +98,7 @@ Q122 = ("Qwen3.5-122B-A10B", 256, 3072, 8)
 Q397 = ("Qwen3.5-397B-A17B", 512, 4096, 10)
 KIMI = ("Kimi-Linear-48B-A3B", 256, 2304, 8)
 NANO = ("Nemotron-3-Nano-30B-A3B", 128, 2688, 6)
+SUPER = ("Nemotron-3-Super-120B-A12B", 512, 1024, 22)  # hidden: its moe_latent_size
 
 
 def of(model: tuple[str, int, int, int], size: int, gated: bool = True) -> Experts:
@@ -107,18 +118,22 @@ SHAPES: dict[tuple[int, int], tuple[Experts, ...]] = {
     (256, 128): (of(Q35, 128),),
     (128, 1856): (of(NANO, 1856, gated=False),),
     (128, 928): (of(NANO, 928, gated=False),),
+    (512, 2688): (of(SUPER, 2688, gated=False),),
+    (512, 1344): (of(SUPER, 1344, gated=False),),
 }
 
 
 def shape(text: str) -> tuple[Experts, ...]:
-    """E,N of SHAPES, or E,N,HIDDEN,TOP_K of another model."""
+    """E,N of SHAPES, or E,N,HIDDEN,TOP_K of another model; with ,relu2 if its experts have no
+    gate."""
     try:
-        numbers = tuple(map(int, text.split(",")))
+        numbers = tuple(map(int, text.removesuffix(",relu2").split(",")))
     except ValueError:
         numbers = ()
     if len(numbers) == 4:
         experts, size, hidden, top_k = numbers
-        return (Experts("named on the command line", experts, size, hidden, top_k),)
+        gated = not text.endswith(",relu2")
+        return (Experts("named on the command line", experts, size, hidden, top_k, gated),)
     if numbers not in SHAPES:
         known = " ".join(f"{experts},{size}" for experts, size in SHAPES)
         raise argparse.ArgumentTypeError(f"{text!r} is none of {known} and no E,N,HIDDEN,TOP_K")
@@ -261,12 +276,20 @@ class Batch:
                 error = float((self.run(inputs, words).float() - wanted).norm() / wanted.norm())
             except Exception as failure:  # shared memory, registers
                 return f"{type(failure).__name__}: {str(failure)[:80]}"
-            if error >= TOLERANCE:
-                return f"{error:.3f} off"
-            bad = mamba_sweep.miscompiled(lambda words: self.run(inputs, words), words)
-            return "miscompiled" if bad else ""
+            return f"{error:.3f} off" if error >= TOLERANCE else ""
 
         return wrong
+
+    def miscompiled(self, tiles: Iterable[Tile]) -> set[Tile]:
+        """Those at which Triton miscompiles a kernel. A disassembler takes most of a second for
+        each: many run at once."""
+        inputs, codes = self.inputs(64, 7), []
+        for tile in tiles:
+            kernels = mamba_sweep.launched(lambda words: self.run(inputs, words), as_words(tile))
+            codes += [(tile, kernel.asm["cubin"]) for kernel in kernels]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            bad = threads.map(machine_code.miscompiled, (code for _, code in codes))
+            return {tile for (tile, _), one in zip(codes, bad, strict=True) if one}
 
     def timer(self, tokens: int) -> Callable[..., float | None]:
         """Microseconds of one call with a tile; None where it does not fit on the GPU."""
@@ -359,9 +382,25 @@ def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
         default = timed(release.default(count, experts), 15)
         rows.append({"tokens": count, "default_us": default, "us": times})
         show(experts, rows[-1])
+    bad = leave_out_miscompiled(rows, batch.miscompiled)
     said = [why for why in known.values() if why]
-    print(f"    {len(said)} of {len(known)} tiles cannot be used", flush=True)
+    print(f"    {len(said) + len(bad)} of {len(known)} tiles cannot be used", flush=True)
     return sorted(rows, key=lambda row: row["tokens"])
+
+
+def leave_out_miscompiled(
+    rows: Sequence[Row], miscompiled: Callable[[set[Tile]], set[Tile]]
+) -> set[Tile]:
+    """Take the miscompiled tiles out of the rows. Only those that `chosen` may choose are looked
+    at, and those that may come in their place."""
+    looked_at: set[Tile] = set()
+    found: set[Tile] = set()
+    while new := {tile for row in rows for tile in row["us"] if _serves(row, tile)} - looked_at:
+        looked_at |= new
+        found |= miscompiled(new)
+        for row in rows:
+            row["us"] = {tile: us for tile, us in row["us"].items() if tile not in found}
+    return found
 
 
 def promising(rows: Sequence[Row], count: int) -> list[Tile]:
@@ -411,12 +450,12 @@ def _cost(row: Row, tile: Tile) -> float:
 
 
 def table_of(swept: Sequence[Sequence[Row]], defaults: Mapping[int, Mapping[str, int]]) -> dict:
-    """The file's content. A number without a tile of its own names the default's, so that the
-    release does not take a neighbour's."""
+    """The file's content. A number without a tile of its own, or that no time was left for, names
+    the default's, so that the release does not take a neighbour's."""
     tiles = chosen(swept)
     return {
         str(count): as_words(tiles[count]) if count in tiles else dict(defaults[count])
-        for count in sorted({row["tokens"] for rows in swept for row in rows})
+        for count in sorted({*tiles, *defaults})
     }
 
 
@@ -474,18 +513,27 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.inside:  # again, where the tree's modules are found
-        sizes = sum(map(len, options.shape))
-        print(f"about {math.ceil(sizes * SECONDS / 60)} minutes; tables in {options.out}/configs/")
+        seconds = sum(experts.seconds for group in options.shape for experts in group)
+        print(f"about {math.ceil(seconds / 60)} minutes; tables in {options.out}/configs/")
         place = commandline.place_of(options)
         again = [place.python, __file__, *(sys.argv[1:] if words is None else words), "--inside"]
         return subprocess.run(again, env=place.environment()).returncode
+    refuse_without_gpu()
     found = []
     for one in tables(options.shape, options):
         found.append(one)
         (options.out / "sweep_experts.json").write_text(json.dumps(found) + "\n")
-    print("copy a table beside those of sglang: …/configs/triton_X_Y_Z/, or set")
-    print("SGLANG_MOE_CONFIG_DIR to a folder with such a configs/ for servers of this model alone")
+    print("copy a table to where a server without one said, or beside those of sglang:")
+    print("…/configs/triton_X_Y_Z/; the next start reads it")
     return 0
+
+
+def refuse_without_gpu() -> None:
+    """End the run with a sentence where no NVIDIA GPU can be used."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.hip:
+        raise SystemExit("no NVIDIA GPU can be used here: a table is for the GPU that it ran on")
 
 
 if __name__ == "__main__":

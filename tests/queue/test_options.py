@@ -406,8 +406,8 @@ CASES: dict[str, Case] = {
     ),
     "refresh --all": Case("refresh --all", "refresh", two),
     "refresh --add": Case("refresh --add", "refresh", stray),
+    "pin --lock": Case("pin 9.9.1 --lock", "pin 9.9.1", two),
     "pin --from": Case("pin 9.9.2 --from {at}/kept", "pin 9.9.2", to_pin),
-    "lock --all": Case("lock --all", "lock", two),
     "build --from": Case("build --from {at}/kept", "build", lonely),
     "build --python": Case(f"build 9.9.2 --python {OTHER}", "build 9.9.2", compiled),
     "build --machine": Case(f"build 9.9.2 --machine {OTHER_MACHINE}", "build 9.9.2", compiled),
@@ -455,7 +455,8 @@ CASES: dict[str, Case] = {
         "matrix v0.5.9 --host {at}/other-host.toml", "matrix v0.5.9", real, root="real"
     ),
     "matrix --cpu": Case("matrix v0.5.9 --cpu", "matrix v0.5.9", real, root="real"),
-    "watch --out": Case("watch --out {at}/reports", "watch", newer),
+    "rebase --newer": Case("rebase --newer", "rebase 9.9.2", newer),
+    "rebase --out": Case("rebase --newer --out {at}/reports", "rebase --newer", newer),
     "rebase --from": Case("rebase 9.9.2 --from {at}/kept", "rebase 9.9.2", wheel_beside),
     "rebase --continue": Case("rebase 9.9.2 --continue", "rebase 9.9.2", conflict),
     "rebase --skip": Case("rebase 9.9.2 --skip 'nobody counts there'", "rebase 9.9.2", conflict),
@@ -667,6 +668,7 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("apply --base x --from y", "--from"),
         ("patches --base x --from y", "--from"),
         ("rebase 9.9.2 --abort --from x", "--from"),
+        ("rebase 9.9.2 --out x", "--out"),
         ("rebase 9.9.2 --continue --from x", "--from"),
     ],
 )

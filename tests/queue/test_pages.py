@@ -38,7 +38,7 @@ COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
 PURE, BUILT = "py3-none-any", "cp312-cp312-manylinux_2_34_x86_64"
 PINNED = {"0.5.9": PURE, "0.5.11": BUILT, "0.5.12.post1": BUILT, "0.5.23": PURE}
 LATER = ("0.5.22", "0.5.24")  # not pinned
-TO_COME = ("rebase", "pin", "lock", "watch")  # sessions about releases that are not
+TO_COME = ("rebase", "pin")  # sessions about releases that are not
 OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
@@ -315,7 +315,7 @@ RUN: dict[str, list[Step | Deed]] = {
     "a release": [
         packages_move,
         Step(
-            "scripts/nox watch",
+            "scripts/nox rebase --newer",
             "sglang 0.5.24, with the patches of v0.5.23: 0 as they are, 0 to refresh, 0 merged"
             " upstream, 2 in conflict",
         ),
@@ -518,7 +518,7 @@ CHECKED: dict[str, Check] = {
     "scripts/nox upstream-tests v0.5.16 --checkout ~/sglang": Check(
         "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
     ),
-    "scripts/nox lock v0.5.24": Check(
+    "scripts/nox pin v0.5.24 --lock": Check(
         "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
     ),
     "scripts/nox export --onto ~/sglang --base v0.5.23 breakable/keep-break-tensors": Check(

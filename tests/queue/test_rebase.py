@@ -174,7 +174,7 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
 
 
 def test_the_watch_tells_of_newer_releases_only(project, capsys):
-    assert cli.main(["--root", str(project.root), "watch"]) == 0
+    assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
     assert capsys.readouterr().out == f"no release is newer than {fakes.TAG}, the newest pin\n"
     next_release(project)
     for name in ("9.9.0", "9.9.3rc1", "10.0"):
@@ -182,7 +182,7 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
             project.wheels / f"sglang-{name}-py3-none-any.whl", fakes.release_of(name)
         )
     assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
-    assert cli.main(["--root", str(project.root), "watch"]) == 0
+    assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
     said = capsys.readouterr().out
     assert said.index(f"sglang {NEXT}, with the") < said.index("sglang 10.0, with the")
     assert said.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
@@ -305,7 +305,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
     assert (
         f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo"
         " conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check --write v9.9.2`,"
-        " `scripts/nox lock v9.9.2`." in said
+        " `scripts/nox pin v9.9.2 --lock`." in said
     )
     assert not conflict.exists()
     applies(project, runner=RIVAL)
@@ -400,9 +400,9 @@ def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsy
         (
             "",
             "`scripts/nox pin 9.9.2`, `scripts/nox check --write v9.9.2`,"
-            " `scripts/nox lock v9.9.2`",
+            " `scripts/nox pin v9.9.2 --lock`",
         ),
-        ("pin", "`scripts/nox check v9.9.2`, `scripts/nox lock v9.9.2`"),
+        ("pin", "`scripts/nox check v9.9.2`, `scripts/nox pin v9.9.2 --lock`"),
         ("lock", "`scripts/nox check v9.9.2`"),
     ):
         if done == "pin":

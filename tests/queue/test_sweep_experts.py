@@ -8,6 +8,7 @@ import importlib
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,37 @@ def test_a_table_serves_all_hidden_sizes(sweep):
     assert sweep.chosen([narrow, [row(16, 100, three=50)]]) == {}
 
 
+def test_no_miscompiled_tile_is_chosen(sweep):
+    """Nor one that would come in its place; what cannot be chosen is not looked at."""
+    rows = [row(16, 100, one=50, two=60, three=90), row(32, 40, one=90, two=60, three=50)]
+    asked = []
+
+    def miscompiled(tiles):
+        asked.append(tiles)
+        return tiles & {ONE}
+
+    assert sweep.leave_out_miscompiled(rows, miscompiled) == {ONE}
+    assert asked == [{ONE}, {TWO}]
+    assert sweep.chosen([rows]) == {16: TWO}
+
+
+def test_a_number_that_no_time_was_left_for_has_the_default(sweep):
+    """In all hidden sizes, or in one."""
+    both, first = row(16, 100, one=50), row(32, 100, one=50)
+    defaults = {count: {"BLOCK_SIZE_M": count} for count in (16, 32, 64)}
+    table = sweep.table_of([[both, first], [both]], defaults)
+    assert table == {"16": sweep.as_words(ONE), "32": defaults[32], "64": defaults[64]}
+
+
+def test_a_host_without_a_gpu_is_refused(sweep, monkeypatch, tmp_path):
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(hip=None)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(SystemExit, match="no NVIDIA GPU"):
+        sweep.main(["--out", str(tmp_path), "--inside"])
+
+
 def test_only_what_was_near_an_anchor_is_timed_beside_it(sweep):
     anchors = [row(16, 100, one=50, two=60), row(128, 100, two=90, three=50)]
     assert sweep.promising(anchors, 64) == [ONE, TWO, THREE]
@@ -99,3 +131,5 @@ def test_another_model_s_shape_is_taken(sweep):
     assert sweep.shape("512,512") == sweep.SHAPES[512, 512]
     (own,) = sweep.shape("64,1408,2048,6")
     assert (own.experts, own.size, own.hidden, own.top_k) == (64, 1408, 2048, 6)
+    (plain,) = sweep.shape("128,1856,2688,6,relu2")
+    assert own.gated and not plain.gated

@@ -34,7 +34,7 @@ def released(project: fakes.Project, version: str, **changes: str) -> None:
 
 
 def watch(project: fakes.Project, out: Path) -> int:
-    return cli.main(["--root", str(project.root), "watch", "--out", str(out)])
+    return cli.main(["--root", str(project.root), "rebase", "--newer", "--out", str(out)])
 
 
 def test_each_new_release_gets_a_report(project, tmp_path, capsys):
@@ -153,5 +153,5 @@ def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
 
 
 def test_the_words_of_the_workflow_are_the_commands_own():
-    (words,) = re.findall(r"scripts/nox (watch .*)", WORKFLOW)
-    assert fakes.parser("watch").parse_args(words.split()).out == Path("reports")
+    (words,) = re.findall(r"scripts/nox (rebase --newer .*)", WORKFLOW)
+    assert fakes.parser("rebase").parse_args(words.split()).out == Path("reports")

@@ -46,7 +46,7 @@ def call(tmp_path):
             ("install", "--site-packages", "a folder", "--verify"),
             ("-s", "install", "--", "--site-packages", "a folder", "--verify"),
         ),
-        (("quilt", "v0.5.9", "header", "-e"), ("-s", "quilt", "--", "v0.5.9", "header", "-e")),
+        (("refresh", "v0.5.9", "--add", "-e"), ("-s", "refresh", "--", "v0.5.9", "--add", "-e")),
         (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),
         (("-s", "apply", "test", "--", "v0.5.9"), ("-s", "apply", "test", "--", "v0.5.9")),
     ],

@@ -30,7 +30,6 @@ EXAMPLES = {  # by command: what a user types behind it
     "export": "--onto ~/sglang --base origin/main breakable",
     "index": f"dist/release-{RELEASE}",
     "install": "--site-packages /sgl-workspace/sglang/python",
-    "lock": "v0.5.9",
     "new": "v0.5.9 nsa/skip-pointer-check",
     "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
     "pin": "0.5.24",

@@ -1,4 +1,4 @@
-"""The commands about releases to come."""
+"""The command about releases to come."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ there; then --continue writes the variants and guards, and lays out the next one
 
 
 def add(commands: Any) -> None:
-    """Add this module's commands to the parser's."""
+    """Add this module's command to the parser's."""
     text = "say what the queue does on another release, and carry it there"
     made = commands.add_parser("rebase", help=text, description=REBASE)
     made.set_defaults(run=_rebase)
@@ -63,22 +63,19 @@ def add(commands: Any) -> None:
     step.add_argument("--skip", metavar="REASON", help=text)
     text = "delete work/rebase-VERSION/; what was written to the queue stays"
     step.add_argument("--abort", action="store_true", help=text)
-    text = (
-        "say which releases are newer than the newest pinned one, and what the queue would do there"
-    )
-    made = commands.add_parser("watch", help=text)
-    made.set_defaults(run=_watch)
-    made.add_argument(
-        "--out",
-        type=paths.path,
-        metavar="FOLDER",
-        help="also write a report on each to FOLDER/VERSION.md, in Markdown",
-    )
+    text = "say what the queue does on each release that is newer than the newest pin; no more"
+    step.add_argument("--newer", action="store_true", help=text)
+    text = "with --newer: also write a report on each to FOLDER/VERSION.md, in Markdown"
+    made.add_argument("--out", type=paths.path, metavar="FOLDER", help=text)
 
 
 def _rebase(options: argparse.Namespace) -> int:
     started = time.monotonic()
     root, pins = options.root, pinning.load(options.root)
+    if options.newer:
+        idle.refuse(options, "with --newer, which names no release", "--from")
+        return _show_newer(root, pins, options.out)
+    idle.refuse(options, "without --newer", "--out")
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
@@ -159,15 +156,15 @@ def _release(
         yield release
 
 
-def _watch(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
+def _show_newer(root: Path, pins: Pins, folder: Path | None) -> int:
+    """Say what the queue does on each release that is newer than the newest pin."""
     found = newer(pins)
-    if options.out and options.out.exists() and not options.out.is_dir():
+    if folder and folder.exists() and not folder.is_dir():
         step = "name a folder; it is made where it is missing"
-        raise Refused.of("not-a-folder", str(options.out), "is a file", step)
+        raise Refused.of("not-a-folder", str(folder), "is a file", step)
     if not found:
         OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
-    refusals = [_watch_one(options, pins, version) for version in found]
+    refusals = [_forecast(root, pins, version, folder) for version in found]
     if found:
         step = "carries it there, up to a first conflict"
         OUT.print(f"next: {to_type('rebase', found[0])} {step}")
@@ -177,19 +174,19 @@ def _watch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _watch_one(options: argparse.Namespace, pins: Pins, version: Version) -> Refused | None:
-    """Tell of one release. Returns what is wrong where it cannot be tried: others are told of all
-    the same."""
+def _forecast(root: Path, pins: Pins, version: Version, folder: Path | None) -> Refused | None:
+    """Show what the queue does on one release, and write its report to a folder. Returns why the
+    release could not be tried, so that the others are shown all the same."""
     started, refused = time.monotonic(), None
     try:
         with find(pins, str(version), None) as release:
-            found = forecast(load_queue(options.root), pins, release)
+            found = forecast(load_queue(root), pins, release)
         _show_forecast(pins, found, time.monotonic() - started)
         text = report.markdown(pins, found)
     except Refused as error:
         refused, text = error, report.markdown_of_refusal(version, error)
-    if options.out:
-        written = options.out / f"{version}.md"
+    if folder:
+        written = folder / f"{version}.md"
         atomic.write(written, text.encode())
         _tell(f"{paths.shown(written)}: the report on {version}")
     return refused
@@ -256,7 +253,7 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     pin = next((pin for pin in pins.all if pin.version == version), None)
     steps = [] if pin else [to_type("pin", version)]
     steps += [to_type("check", *([] if pin else ["--write"]), f"v{version}")]
-    steps += [] if pin and has_environment(root, pin) else [to_type("lock", f"v{version}")]
+    steps += [] if pin and has_environment(root, pin) else [to_type("pin", f"v{version}", "--lock")]
     return ", ".join(steps)
 
 

@@ -79,7 +79,7 @@ def _test(options: argparse.Namespace) -> int:
 
 
 def _no_lock(pin: Pin) -> Problem:
-    step = f"{to_type('lock', pin.tag)} makes one"
+    step = f"{to_type('pin', pin.tag, '--lock')} makes one"
     return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ..environments.lock import compile_lock
@@ -14,11 +16,11 @@ from ..environments.testing import (
 from ..hint import counted, to_type
 from ..laying.refresh import new, refresh
 from ..outcome import Refused
-from ..queue.header import documentation
 from ..upstream import pins as pinning
 from ..upstream.pin import add as add_pin
 from ..upstream.pin import version_of
-from . import paths, releases
+from ..upstream.pins import Pin
+from . import idle, paths, releases
 from .releases import OUT, relative, tell
 
 LOG = logging.getLogger(__name__)
@@ -34,10 +36,8 @@ def add(commands: Any) -> None:
     added = releases.command(commands, "pin", _pin, "add a release to upstream/pins.toml", "")
     text = "a folder that holds all wheels of the release"
     added.add_argument("--from", dest="origin", type=paths.place, metavar="FOLDER", help=text)
-    text = "resolve a release's test environment as of its release day"
-    releases.command(commands, "lock", _lock, text, paths.DEFAULT, "--all")
-    text = "print the patch header's fields as a Markdown table"
-    commands.add_parser("fields", help=text).set_defaults(run=_fields)
+    text = "of a pinned release: resolve its test environment as of its release day, anew"
+    added.add_argument("--lock", action="store_true", help=text)
 
 
 def _refresh(options: argparse.Namespace) -> int:
@@ -65,16 +65,9 @@ def _new(options: argparse.Namespace) -> int:
     revisions = [pins.find(word) for word in options.words if "/" not in word] or [pins.default]
     file = new(options.root, revisions[0], names[0])
     tree = f"work/{revisions[0].tag}"
-    own = shutil.which("quilt")
-    OUT.print(
-        f"{relative(file, options.root)} is the top patch now{f'; in {tree}:' if own else ':'}"
-    )
-    quilt = "quilt" if own else to_type("quilt", revisions[0].tag).strip("`")
-    for words, why in (
-        ("add python/sglang/…", "before you edit a file"),
-        ("header -e", "to fill in its header"),
-    ):
-        OUT.print(f"  {f'{quilt} {words}':<{len(quilt) + 20}}  {why}")
+    OUT.print(f"{relative(file, options.root)} is the top patch now")
+    quilt = "`quilt" if shutil.which("quilt") else to_type("quilt", revisions[0].tag)[:-1]
+    OUT.print(f"In {tree}: {quilt} add python/sglang/…` before you edit a file.")
     OUT.print(f"next: {to_type('refresh', revisions[0].tag)} then writes it to patches/ and series")
     return 0
 
@@ -82,6 +75,10 @@ def _new(options: argparse.Namespace) -> int:
 def _pin(options: argparse.Namespace) -> int:
     if not options.words:
         raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
+    if options.lock:
+        idle.refuse(options, "with --lock, which reads no wheel", "--from")
+        pins = pinning.load(options.root)
+        return _lock(options.root, [pins.find(word) for word in options.words])
     for word in options.words:
         version_of(word)  # all of them before the first is fetched
     for word in options.words:
@@ -94,19 +91,14 @@ def _pin(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lock(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    for pin in releases.chosen(options, pins, [pins.default]):
-        file = lock_file(options.root, pin)
+def _lock(root: Path, chosen: Sequence[Pin]) -> int:
+    """Resolve the test environments of pinned releases."""
+    for pin in chosen:
+        file = lock_file(root, pin)
         LOG.info(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
         compile_lock(str(pin.version), pin.resolve_as_of, file)
-        OUT.print(f"{relative(file, options.root)}: as of {pin.resolve_as_of}")
+        OUT.print(f"{relative(file, root)}: as of {pin.resolve_as_of}")
         OUT.print(
             f"next: {to_type('test', pin.tag)} builds the environment and runs the tests in it"
         )
-    return 0
-
-
-def _fields(options: argparse.Namespace) -> int:
-    print(documentation())
     return 0

@@ -96,7 +96,7 @@ def build(version: str, lock: Path, home: Path) -> Environment:
     Raises Refused.
     """
     if not lock.is_file():
-        step = f"{to_type('lock', version)} makes one"
+        step = f"{to_type('pin', version, '--lock')} makes one"
         raise _refused(version, f"{version} has no environment: there is no {lock}", step)
     if sys.platform != "linux" or platform.machine() != "x86_64":
         what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
@@ -140,7 +140,7 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
             version,
             f"{version}: uv could not {what}:\n{textwrap.indent(failure.said, '    ')}",
             "if the network or the disk failed, run it again; if a file is gone from the index,"
-            f" {to_type('lock', version)}",
+            f" {to_type('pin', version, '--lock')}",
         ) from None
 
 

@@ -114,7 +114,7 @@ def header(version: str, as_of: datetime.date) -> str:
             f" as of {as_of.isoformat()}."
         ),
         (
-            f"Made by {to_type('lock', version)}; not to be edited. Rules:"
+            f"Made by {to_type('pin', version, '--lock')}; not to be edited. Rules:"
             " scripts/patchqueue/environments/lock.py"
         ),
         "Asked for: " + " ".join(requirements(version)),

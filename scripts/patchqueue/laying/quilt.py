@@ -23,6 +23,7 @@ from ..outcome import Refused
 
 LOG = logging.getLogger(__name__)
 
+FIRST_DESCRIPTOR = 64
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
@@ -209,10 +210,11 @@ def _unpacked(home: Path) -> Quilt:
 @kept
 def _opened(folder: Path, inode: int) -> int:
     """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
-    another folder there. Low numbers are not safe: quilt's own scripts open 3, 4 and 5 anew."""
+    another folder there. The number is above those that quilt's scripts open themselves, as
+    `exec 4> /dev/null` in scripts/backup-files."""
     low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 64)
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
     finally:
         os.close(low)
 
