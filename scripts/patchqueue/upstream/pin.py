@@ -51,19 +51,19 @@ def version_of(name: str) -> Version:
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
-    found = {wheel.name: _look_into(wheel) for wheel in wheels}
-    trees = {name: hash_listing(listing) for name, (listing, _) in found.items()}
+    contents = {wheel.name: _look_into(wheel) for wheel in wheels}
+    trees = {name: hash_listing(listing) for name, (listing, _) in contents.items()}
     if len(set(trees.values())) > 1:
         what = f"its wheels hold different trees: {trees}"
         step = "find out which one is the release"
         raise Refused.of("wheels-differ", f"sglang {version}", what, step)
-    newest = max(day for _, day in found.values())
+    newest = max(day for _, day in contents.values())
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = hash_python(found[wheels[0].name][0])
+    entry["tree"] = hash_python(contents[wheels[0].name][0])
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()

@@ -82,9 +82,9 @@ class Pins:
     default: Pin
     tested: tuple[Pin, ...]
 
-    def near(self, wanted: Version) -> list[Pin]:
+    def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
-        base = _without_post(wanted)
+        base = _without_post(version)
         return [pin for pin in self.all if _without_post(pin.version) == base]
 
     def find(self, name: str) -> Pin:
@@ -94,28 +94,28 @@ class Pins:
         """
         try:
             # parses the leading v too; a local part (+cu130) does not matter
-            wanted = Version(Version(name).public)
+            version = Version(Version(name).public)
         except InvalidVersion:
             raise Refused(
                 self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
             ) from None
         for pin in self.all:
-            if pin.version == wanted:
+            if pin.version == version:
                 return pin
-        if near := [pin.tag for pin in self.near(wanted)]:
+        if near := [pin.tag for pin in self.near(version)]:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(
                 "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
             )
         step = (
-            f"name one of these; {to_type('rebase', wanted)} says what the queue does on another"
+            f"name one of these; {to_type('rebase', version)} says what the queue does on another"
             " release"
         )
         raise Refused(self._unknown(name, "is not pinned", step))
 
     def _unknown(self, name: str, why: str, step: str) -> Problem:
-        known = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {known}", step)
+        tags = " ".join(pin.tag for pin in self.all)
+        return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
 
 
 def _without_post(version: Version) -> Version:
@@ -144,9 +144,9 @@ def load(root: Path) -> Pins:
     except OSError:
         what, step = "does not exist, or is no file", f"run it in the project's folder, not {root}"
         raise Refused.of("no-pins", str(FILE), what, step) from None
-    found = record.toml(content, File, str(FILE), "bad-pins")
+    file = record.toml(content, File, str(FILE), "bad-pins")
     pins = sorted(
-        (check(entry, number) for number, entry in enumerate(found.revision, 1)),
+        (check(entry, number) for number, entry in enumerate(file.revision, 1)),
         key=lambda pin: pin.version,
     )
     for earlier, later in itertools.pairwise(pins):
@@ -155,11 +155,11 @@ def load(root: Path) -> Pins:
     if len({pin.tag for pin in pins}) < len(pins):
         raise Refused.of("duplicate-pin", str(FILE), "two revisions have the same tag")
     by_name = {str(pin.version): pin for pin in pins}
-    for field, named in (("default", (found.default,)), ("tested", found.tested)):
+    for field, named in (("default", (file.default,)), ("tested", file.tested)):
         if unknown := [name for name in named if name not in by_name]:
             what = f"{field} = {unknown[0]!r} is none of its revisions"
             raise Refused.of("bad-pins", str(FILE), what)
-    return Pins(tuple(pins), by_name[found.default], tuple(by_name[name] for name in found.tested))
+    return Pins(tuple(pins), by_name[file.default], tuple(by_name[name] for name in file.tested))
 
 
 def check(entry: Any, number: int = 0) -> Pin:

@@ -107,9 +107,9 @@ class Source(Archive):
 
     def verify(self, listing: dict[str, str]) -> None:
         """Raise Refused unless the listing is what the pin says."""
-        found, pinned = hash_python(listing), self.pin.tree
-        if found != pinned:
-            what = f"its tree is {found}, pinned is {pinned}"
+        tree, pinned = hash_python(listing), self.pin.tree
+        if tree != pinned:
+            what = f"its tree is {tree}, pinned is {pinned}"
             step = "it is not the release; take another source"
             raise Refused.of(
                 str(Outcome.TREE_MISMATCH), f"{self.pin.tag} from {self.name}", what, step
@@ -123,7 +123,7 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     tree, and for a link in a wheel (git archives may hold links; no patch can touch one, so they
     are left out).
     """
-    found: dict[str, zipfile.ZipInfo] = {}
+    by_path: dict[str, zipfile.ZipInfo] = {}
 
     def bad(what: str) -> Refused:
         return Refused.of("bad-member", name, what, "do not use this archive")
@@ -140,10 +140,10 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
         is_ours = path.startswith(("python/sglang/", "test/")) and not path.endswith("/")
         if not is_ours or is_link or not is_part_of_tree(path):
             continue
-        if path in found:
+        if path in by_path:
             raise bad(f"has two members called {member.filename!r}")
-        found[path] = member
-    return found
+        by_path[path] = member
+    return by_path
 
 
 def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
@@ -188,7 +188,7 @@ def kept(pin: Pin, digest: str) -> Source | None:
     """The git archive of the release that a tree was made of, by its sha256; None where the cache
     has it no more."""
     return next(
-        (found for found in _kept_from_git(pin, cache_folder()) if found.sha256 == digest),
+        (archived for archived in _kept_from_git(pin, cache_folder()) if archived.sha256 == digest),
         None,
     )
 
@@ -225,8 +225,8 @@ def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
 
 def _git_archives(pin: Pin, cache: Path) -> list[Path]:
     """The archives of the release's tag that are in the cache, the last one first."""
-    found = cache.glob(f"archives/*/sglang-{pin.tag}-{'[0-9a-f]' * SHORT}.zip")
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    archives = cache.glob(f"archives/*/sglang-{pin.tag}-{'[0-9a-f]' * SHORT}.zip")
+    return sorted(archives, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
 
 def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
@@ -330,8 +330,8 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     names = {row["path"]: row["blob"] for row in rows if row}
     # Blobs as they were committed: `git archive` runs the programs that the repository's own
     # settings name as filters.
-    wanted = "".join(f"{blob}\n" for blob in names.values()).encode()
-    contents = run.blobs(ask("cat-file", "--batch", stdin=wanted))
+    blobs = "".join(f"{blob}\n" for blob in names.values()).encode()
+    contents = run.blobs(ask("cat-file", "--batch", stdin=blobs))
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.comment = commit.encode()
