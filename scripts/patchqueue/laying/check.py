@@ -126,11 +126,11 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     replayed = selection.replay(pristine.read)
     tree = ""
     if replayed.problems or not selection.patches:
-        found = _not_carried(pin, carried, replayed.steps) or replayed.problems
+        own_problems = _not_carried(pin, carried, replayed.steps) or replayed.problems
     else:
         tree = hash_python(listing_with(pristine.listing(), replayed.files))
-        found = tuple(_other_tree(pin, tree))
-    return PinReport(pin, replayed.steps, findings, (*found, *problems), tree)
+        own_problems = tuple(_other_tree(pin, tree))
+    return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
 
 
 def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem, ...]:

@@ -86,11 +86,11 @@ def _widened(file: FileDiff, text: str) -> FileDiff:
     runs = [run for hunk in file.hunks for run in _runs(hunk)]
     groups: list[list[_Run]] = []
     for run, after in zip(runs, [*runs[1:], None]):
-        known = replace(run, below=tuple(lines[run.end : after.start])) if after else run
+        joined = replace(run, below=tuple(lines[run.end : after.start])) if after else run
         if groups and run.start - groups[-1][-1].end <= 2 * CONTEXT:
-            groups[-1].append(known)
+            groups[-1].append(joined)
         else:
-            groups.append([known])
+            groups.append([joined])
     edges = [(group[0].start, group[-1].end) for group in groups]
     above = [lines[max(start - CONTEXT, 0) : start] for start, _ in edges]
     below = [lines[end : end + CONTEXT] for _, end in edges]
@@ -141,8 +141,8 @@ def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:
         below = _common([run.below[: min(CONTEXT, *gaps)] for run in change])
         groups.append((open_hunk, above, below))
         open_hunk, free = [], min(CONTEXT, min(gaps) - len(below)) if behind else CONTEXT
-    made = _written(versions[0], groups)
-    return made if all(hunk.old for hunk in made.hunks) else None
+    shared_diff = _written(versions[0], groups)
+    return shared_diff if all(hunk.old for hunk in shared_diff.hunks) else None
 
 
 def _common(several: Sequence[Sequence[str]]) -> list[str]:
@@ -192,12 +192,13 @@ def _start(run: _Run, text: str, done: int) -> int | None:
     gone = [line.text for line in run.lines if line.kind == "-"]
     sizes = itertools.product(range(len(above), -1, -1), range(len(below), -1, -1))
     for over, under in sorted(sizes, key=sum, reverse=True):
-        wanted = "".join([*above[len(above) - over :], *gone, *below[:under]])
-        found = list(find(text, wanted, done))
+        expected = "".join([*above[len(above) - over :], *gone, *below[:under]])
+        offsets = list(find(text, expected, done))
         unused = "".join(above if not over else below if not under else ())
-        if found:
+        if offsets:
             elsewhere = not gone and bool(list(find(text, unused, done)))
-            return line_at(text, found[0]) - 1 + over if len(found) == 1 and not elsewhere else None
+            is_sure = len(offsets) == 1 and not elsewhere
+            return line_at(text, offsets[0]) - 1 + over if is_sure else None
     return None
 
 

@@ -39,13 +39,13 @@ def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
     """What work/<tag>/ holds, its popped patches too; None where it holds no edits."""
     tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
     with tree.locked():
-        found = tree.inspect()
-        if found.state is State.FOREIGN:
+        inspection = tree.inspect()
+        if inspection.state is State.FOREIGN:
             raise foreign(pin)
-        if found.state is not State.CHANGED:
+        if inspection.state is not State.CHANGED:
             return None
         layers = quilts.layers(tree.path)
-        stray = _stray(tree.path, layers, found.listing, pristine)
+        stray = _stray(tree.path, layers, inspection.listing, pristine)
         popped = list(_popped(tree.path, where, layers))
         headers = {
             layer.patch: patchfile.split(
@@ -71,13 +71,13 @@ def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
         for layer in layers
         if layer.patch != OVERLAY_PATCH
     )
-    recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
+    recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
     pushed = {path: text for layer in popped for path, text in layer.after.items()}
     return Tree(
         texts,
         {path: text for path, text in overlay.items() if text},
         recorded,
-        listing_with(found.listing, pushed),
+        listing_with(inspection.listing, pushed),
     )
 
 

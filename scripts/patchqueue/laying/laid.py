@@ -95,8 +95,8 @@ def about(text: bytes) -> dict[str, Any]:
 def rows_in(text: bytes) -> dict[str, list[dict[str, Any]]]:
     """The changes that laid.json lists, by file below the folder that holds sglang/; none where it
     cannot be read."""
-    found = about(text).get("files")
-    return found if isinstance(found, dict) else {}
+    rows = about(text).get("files")
+    return rows if isinstance(rows, dict) else {}
 
 
 def opcodes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

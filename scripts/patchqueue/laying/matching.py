@@ -93,22 +93,22 @@ def lay(text: str, file: FileDiff) -> Laid:
     return Laid("".join([*result, text[done:]]), tuple(spots))
 
 
-def places(text: str, wanted: str) -> list[int]:
-    """Every line (1-based) at which the lines of `wanted` are in `text`."""
-    return [line_at(text, offset) for offset in find(text, wanted, 0)]
+def places(text: str, lines: str) -> list[int]:
+    """Every line (1-based) at which `lines` are in `text`."""
+    return [line_at(text, offset) for offset in find(text, lines, 0)]
 
 
-def find(text: str, wanted: str, begin: int) -> Iterator[int]:
-    """Where whole lines of `text` are `wanted`, as offsets.
+def find(text: str, lines: str, begin: int) -> Iterator[int]:
+    """Where whole lines of `text` are `lines`, as offsets.
 
     What lacks its line end is at the end only; no lines at all are nowhere.
     """
-    at = text.find(wanted, begin) if wanted else -1
+    at = text.find(lines, begin) if lines else -1
     while at >= 0:
         begins = at == 0 or text[at - 1] == "\n"
-        if begins and (wanted.endswith("\n") or at + len(wanted) == len(text)):
+        if begins and (lines.endswith("\n") or at + len(lines) == len(text)):
             yield at
-        at = text.find(wanted, at + 1)
+        at = text.find(lines, at + 1)
 
 
 def line_at(text: str, offset: int) -> int:
@@ -177,19 +177,21 @@ def replay(patches: Iterable[Patch], overlay: Files, read: Read, tag: str) -> Re
     files: dict[str, bytes] = dict(overlay)
     steps = []
     what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
-    taken = tuple(
+    shadowed = tuple(
         Problem("overlay-shadows-upstream", f"overlay/{path} on {tag}", what, hint)
         for path in overlay
         if read(path) is not None
     )
-    if taken:
-        steps.append(Row("overlay", Outcome.CONFLICT, problems=taken))
+    if shadowed:
+        steps.append(Row("overlay", Outcome.CONFLICT, problems=shadowed))
     for patch in patches:
         row = lay_patch(patch, in_front(files, read))
         if row.lines is None:
-            found = list(misfits(patch, in_front(files, read), tag))
-            worst = next(each for each in WORST_FIRST if each in [outcome for outcome, _ in found])
-            row = replace(row, outcome=worst, problems=tuple(problem for _, problem in found))
+            reasons = list(misfits(patch, in_front(files, read), tag))
+            worst = next(
+                each for each in WORST_FIRST if each in [outcome for outcome, _ in reasons]
+            )
+            row = replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
         steps.append(row)
         files |= row.after
     return Replay(tuple(steps), files)
@@ -246,23 +248,23 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
         if kind != "equal" and at < len(ours) and (at or kind != "insert"):
             begins = at == 0 and end < len(ours)  # the region begins before the hunk
             line = max(there, behind - end) if begins else there
-            found = region[line] if line < len(region) else ""
-            theirs = repr(found.rstrip("\n")) if found else "the end of the file"
+            present = region[line] if line < len(region) else ""
+            theirs = repr(present.rstrip("\n")) if present else "the end of the file"
             needs = repr(ours[at].rstrip("\n"))
             return f"line {first + line + 1} reads {theirs}; the queue's patch needs {needs}"
     return "its lines stand before those of the hunk that comes first"
 
 
-def nearest(lines: Sequence[str], wanted: Sequence[str]) -> int:
+def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
     """Where most of the wanted lines are, in order and without a gap, 0-based; the first of these
     places. Blank lines count for little."""
-    weights = [1.0 if line.strip() else 0.01 for line in wanted]
+    weights = [1.0 if line.strip() else 0.01 for line in searched]
     scores: dict[int, float] = {}
-    known: dict[str, list[int]] = {}
-    for number, line in enumerate(wanted):
-        known.setdefault(line, []).append(number)
+    numbers: dict[str, list[int]] = {}
+    for number, line in enumerate(searched):
+        numbers.setdefault(line, []).append(number)
     for at, line in enumerate(lines):
-        for number in known.get(line, ()):
+        for number in numbers.get(line, ()):
             scores[at - number] = scores.get(at - number, 0) + weights[number]
     fitting = {start: score for start, score in scores.items() if start >= 0}
     return max(fitting, key=lambda start: (fitting[start], -start)) if fitting else 0

@@ -97,7 +97,7 @@ def layers(tree: Path) -> list[Layer]:
     quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
     An edit that no `quilt refresh` has seen is one of the topmost patch that has the file.
     """
-    found: list[Layer] = []
+    top_first: list[Layer] = []
     above: dict[str, bytes] = {}
     for patch in reversed(applied(tree)):
         folder = tree / ".pc" / patch
@@ -109,8 +109,8 @@ def layers(tree: Path) -> list[Layer]:
         }
         after = {path: above[path] if path in above else content(tree / path) for path in before}
         above |= before
-        found.append(Layer(patch, before, after))
-    return found[::-1]
+        top_first.append(Layer(patch, before, after))
+    return top_first[::-1]
 
 
 def content(file: Path) -> bytes:

@@ -69,8 +69,8 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         raise Refused.of("bad-path", repr(name), what, step)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
-        found = tree.inspect().state
-    if found in (State.ABSENT, State.UNAPPLIED):
+        state = tree.inspect().state
+    if state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
     with tree.locked():
         if tree.inspect().state is State.FOREIGN:
@@ -104,8 +104,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
-        found = edited(root, pin, add, pristine)
-        planned = _plan(root, pins, pin, queue, found or Tree(), pristine)
+        tree = edited(root, pin, add, pristine)
+        planned = _plan(root, pins, pin, queue, tree or Tree(), pristine)
         changes = [change for change in planned if _differs(root / change.path, change.content)]
         write(root, changes)
     try:
@@ -145,22 +145,24 @@ def _plan(
         for path, text in tree.overlay.items()
         if path != PROVENANCE and queue.overlay.get(path) != text
     ]
-    made, _ = tried(queue, changes)
-    changed = [other for other in pins.all if other == pin or _changes(queue, made, other)]
+    changed_queue, _ = tried(queue, changes)
+    changed_pins = [
+        other for other in pins.all if other == pin or _changes(queue, changed_queue, other)
+    ]
     trees = {
-        other.version: Selection(made, other).patched_tree(source.fetch(other, None))
-        for other in changed
+        other.version: Selection(changed_queue, other).patched_tree(source.fetch(other, None))
+        for other in changed_pins
     }
     changes += change_of(root, trees)
-    selection = Selection(made, pin)
+    selection = Selection(changed_queue, pin)
     replayed = selection.replay(pristine.read)
     if replayed.problems:
         raise Refused(replayed.problems)
-    kept = listing_with(pristine.listing(), replayed.files)
+    expected = listing_with(pristine.listing(), replayed.files)
     now = selection.stack(replayed)
     lost = [
         path
-        for path in differing(kept, tree.listing)
+        for path in differing(expected, tree.listing)
         if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
@@ -172,14 +174,14 @@ def _plan(
     return changes
 
 
-def _changes(queue: Queue, made: Queue, pin: Pin) -> bool:
+def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
     cached, it is not fetched for that."""
-    patches = [each.select(pin.version) for each in (queue, made)]
-    texts = [[(patch.name, patch.diff) for patch in each] for each in patches]
+    patches = [either.select(pin.version) for either in (queue, changed_queue)]
+    texts = [[(patch.name, patch.diff) for patch in either] for either in patches]
     if texts[0] != texts[1]:
         return True
-    if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
+    if queue.overlay_for(patches[0]) == changed_queue.overlay_for(patches[1]):
         return False
     if not source.is_cached(pin):
         LOG.info(
@@ -199,7 +201,7 @@ def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, byt
 def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, below, known = Lines.of(old), "", [other.version for other in pins.all]
+    lines, below, pinned = Lines.of(old), "", [other.version for other in pins.all]
     here = {
         row.patch: (row, rendered(queue.patches[row.patch], row))
         for row in Selection(queue, pin).replay(source.fetch(pin, None).read).steps
@@ -212,7 +214,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.guard_for(pin.version, known))
+            lines.insert(above, name, guards.guard_for(pin.version, pinned))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/
@@ -281,9 +283,9 @@ def _shared(
         return Change(f"patches/{entry.name}", of_files(patch, text.files).content, why)
     broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    known = [other.version for other in pins.all]
+    pinned = [other.version for other in pins.all]
     diff = patchfile.split(content.decode("utf-8"))[1]
-    return variant(queue, entry, pin.version, known, lines, diff, why)
+    return variant(queue, entry, pin.version, pinned, lines, diff, why)
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
@@ -293,5 +295,5 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     first = names[: names.index(patch.name)]
     entries = tuple(entry for entry in queue.entries if entry.name in first)
     below = in_front(Selection(replace(queue, entries=entries), pin).replay(read).files, read)
-    found = {file.path: below(file.path) for file in patch.files}
-    return {path: content for path, content in found.items() if content is not None}
+    contents = {file.path: below(file.path) for file in patch.files}
+    return {path: content for path, content in contents.items() if content is not None}

@@ -195,20 +195,20 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
     problems = list(_shadowed(selection, read, where))
     files = dict(selection.overlay)
     present: list[str] = []
-    bad: set[str] = set()
+    unfit_paths: set[str] = set()
     for patch in selection.patches:
         below = in_front(files, read)
-        row = lay_patch(patch, below)
-        if row.lines is not None:
-            files |= row.after
+        match = lay_patch(patch, below)
+        if match.lines is not None:
+            files |= match.after
         elif lay_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
             present.append(patch.name)
         else:
             paths = {file.path for file in patch.files}
             # a patch on top of one that does not fit says nothing of its own
-            if not paths & bad:
+            if not paths & unfit_paths:
                 problems += [problem for _, problem in misfits(patch, below, where, step)]
-            bad |= paths
+            unfit_paths |= paths
     if problems:
         raise Refused(problems)
     return replace(selection, already_present=tuple(present))
