@@ -94,28 +94,30 @@ def next_after(pins: Pins, version: Version) -> Pin | None:
 
 
 def forecast(
-    queue: Queue, pins: Pins, release: Release, settled: Mapping[str, Files | str] | None = None
+    queue: Queue, pins: Pins, release: Release, decisions: Mapping[str, Files | str] | None = None
 ) -> Forecast:
-    """The queue on a release. settled: what a person decided about a patch: its files as they left
-    them, or why it is left out.
+    """The queue on a release. decisions: of a person, by patch: its files as they left them, or why
+    it is left out.
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
     nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
     stages = Stages(queue, nearest)
-    tried = candidates(queue, nearest, behind, release)
-    overlay = queue.overlay_for([queue.patches[entry.name] for one in tried for entry in one.texts])
-    taken = [path for path in overlay if release.read(path) is not None]
-    if taken:
+    tried_patches = candidates(queue, nearest, behind, release)
+    overlay = queue.overlay_for(
+        [queue.patches[entry.name] for candidate in tried_patches for entry in candidate.texts]
+    )
+    shadowed = [path for path in overlay if release.read(path) is not None]
+    if shadowed:
         what = "upstream has this file"
         step = "rename the overlay file"
         raise Refused.of(
-            "overlay-shadows-upstream", f"overlay/{taken[0]} on {release.version}", what, step
+            "overlay-shadows-upstream", f"overlay/{shadowed[0]} on {release.version}", what, step
         )
     return Forecast(
         release.version,
         nearest,
-        tuple(_rows(queue, tried, overlay, release, stages, settled or {})),
+        tuple(_rows(queue, tried_patches, overlay, release, stages, decisions or {})),
         behind,
     )
 
@@ -165,56 +167,58 @@ def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release)
         {entry.base: entry for entry in readable if pin and entry.is_for(pin)}
         for pin in (version, nearest.version, behind and behind.version)
     )
-    found = []
+    tried_patches = []
     for entry in readable:
         base, after = entry.base, new.get(entry.base)
         if entry is own.get(base):
-            found.append(Candidate((entry,)))
+            tried_patches.append(Candidate((entry,)))
         elif base in own:
             continue
         elif entry is old.get(base):
             more = (after,) if behind and after and after is not entry else ()
-            found.append(Candidate((entry, *more)))
-        elif base not in old and behind and entry is after and not _known(queue, entry, release):
-            found.append(Candidate((entry,), behind.tag))
-    return found
+            tried_patches.append(Candidate((entry, *more)))
+        elif (
+            base not in old and behind and entry is after and not _is_decided(queue, entry, release)
+        ):
+            tried_patches.append(Candidate((entry,), behind.tag))
+    return tried_patches
 
 
-def _known(queue: Queue, entry: Entry, release: Release) -> bool:
-    return _settled(queue, entry, release, None, release.read) is not None
+def _is_decided(queue: Queue, entry: Entry, release: Release) -> bool:
+    return _decided(queue, entry, release, None, release.read) is not None
 
 
 def _rows(
     queue: Queue,
-    tried: list[Candidate],
+    tried_patches: list[Candidate],
     overlay: Files,
     release: Release,
     stages: Stages,
-    settled: Mapping[str, Files | str],
+    decisions: Mapping[str, Files | str],
 ) -> Iterator[Row]:
     files = dict(overlay)
     read = in_front(files, release.read)
-    for one in tried:
-        row = _settled(queue, one.entry, release, settled.get(one.entry.name), read)
-        row = row or _laid(queue, one, stages, read, str(release.version))
+    for candidate in tried_patches:
+        row = _decided(queue, candidate.entry, release, decisions.get(candidate.entry.name), read)
+        row = row or _attempt(queue, candidate, stages, read, str(release.version))
         files |= row.after
         yield row
 
 
-def _laid(queue: Queue, one: Candidate, stages: Stages, read: Read, name: str) -> Row:
+def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, name: str) -> Row:
     """A patch laid where one of its texts stands; else as git merges it."""
-    rows = [lay_patch(queue.patches[entry.name], read) for entry in one.texts]
-    stands = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
-    if stands:
-        return stands
-    if one.begins:
-        why = f"begins with {one.begins}; its text does not stand here"
-        return Row(one.entry.name, Outcome.NOT_SELECTED, why)
-    names = (name, stages.pin.tag, one.entry.name.removesuffix(".patch"))
-    return _merge(rows[0], stages.of.get(one.entry.base, ({}, {})), read, names)
+    rows = [lay_patch(queue.patches[entry.name], read) for entry in candidate.texts]
+    applied = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
+    if applied:
+        return applied
+    if candidate.begins:
+        why = f"begins with {candidate.begins}; its text does not stand here"
+        return Row(candidate.entry.name, Outcome.NOT_SELECTED, why)
+    names = (name, stages.pin.tag, candidate.entry.name.removesuffix(".patch"))
+    return _merge(rows[0], stages.of.get(candidate.entry.base, ({}, {})), read, names)
 
 
-def _settled(
+def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
     """What is known of a patch before it is laid: its header says it, or a person has decided."""

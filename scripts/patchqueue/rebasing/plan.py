@@ -119,11 +119,11 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
         f" {' '.join(reason.split())}\n"
     )
     head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
-    found = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
-    place = found[-1].end() if found else len(head)
+    fields = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
+    end = fields[-1].end() if fields else len(head)
     return Change(
         f"patches/{base}",
-        f"{head[:place]}{gap}{head[place:]}{diff}".encode(),
+        f"{head[:end]}{gap}{head[end:]}{diff}".encode(),
         f"{version} goes without it",
     )
 
