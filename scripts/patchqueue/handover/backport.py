@@ -16,8 +16,8 @@ from ..files.run import Failed
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
-from ..laying.laid import in_git
 from ..laying.matching import in_front, replay
+from ..laying.own_changes import in_git
 from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch

@@ -19,7 +19,7 @@ from ..files.tree import (
     sha256,
     to_sha256sum,
 )
-from ..laying import laid as laying
+from ..laying import own_changes as laying
 from ..laying.selection import Selection, settle
 from ..outcome import Refused
 from ..queue.series import PROVENANCE

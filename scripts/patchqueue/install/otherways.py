@@ -13,7 +13,7 @@ from typing import Any
 
 from ..files.tree import LISTING, from_sha256sum, own_listing
 from ..hint import to_type
-from ..laying import laid
+from ..laying import own_changes as laid
 from ..laying.selection import select
 from ..outcome import Outcome, Refused
 from ..queue.series import PACKAGE, PROVENANCE, Queue

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..files.tree import LAID
 from ..hint import in_clone
-from ..laying import laid
+from ..laying import own_changes as laid
 from ..laying.matching import Read, inverted, lay
 from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused

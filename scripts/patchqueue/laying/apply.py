@@ -31,7 +31,7 @@ from ..upstream import source
 from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from . import laid
+from . import own_changes
 from . import quilt as quilts
 from .matching import Replay, listing_with
 from .selection import Selection, probe, select, settle
@@ -222,14 +222,14 @@ def _build(
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = selection.record(origin, before, after, pushed)
-    edits = pristine.edits if isinstance(pristine, Edited) else laid.NONE
+    edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
         record["edits"] = edits.as_record()
         record["there"] = [*selection.already_present]
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
-    for path, content in laid.in_tree(planned.files, pristine.read, after, edits).items():
+    for path, content in own_changes.in_tree(planned.files, pristine.read, after, edits).items():
         (aside / path).write_bytes(content)
     return record, after
 

@@ -31,9 +31,9 @@ from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
 from .context import fitted, one_text, rendered
-from .edited import Tree, edited, foreign
 from .matching import Row, in_front, lay_patch, listing_with
 from .selection import Selection
+from .tree_edits import Tree, edited, foreign
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
 from . import pins as pinning
-from .pin import wheel_of
+from .new_pin import wheel_of
 from .pins import Pin, Pins
 from .source import Archive
 
