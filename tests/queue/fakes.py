@@ -24,14 +24,16 @@ from evidence import harness as rules
 from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
-from patchqueue.laying import apply, patched
-from patchqueue.upstream import pin, pins, source
+from patchqueue.laying import apply, check
+from patchqueue.upstream import new_pin, pins, source
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
 LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
 RUNNER = "python/sglang/srt/runner.py"
+# how `quilt refresh` writes a patch in the form of the queue
+QUILT_FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
 
 
 def numbered(count: int, name: str = "step") -> str:
@@ -159,7 +161,7 @@ class Project:
         wheel = write_wheel(
             self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
         )
-        pin.add(self.root, version, str(self.wheels))
+        new_pin.add(self.root, version, str(self.wheels))
         return wheel
 
     def warm(self) -> None:
@@ -171,7 +173,7 @@ class Project:
         """Write the tree that the queue makes of every release; their wheels are in the cache, or
         come into it."""
         self.warm()
-        patched.write(self.root, pins.load(self.root).all, None)
+        check.write(self.root, pins.load(self.root).all, None)
 
     def apply(self, origin: object = None, **options) -> apply.Report:
         return apply.apply(self.root, self.pin, str(origin) if origin else None, **options)

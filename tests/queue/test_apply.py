@@ -632,7 +632,7 @@ def test_no_name_of_a_folder_is_shell_text(quilt_home, tmp_path, monkeypatch, na
     made = quilt.find(home / "cache")
     made.run(tree, "push", "-a", "--fuzz=0")
     assert (tree / "python/a.py").read_text() == after
-    made.run(tree, "refresh", *quilt.FORM)
+    made.run(tree, "refresh", *fakes.QUILT_FORM)
     assert (tree / "patches/a/b.patch").read_text() == text
     made.run(tree, "pop", "-a")
     assert (tree / "python/a.py").read_text() == before

@@ -24,9 +24,9 @@ from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport, onefile
 from patchqueue.install import inplace, undo
-from patchqueue.laying import laid
+from patchqueue.laying import own_changes as laid
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.replay import nearest
+from patchqueue.laying.matching import nearest
 from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series

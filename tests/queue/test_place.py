@@ -10,9 +10,9 @@ from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.laying import patched, place, quilt
+from patchqueue.laying import context, matching, quilt
 from patchqueue.laying.apply import apply
-from patchqueue.laying.check import check
+from patchqueue.laying.check import check, write
 from patchqueue.laying.refresh import refresh
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
@@ -47,21 +47,21 @@ def added(text: str, at: int = 20) -> str:
     ids=["its own line", "another line", "nowhere", "twice", "no file"],
 )
 def test_a_text_is_laid_at_its_one_place(text, outcome, lines):
-    row = place.lay_patch(patch(BASE, added(BASE)), lambda path: text.encode() if text else None)
+    row = matching.lay_patch(patch(BASE, added(BASE)), lambda path: text.encode() if text else None)
     assert (row.outcome, row.lines) == (outcome, lines) and row.ambiguous is (text == BASE + BASE)
     assert row.after == ({RUNNER: added(text).encode()} if lines else {})
 
 
 def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
     text, wanted = "x\nx\nx\n", "x\nx\n"
-    assert place.places(text, wanted) == [1, 2]
-    row = place.lay_patch(patch(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
+    assert matching.places(text, wanted) == [1, 2]
+    row = matching.lay_patch(patch(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
     assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
 
 
 def test_a_line_ends_at_a_line_feed_alone():
     lines = ["a\r b\n", "\f\n", "c\x0bd\x1ce\u2028f\n", "end\r"]
-    assert place.split_lines("".join(lines)) == lines
+    assert matching.split_lines("".join(lines)) == lines
 
 
 @pytest.mark.parametrize("end", ["step_40 = 40\n", "step_40 = 40"], ids=["line end", "no line end"])
@@ -69,11 +69,11 @@ def test_whole_lines_only(end):
     """Text within a longer line is no place, and what lacks its line end stands at the end only."""
     before = BASE.removesuffix("step_40 = 40\n") + end
     longer = {RUNNER: before.removesuffix("\n").encode() + b"0\n"}  # its last line is another one
-    row = place.lay_patch(
+    row = matching.lay_patch(
         patch(before, before.replace("step_39 = 39", "step_39 = None")), longer.get
     )
     assert row.outcome is Outcome.CONFLICT
-    assert place.places("ab = 1\nb = 1\n", "b = 1\n") == [2] and place.places(
+    assert matching.places("ab = 1\nb = 1\n", "b = 1\n") == [2] and matching.places(
         "b = 1\nb = 1", "b = 1"
     ) == [2]
 
@@ -115,20 +115,22 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
     again, byte for byte.
     """
     owns = [patch(before, after) for before, after in zip(*versions)]
-    text = place.shared(owns)
+    text = context.shared(owns)
     assume(text is not None)  # two changes side by side in one release are one change there
-    assert text.diff == place.shared([*owns, owns[0]]).diff
+    assert text.diff == context.shared([*owns, owns[0]]).diff
     for own, before, after in zip(owns, *versions):
         below = {RUNNER: before.encode()}
-        row = place.lay_patch(text, below.get)
+        row = matching.lay_patch(text, below.get)
         assert row.after == {RUNNER: after.encode()}
-        assert place.rendered(text, row).diff == own.diff and place.edits(text) == place.edits(own)
-        assert place.fitted(own, below).diff == own.diff
+        assert context.rendered(text, row).diff == own.diff and context.edits(
+            text
+        ) == context.edits(own)
+        assert context.fitted(own, below).diff == own.diff
 
 
 def test_what_releases_share_has_no_more_context_than_they_agree_on():
     other = BASE.replace("step_18 = 18\n", "step_18 = None\n").replace("step_23 = 23\n", "")
-    text = place.shared([patch(BASE, added(BASE)), patch(other, added(other))])
+    text = context.shared([patch(BASE, added(BASE)), patch(other, added(other))])
     assert (
         text.diff == f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 ="
         " 20\n+added_step = 20\n step_21 = 21\n step_22 = 22\n"
@@ -148,10 +150,10 @@ def test_two_hunks_never_share_a_line_of_context():
         for before in befores
     ]
     owns = [patch(before, after) for before, after in zip(befores, afters)]
-    text = place.shared(owns)
+    text = context.shared(owns)
     assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
     for before, after in zip(befores, afters):
-        row = place.lay_patch(text, lambda path, content=before: content.encode())
+        row = matching.lay_patch(text, lambda path, content=before: content.encode())
         assert row.after == {RUNNER: after.encode()}
 
 
@@ -172,14 +174,14 @@ def test_two_hunks_never_share_a_line_of_context():
 )
 def test_a_change_is_found_on_another_release(old, new, fits):
     other = BASE.replace(old, new)
-    found = place.fitted(patch(BASE, added(BASE)), {RUNNER: other.encode()})
+    found = context.fitted(patch(BASE, added(BASE)), {RUNNER: other.encode()})
     after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
     assert (found.diff if found else None) == (patch(other, after).diff if fits else None)
 
 
 def test_other_changes_share_nothing():
     assert (
-        place.shared(
+        context.shared(
             [patch(BASE, added(BASE)), patch(BASE, added(BASE).replace("added_step", "more_steps"))]
         )
         is None
@@ -189,7 +191,7 @@ def test_other_changes_share_nothing():
     )
     alone = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     assert (
-        place.shared(
+        context.shared(
             [
                 patch(BASE, alone),
                 patch(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n")),
@@ -236,7 +238,7 @@ def test_one_text_serves_two_releases(two):
         engine = quilt.find(source.cache_folder())
         engine.run(tree, "pop", "-a")
         assert b"offset" not in engine.run(tree, "push", COUNT).stdout
-        engine.run(tree, "refresh", *quilt.FORM, check=False)
+        engine.run(tree, "refresh", *fakes.QUILT_FORM, check=False)
         assert (tree / "patches" / COUNT).read_bytes() == before, (
             "it is in the form that quilt writes"
         )
@@ -363,7 +365,7 @@ def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
     two.edit(f"patches/{COUNT}", " step_21 = 21\n", " step_21 = other\n")
     before = (two.root / pins.FILE).read_bytes()
     with pytest.raises(Refused, match="reads 'step_21 = 21'.*needs 'step_21 = other"):
-        patched.write(two.root, every(two).all, None)
+        write(two.root, every(two).all, None)
     assert (two.root / pins.FILE).read_bytes() == before
 
 
@@ -380,11 +382,11 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
             f"step_{at - 2} = {at - 2}\n", "changed = 1\n"
         ),
     ]
-    text = place.shared([patch(before, added(before, at)) for before in befores])
+    text = context.shared([patch(before, added(before, at)) for before in befores])
     for before in befores:
         tree = tmp_path_factory.mktemp("tree")
-        row = place.lay_patch(text, lambda path: before.encode())
-        own = place.rendered(text, row)
+        row = matching.lay_patch(text, lambda path: before.encode())
+        own = context.rendered(text, row)
         (tree / RUNNER).parent.mkdir(parents=True)
         (tree / RUNNER).write_text(before)
         write_patches(tree, {"a/b.patch": own.content})

@@ -11,7 +11,7 @@ import pytest
 from fakes import RUNNER, patch_text, release_of
 
 from patchqueue.laying.check import check
-from patchqueue.laying.probe import probe
+from patchqueue.laying.selection import probe
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.upstream import pins

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from patchqueue.laying import quilt
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.place import edits
+from patchqueue.laying.context import edits, unified
 from patchqueue.laying.selection import Selection, select
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
@@ -27,7 +27,6 @@ from patchqueue.queue import series
 from patchqueue.queue.patchfile import split
 from patchqueue.rebasing import rebase
 from patchqueue.rebasing.forecast import Stages
-from patchqueue.rebasing.unified import unified
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 
@@ -202,7 +201,7 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
         assert b"(offset" not in done.stdout and b"fuzz" not in done.stdout, (
             "it has the release's own lines"
         )
-        engine.run(tmp_path, "refresh", *quilt.FORM)
+        engine.run(tmp_path, "refresh", *fakes.QUILT_FORM)
     written = {
         patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches
     }

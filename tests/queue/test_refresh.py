@@ -119,6 +119,26 @@ def test_popped_patches_come_back_too(applied):
     assert len(quilt.applied(applied.tree)) == 3
 
 
+def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
+    engine().run(applied.tree, "pop")
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
+    edit(applied.tree / CUT, " four = 4", " four = 5")
+    with pytest.raises(Refused) as caught:
+        run(applied)
+    (problem,) = caught.value.problems
+    cut = "python/sglang/srt/cut.py"
+    assert problem.where == f"{CUT} on work/{TAG}: {cut}: hunk 1" and problem.name == "conflict"
+    assert "added_step = 22" in (applied.tree / RUNNER).read_text()
+
+
+def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
+    file = new(applied.root, applied.pin, "steps/say-version")
+    engine().run(applied.tree, "pop")
+    file.write_text(fakes.header())
+    assert run(applied)[0] == []
+    assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
+
+
 def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     edit(applied.root / COUNT, "+added_step = 20", "+added_step = 30")

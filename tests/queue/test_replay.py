@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from patchqueue.laying import quilt
-from patchqueue.laying.replay import replay
+from patchqueue.laying.matching import replay
 from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import patchfile

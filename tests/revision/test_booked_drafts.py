@@ -1,5 +1,5 @@
-"""Which slot the scheduler books as the state behind a track interval where the grammar of an answer ends amid the
-drafts of a step: the release's own resolution and booking of a verified step, on the CPU."""
+"""Which slot the scheduler books as the state behind a track interval where the grammar of an
+answer ends amid the drafts of a step: the release's own booking of a verified step, on the CPU."""
 
 from itertools import product
 from types import SimpleNamespace

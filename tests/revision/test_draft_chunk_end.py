@@ -1,4 +1,5 @@
-"""The token that the draft model reads behind a chunk of a prompt with an image: the release's own choice."""
+"""The token that the draft model reads behind a chunk of a prompt with an image: the release's own
+choice."""
 
 import pytest
 

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hint import counted, to_type
-from ..laying import patched
-from ..laying.check import CheckReport, check
-from ..laying.probe import Finding
+from ..laying.check import CheckReport, check, write
+from ..laying.selection import Finding
 from ..outcome import Outcome
 from ..queue.header import NOT_NEEDED
 from ..upstream import pins as pinning
@@ -46,7 +45,7 @@ def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = releases.chosen(options, pins, pins.all)
     if options.write:
-        for change in patched.write(options.root, chosen, options.origin):
+        for change in write(options.root, chosen, options.origin):
             tell(f"{change.path}: {change.why}")
         pins = pinning.load(options.root)
         chosen = releases.chosen(options, pins, pins.all)

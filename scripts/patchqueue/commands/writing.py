@@ -17,8 +17,8 @@ from ..hint import counted, to_type
 from ..laying.refresh import new, refresh
 from ..outcome import Refused
 from ..upstream import pins as pinning
-from ..upstream.pin import add as add_pin
-from ..upstream.pin import version_of
+from ..upstream.new_pin import add as add_pin
+from ..upstream.new_pin import version_of
 from ..upstream.pins import Pin
 from . import idle, paths, releases
 from .releases import OUT, relative, tell

@@ -16,11 +16,9 @@ from ..files.run import Failed
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
-from ..laying.laid import in_git
-from ..laying.place import in_front
-from ..laying.replay import replay
-from ..laying.selection import Selection, select
-from ..laying.settled import settle
+from ..laying.matching import in_front, replay
+from ..laying.own_changes import in_git
+from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue

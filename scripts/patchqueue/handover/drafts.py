@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..laying.place import Row, in_front, lay_patch
+from ..laying.matching import Row, in_front, lay_patch
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..laying.apply import load_queue
-from ..laying.probe import passes
+from ..laying.selection import passes
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue

@@ -17,8 +17,8 @@ from ..files import atomic
 from ..files.tree import hash_python, sha256
 from ..hint import counted
 from ..laying.apply import begin, load_queue
-from ..laying.laid import NONE, in_git
-from ..laying.place import Read, split_lines
+from ..laying.matching import Read, split_lines
+from ..laying.own_changes import NONE, in_git
 from ..laying.selection import Selection, select
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, NO_NEWLINE

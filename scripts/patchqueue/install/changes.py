@@ -13,9 +13,8 @@ from typing import Any
 
 from .. import RELEASE
 from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
-from ..laying import laid as laying
-from ..laying.selection import Selection
-from ..laying.settled import settle
+from ..laying import own_changes as laying
+from ..laying.selection import Selection, settle
 from ..outcome import Problem, Refused
 from ..queue.series import PROVENANCE
 from ..upstream.edits import PACKAGE

@@ -32,8 +32,7 @@ from ..files.tree import (
 )
 from ..hint import some, to_type
 from ..laying.apply import load_queue
-from ..laying.selection import Selection, select
-from ..laying.settled import settle
+from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue

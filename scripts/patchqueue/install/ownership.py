@@ -15,10 +15,9 @@ from typing import Any
 
 from ..files.tree import LAID, LISTING, differing, from_sha256sum, own_listing
 from ..hint import in_clone, to_type
-from ..laying import laid
-from ..laying.place import Read, lay
+from ..laying import own_changes as laid
+from ..laying.matching import Read, inverted, lay
 from ..laying.selection import Selection, select
-from ..laying.settled import inverted
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import FileDiff, parse_diff
 from ..queue.series import PACKAGE, PROVENANCE, Queue

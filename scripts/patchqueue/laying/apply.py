@@ -20,7 +20,6 @@ from ..files.tree import (
     hash_listing,
     list_folder,
     own_listing,
-    sha256,
     to_sha256sum,
 )
 from ..hint import some, to_type
@@ -32,12 +31,10 @@ from ..upstream import source
 from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from . import laid
+from . import own_changes
 from . import quilt as quilts
-from .probe import probe
-from .replay import Replay
-from .selection import Selection, select
-from .settled import settle
+from .matching import Replay, listing_with
+from .selection import Selection, probe, select, settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
@@ -106,13 +103,14 @@ def apply(
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
-        found = tree.inspect()
+        inspection = tree.inspect()
         made_of = selection.stack_sha256, pristine.sha256
-        recorded = found.record.get("queue"), found.record.get("source", {}).get("sha256")
-        is_whole = "patched" in found.record.get("tree", {})  # an earlier tool did not record it
-        if found.state is State.APPLIED and is_whole and made_of == recorded:
-            return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, found.record)
-        refuse_to_lose(tree, found, discard)
+        recorded = inspection.record.get("queue"), inspection.record.get("source", {}).get("sha256")
+        # an earlier tool did not record it
+        is_whole = "patched" in inspection.record.get("tree", {})
+        if inspection.state is State.APPLIED and is_whole and made_of == recorded:
+            return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, inspection.record)
+        refuse_to_lose(tree, inspection, discard)
         record, listing = _build(tree, selection, pristine, planned, quilt, lock)
         tree.finish(listing)
     outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
@@ -140,24 +138,24 @@ def unapply(root: Path, pin: Pin) -> Report:
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
-        found = tree.inspect()
-        if found.state is State.ABSENT:
+        inspection = tree.inspect()
+        if inspection.state is State.ABSENT:
             raise no_tree(pin)
-        if found.state is State.UNAPPLIED:
-            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=found.record)
-        refuse_to_lose(tree, found, discard=False)
+        if inspection.state is State.UNAPPLIED:
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=inspection.record)
+        refuse_to_lose(tree, inspection, discard=False)
         aside = tree.start(copy=True)
         for name in (LISTING, LAID):
             (aside / name).unlink(missing_ok=True)
         quilt.run(aside, "pop", "-a", lock=lock)
         _remove_empty_folders(aside)
         listing = list_folder(aside)
-        if hash_listing(listing) != found.record["tree"]["before"]:
+        if hash_listing(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
             step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
-    return Report(pin, Outcome.APPLIED, tree.path, (), record=found.record)
+    return Report(pin, Outcome.APPLIED, tree.path, (), record=inspection.record)
 
 
 def no_tree(pin: Pin) -> Refused:
@@ -174,26 +172,26 @@ def _remove_empty_folders(tree: Path) -> None:
             folder.rmdir()
 
 
-def refuse_to_lose(tree: WorkTree, found: Inspection, discard: bool) -> None:
+def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
     """Raise Refused where replacing the tree would lose what the user has in it, unless told to
     discard that."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
-    if found.untracked:
-        what = f"holds files of yours: {' '.join(found.untracked[:5])}"
+    if inspection.untracked:
+        what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"
         raise Refused.of("unknown-files", where, what, "move them out of the tree")
     if discard:
         return
-    if found.state is State.FOREIGN:
+    if inspection.state is State.FOREIGN:
         step = f"move it away, or {again} replaces it"
         raise Refused.of("foreign-tree", where, "is there, but this tool did not make it", step)
-    if found.state is not State.CHANGED:
+    if inspection.state is not State.CHANGED:
         return
-    popped = len(found.record["patches"]) - len(quilts.applied(tree.path))
-    if popped and not found.edited_patches:
-        what = f"misses patches that were popped: {popped} of {len(found.record['patches'])}"
+    popped = len(inspection.record["patches"]) - len(quilts.applied(tree.path))
+    if popped and not inspection.edited_patches:
+        what = f"misses patches that were popped: {popped} of {len(inspection.record['patches'])}"
         step = f"{to_type('quilt', tree.tag, 'push -a')}, or {again}"
         raise Refused.of("popped-tree", where, what, step)
-    files = [*found.edited_patches, *differing(tree.finished_listing(), found.listing)]
+    files = [*inspection.edited_patches, *differing(tree.finished_listing(), inspection.listing)]
     what = f"has edits that the queue does not hold: {some(files) or 'patches partly popped'}"
     step = f"{to_type('refresh', tree.tag)} writes them back to patches/; {again} throws them away"
     raise Refused.of("edited-tree", where, what, step)
@@ -217,21 +215,21 @@ def _build(
     if quilts.applied(aside) != list(pushed):
         what = f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    expected = before | {path: sha256(content) for path, content in planned.files.items()}
+    expected = listing_with(before, planned.files)
     after = list_folder(aside)
     if after != expected:
         what = f"quilt and the replay made different files: {some(differing(after, expected))}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
     origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
     record = selection.record(origin, before, after, pushed)
-    edits = pristine.edits if isinstance(pristine, Edited) else laid.NONE
+    edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
         record["edits"] = edits.as_record()
         record["there"] = [*selection.already_present]
     write_record(aside, record)
     if PROVENANCE in after:
         (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
-    for path, content in laid.in_tree(planned.files, pristine.read, after, edits).items():
+    for path, content in own_changes.in_tree(planned.files, pristine.read, after, edits).items():
         (aside / path).write_bytes(content)
     return record, after
 

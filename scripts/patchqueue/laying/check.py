@@ -1,11 +1,11 @@
-"""The whole queue against every pin, in memory: lint, strict replay, the tree that is pinned, and
-what upstream has merged."""
+"""The whole queue against every pin, in memory: lint, strict replay, and what upstream has merged;
+and the tree that it makes of each, compared with upstream/pins.toml or written there."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +14,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 
+from packaging.version import Version
+
+from ..files import atomic
+from ..files.locking import locked
+from ..files.tree import hash_python
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
+from ..queue.edit import Change
+from ..queue.edit import write as write_changes
 from ..queue.lint import lint
 from ..queue.series import Queue
 from ..upstream import pins as pinning
@@ -24,12 +31,11 @@ from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .apply import finish_writing
-from .patched import problem_of, tree_with
-from .probe import Finding, probe
-from .replay import Step
-from .selection import select
+from .matching import Row, listing_with
+from .selection import Finding, Selection, probe, select
 
 LOG = logging.getLogger(__name__)
+WRITE = f"{to_type('check', '--write')} writes it"
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class PinReport:
     all problems; tree: the hash of the patched tree."""
 
     pin: Pin
-    steps: tuple[Step, ...]
+    steps: tuple[Row, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...]
     tree: str = ""
@@ -120,15 +126,14 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     replayed = selection.replay(pristine.read)
     tree = ""
     if replayed.problems or not selection.patches:
-        found = _not_carried(pin, carried, replayed.steps) or replayed.problems
+        own_problems = _not_carried(pin, carried, replayed.steps) or replayed.problems
     else:
-        tree = tree_with(pristine.listing(), replayed.files)
-        other = problem_of(pin, tree)
-        found = (other,) if other else ()
-    return PinReport(pin, replayed.steps, findings, (*found, *problems), tree)
+        tree = hash_python(listing_with(pristine.listing(), replayed.files))
+        own_problems = tuple(_other_tree(pin, tree))
+    return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
 
 
-def _not_carried(pin: Pin, carried: bool, steps: Sequence[Step]) -> tuple[Problem, ...]:
+def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem, ...]:
     """One problem in place of one for each hunk, for a pin that no rebase has been to yet: it
     has no patched tree, and others (`carried`) have one."""
     bad = sum(not step.outcome.good for step in steps)
@@ -140,3 +145,42 @@ def _not_carried(pin: Pin, carried: bool, steps: Sequence[Step]) -> tuple[Proble
     )
     step = f"{to_type('rebase', pin.version)} sorts them"
     return (Problem("not-carried", pin.tag, what, step),)
+
+
+def _other_tree(pin: Pin, tree: str) -> Iterator[Problem]:
+    """What is wrong with the tree that the queue makes of a release."""
+    where = f"{pinning.FILE}: {pin.version}"
+    if not pin.patched:
+        yield Problem("no-tree-pinned", where, f"names no patched tree; it is {tree}", WRITE)
+    elif pin.patched != tree:
+        what = f"the queue makes the tree {tree}, and patched is {pin.patched}"
+        hint = f"where that is meant, {WRITE}; else `git diff` shows what changed"
+        yield Problem(str(Outcome.TREE_MISMATCH), where, what, hint)
+
+
+def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]:
+    """Write the trees that the queue makes of these releases: for a change that is meant.
+
+    Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
+    """
+    finish_writing(root)
+    with locked(root / atomic.QUEUE_LOCK):
+        queue, problems = series.read(root)
+        if wrong := [*problems, *lint(root, queue)]:
+            raise Refused(wrong)
+        trees = {
+            pin.version: Selection(queue, pin).patched_tree(source.fetch(pin, origin))
+            for pin in chosen
+            if queue.select(pin.version)
+        }
+        changes = change_of(root, trees)
+        write_changes(root, changes)
+        return changes
+
+
+def change_of(root: Path, trees: Mapping[Version, str]) -> list[Change]:
+    """The change of upstream/pins.toml that gives these releases these trees; none where it has
+    them."""
+    old = (root / pinning.FILE).read_text(encoding="utf-8")
+    new = pinning.with_patched(old, trees)
+    return [Change(str(pinning.FILE), new.encode(), "trees")] if new != old else []

@@ -23,8 +23,6 @@ from ..outcome import Refused
 
 LOG = logging.getLogger(__name__)
 
-# how a refreshed patch is written: the same bytes every time
-FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
 FIRST_DESCRIPTOR = 64
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
@@ -81,6 +79,43 @@ def applied(tree: Path) -> list[str]:
     """The patches that quilt has applied in this tree, bottom first."""
     record = tree / ".pc/applied-patches"
     return record.read_text().split("\n")[:-1] if record.is_file() else []
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A patch that is applied in a tree. before, after: its files below it and above it, by path,
+    sorted; empty where there is none."""
+
+    patch: str
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+
+
+def layers(tree: Path) -> list[Layer]:
+    """The patches that quilt has applied in this tree, bottom first, with what each makes now.
+
+    quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
+    An edit that no `quilt refresh` has seen is one of the topmost patch that has the file.
+    """
+    top_first: list[Layer] = []
+    above: dict[str, bytes] = {}
+    for patch in reversed(applied(tree)):
+        folder = tree / ".pc" / patch
+        copies = sorted(path for path in folder.rglob("*") if path.is_file())
+        before = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in copies
+            if path.name != ".timestamp"
+        }
+        after = {path: above[path] if path in above else content(tree / path) for path in before}
+        above |= before
+        top_first.append(Layer(patch, before, after))
+    return top_first[::-1]
+
+
+def content(file: Path) -> bytes:
+    """What a file of a tree holds; empty where there is none."""
+    return file.read_bytes() if file.is_file() else b""
 
 
 # what quilt itself writes below .pc/ of a tree that has no patches yet

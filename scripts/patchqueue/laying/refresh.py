@@ -1,8 +1,8 @@
 """Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the
 overlay.
 
-The tree is copied, every patch is refreshed and popped, then pushed again one by one and written in
-one fixed form, so the same edits give the same bytes whoever made them. A text that other releases
+Each patch is read from the copies that quilt keeps of its files, and written in one fixed form, so
+the same edits give the same bytes whoever made them. A text that other releases
 share is placed on them anew, with less context where theirs is other; where it no longer stands
 there, this release gets a variant. All that changes is planned, proved by the replay, and written
 whole or not at all.
@@ -12,27 +12,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ..files import atomic
 from ..files.locking import locked
-from ..files.tree import differing, list_folder, sha256
+from ..files.tree import differing, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
 from ..queue import guards, patchfile, series
-from ..queue.edit import Change, Lines, joined, tried, variant
+from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
-from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
+from ..queue.series import PROVENANCE, Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
-from . import patched
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
-from .patched import rows_on
-from .place import Files, Row, fitted, in_front, lay_patch, one_text, rendered
+from .check import change_of
+from .context import fitted, one_text, rendered
+from .matching import Row, in_front, lay_patch, listing_with
 from .selection import Selection
+from .tree_edits import Tree, edited, foreign
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)
@@ -68,12 +69,12 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         raise Refused.of("bad-path", repr(name), what, step)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
-        found = tree.inspect().state
-    if found in (State.ABSENT, State.UNAPPLIED):
+        state = tree.inspect().state
+    if state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
     with tree.locked():
         if tree.inspect().state is State.FOREIGN:
-            raise _foreign(pin)
+            raise foreign(pin)
         file = tree.path / "patches" / patch
         if [patch] != quilts.applied(tree.path)[-1:] or not quilts.is_begun(tree.path, patch):
             if patch in quilts.listed(tree.path) or file.exists():
@@ -103,9 +104,10 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
-        edited = _edited(root, pin, add, pristine)
-        changes = patched.changed(root, _plan(root, pins, pin, queue, edited or Tree(), pristine))
-        patched.put(root, changes)
+        tree = edited(root, pin, add, pristine)
+        planned = _plan(root, pins, pin, queue, tree or Tree(), pristine)
+        changes = [change for change in planned if _differs(root / change.path, change.content)]
+        write(root, changes)
     try:
         load_queue(root)
     except Refused as refusal:
@@ -113,6 +115,10 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
             LOG.info(str(problem))
         return changes, None
     return changes, apply(root, pin, None, discard=True)
+
+
+def _differs(file: Path, content: bytes) -> bool:
+    return not file.is_file() or file.read_bytes() != content
 
 
 def _made_of(root: Path, pin: Pin) -> Source:
@@ -128,62 +134,6 @@ def _made_of(root: Path, pin: Pin) -> Source:
     return kept or source.fetch(pin, None)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its
-    new files.
-
-    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
-    files, empty likewise.
-    """
-
-    texts: tuple[tuple[str, str, str], ...] = ()
-    overlay: Files = field(default_factory=dict)
-    recorded: dict[str, str] = field(default_factory=dict)
-    listing: dict[str, str] = field(default_factory=dict)
-
-
-def _edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
-    """What work/<tag>/ holds, read from a copy in which quilt wrote every patch anew; None where it
-    holds no edits."""
-    tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder())
-    with tree.locked() as lock:
-        found = tree.inspect()
-        if found.state is State.FOREIGN:
-            raise _foreign(pin)
-        if found.state is not State.CHANGED:
-            return None
-        aside = tree.start(copy=True)
-        stray = _take_off(aside, quilt, lock, pristine)
-        if stray and not add:
-            step = (
-                f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-                f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-            )
-            what = f"edited, but in no patch: {' '.join(stray)}"
-            raise Refused.of("stray-edits", f"work/{pin.tag}", what, step)
-        _lay(aside, quilt, lock, stray)
-        files = {name: aside / "patches" / name for name in quilts.applied(aside)}
-        texts = {
-            name: patchfile.split(file.read_text(encoding="utf-8") if file.is_file() else "")
-            for name, file in files.items()
-        }
-        diffs = patchfile.parse_diff(texts.pop(OVERLAY_PATCH, ("", ""))[1])
-        overlay = {
-            file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
-            for file in diffs
-        }
-        recorded = {patch["name"]: patch["sha256"] for patch in found.record["patches"]}
-        patches = tuple((name, *text) for name, text in texts.items())
-        return Tree(patches, overlay, recorded, list_folder(aside))
-
-
-def _foreign(pin: Pin) -> Refused:
-    where = f"work/{pin.tag}"
-    return Refused.of("foreign-tree", where, "this tool did not make it", "move it away")
-
-
 def _plan(
     root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source
 ) -> list[Change]:
@@ -195,21 +145,24 @@ def _plan(
         for path, text in tree.overlay.items()
         if path != PROVENANCE and queue.overlay.get(path) != text
     ]
-    made, _ = tried(queue, changes)
-    changed = [other for other in pins.all if other == pin or _changes(queue, made, other)]
+    changed_queue, _ = tried(queue, changes)
+    changed_pins = [
+        other for other in pins.all if other == pin or _changes(queue, changed_queue, other)
+    ]
     trees = {
-        other.version: patched.tree_of(made, other, source.fetch(other, None)) for other in changed
+        other.version: Selection(changed_queue, other).patched_tree(source.fetch(other, None))
+        for other in changed_pins
     }
-    changes += patched.changes_of(root, trees)
-    selection = Selection(made, pin)
+    changes += change_of(root, trees)
+    selection = Selection(changed_queue, pin)
     replayed = selection.replay(pristine.read)
     if replayed.problems:
         raise Refused(replayed.problems)
-    kept = pristine.listing() | {path: sha256(content) for path, content in replayed.files.items()}
+    expected = listing_with(pristine.listing(), replayed.files)
     now = selection.stack(replayed)
     lost = [
         path
-        for path in differing(kept, tree.listing)
+        for path in differing(expected, tree.listing)
         if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
@@ -221,14 +174,14 @@ def _plan(
     return changes
 
 
-def _changes(queue: Queue, made: Queue, pin: Pin) -> bool:
+def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
     cached, it is not fetched for that."""
-    patches = [each.select(pin.version) for each in (queue, made)]
-    texts = [[(patch.name, patch.diff) for patch in each] for each in patches]
+    patches = [either.select(pin.version) for either in (queue, changed_queue)]
+    texts = [[(patch.name, patch.diff) for patch in either] for either in patches]
     if texts[0] != texts[1]:
         return True
-    if queue.overlay_for(patches[0]) == made.overlay_for(patches[1]):
+    if queue.overlay_for(patches[0]) == changed_queue.overlay_for(patches[1]):
         return False
     if not source.is_cached(pin):
         LOG.info(
@@ -245,63 +198,13 @@ def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, byt
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
-def _take_off(aside: Path, quilt: quilts.Quilt, lock: int, pristine: Source) -> dict[str, bytes]:
-    """Refresh and pop every patch, top first, so each edit ends in the topmost patch that has its
-    file.
-
-    Returns the edits that are in no patch, path -> content, and puts the pristine content back in
-    their place.
-    """
-    while quilts.applied(aside):
-        quilt.run(aside, "refresh", *quilts.FORM, lock=lock, check=False)
-        quilt.run(aside, "pop", lock=lock)
-    stray = {}
-    for name in differing(list_folder(aside), pristine.listing()):
-        path, original = aside / name, pristine.read(name)
-        if not path.is_file() or path.suffix in (".orig", ".rej") or name.endswith("~"):
-            what = "is missing, or left over from an editor or a failed push"
-            step = "put it right in the tree, then refresh again"
-            raise Refused.of("stray-edits", name, what, step)
-        stray[name] = path.read_bytes()
-        path.unlink() if original is None else path.write_bytes(original)
-    return stray
-
-
-def _lay(aside: Path, quilt: quilts.Quilt, lock: int, added: dict[str, bytes]) -> None:
-    """Push patch by patch and write each in the fixed form; `added` files go into the top one."""
-    headers = _without_diff(aside)
-    while quilt.run(aside, "push", "--fuzz=0", lock=lock).returncode == 0:
-        top = quilts.applied(aside)[-1]
-        if top in headers:
-            (aside / "patches" / top).write_text(headers[top])
-        quilt.run(aside, "refresh", *quilts.FORM, lock=lock, check=False)
-    for name in added:  # noqa: PLC0206
-        quilt.run(aside, "add", name, lock=lock)
-        (aside / name).parent.mkdir(parents=True, exist_ok=True)
-        (aside / name).write_bytes(added[name])
-    if added:
-        quilt.run(aside, "refresh", *quilts.FORM, lock=lock)
-
-
-def _without_diff(aside: Path) -> dict[str, str]:
-    """Patches that have a header and no diff yet, which quilt cannot push: emptied here, with the
-    text to put back."""
-    files = (path for path in (aside / "patches").rglob("*.patch") if path.is_file())
-    texts = {path: path.read_text(encoding="utf-8") for path in files}
-    empty = {path: text for path, text in texts.items() if not patchfile.split(text)[1]}
-    for path in empty:
-        path.write_text("")
-    return {path.relative_to(aside / "patches").as_posix(): text for path, text in empty.items()}
-
-
 def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, below, known = Lines.of(old), "", [other.version for other in pins.all]
-    rows = rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
+    lines, below, pinned = Lines.of(old), "", [other.version for other in pins.all]
     here = {
         row.patch: (row, rendered(queue.patches[row.patch], row))
-        for row in rows
+        for row in Selection(queue, pin).replay(source.fetch(pin, None).read).steps
         if row.lines is not None
     }
     entries = {entry.name: entry for entry in queue.entries}
@@ -311,7 +214,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.guard_for(pin.version, known))
+            lines.insert(above, name, guards.guard_for(pin.version, pinned))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/
@@ -380,9 +283,9 @@ def _shared(
         return Change(f"patches/{entry.name}", of_files(patch, text.files).content, why)
     broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    known = [other.version for other in pins.all]
+    pinned = [other.version for other in pins.all]
     diff = patchfile.split(content.decode("utf-8"))[1]
-    return variant(queue, entry, pin.version, known, lines, diff, why)
+    return variant(queue, entry, pin.version, pinned, lines, diff, why)
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
@@ -391,7 +294,6 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     names = [each.name for each in queue.select(pin.version)]
     first = names[: names.index(patch.name)]
     entries = tuple(entry for entry in queue.entries if entry.name in first)
-    _, files = rows_on(replace(queue, entries=entries), pin.version, read)
-    below = in_front(files, read)
-    found = {file.path: below(file.path) for file in patch.files}
-    return {path: content for path, content in found.items() if content is not None}
+    below = in_front(Selection(replace(queue, entries=entries), pin).replay(read).files, read)
+    contents = {file.path: below(file.path) for file in patch.files}
+    return {path: content for path, content in contents.items() if content is not None}

@@ -136,12 +136,12 @@ class WorkTree:
         untracked = tuple(_untracked(self.path))
         edited = tuple(_edited_patches(self.path, record))
         names = [patch["name"] for patch in record["patches"]]
-        found, stack = hash_listing(listing), quilt.applied(self.path)
+        tree, stack = hash_listing(listing), quilt.applied(self.path)
         if untracked or edited:
             state = State.CHANGED
-        elif found == record["tree"]["after"] and stack == names:
+        elif tree == record["tree"]["after"] and stack == names:
             state = State.APPLIED
-        elif found == record["tree"]["before"] and not stack:
+        elif tree == record["tree"]["before"] and not stack:
             state = State.UNAPPLIED
         else:
             state = State.CHANGED
@@ -228,8 +228,8 @@ def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
     folder = tree / "patches"
     recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("~"))
-    found = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
-    series = (folder / "series").read_text().split() if found.pop("series", None) else []
-    yield from (f"patches/{name}" for name in differing(recorded, found))
+    present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
+    series = (folder / "series").read_text().split() if present.pop("series", None) else []
+    yield from (f"patches/{name}" for name in differing(recorded, present))
     if series != list(recorded):
         yield "patches/series"

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from packaging.version import Version
 
+from ..files import atomic
 from ..outcome import Problem, Refused
 from . import guards, patchfile, series
 from .series import Entry, Queue
@@ -100,6 +102,13 @@ def variant(
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
 
 
+def write(root: Path, changes: Iterable[Change]) -> None:
+    """Write the files of these changes, all or none; of one file the last."""
+    files = {change.path: change.content for change in changes}
+    if files:
+        atomic.write_all(root, files, root / atomic.JOURNAL)
+
+
 def joined(head: str, diff: str) -> bytes:
     """A patch file's content: its header, an empty line, its diff."""
     return f"{head.strip()}\n\n{diff}".encode()
@@ -107,10 +116,10 @@ def joined(head: str, diff: str) -> bytes:
 
 def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
     """The queue as it would be read back. Raises Refused where it could not be."""
-    made, problems = tried(queue, changes)
+    changed_queue, problems = tried(queue, changes)
     if problems:
         raise Refused(problems)
-    return made
+    return changed_queue
 
 
 def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]]:
@@ -118,15 +127,15 @@ def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]
     patches, overlay = dict(queue.patches), dict(queue.overlay)
     entries, problems = queue.entries, []
     for change in changes:
-        wrong: list[Problem] = []
+        own_problems: list[Problem] = []
         if change.path == str(series.FILE):
-            found, wrong = series.parse(change.content.decode("utf-8"))
-            entries = tuple(found)
+            parsed, own_problems = series.parse(change.content.decode("utf-8"))
+            entries = tuple(parsed)
         elif change.path.startswith(OVERLAY):
             overlay[change.path.removeprefix(OVERLAY)] = change.content
         elif change.path.startswith(PATCHES):
             name = change.path.removeprefix(PATCHES)
-            patch, wrong = patchfile.read(name, change.content)
+            patch, own_problems = patchfile.read(name, change.content)
             patches |= {name: patch} if patch else {}
-        problems += wrong
+        problems += own_problems
     return replace(queue, entries=entries, patches=patches, overlay=overlay), problems

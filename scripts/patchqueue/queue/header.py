@@ -185,29 +185,33 @@ def parse(text: str) -> tuple[Header, list[str]]:
 def problems(where: str, header: Header) -> list[Problem]:
     """Every way in which the header breaks the rules."""
     rules = VARIANT_RULES if header.is_variant else RULES
-    found = []
+    complaints = []
     for rule in rules:
         values = header.all(rule.field)
         if rule.required and not values:
-            found.append(Problem("missing-field", where, f"has no {rule.field}: {rule.meaning}"))
+            complaints.append(
+                Problem("missing-field", where, f"has no {rule.field}: {rule.meaning}")
+            )
         if len(values) > 1 and not rule.repeats:
-            found.append(Problem("repeated-field", where, f"has {len(values)} {rule.field} fields"))
+            complaints.append(
+                Problem("repeated-field", where, f"has {len(values)} {rule.field} fields")
+            )
         for value in values:
             if not re.fullmatch(rule.pattern, value):
-                found.append(
+                complaints.append(
                     Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}")
                 )
-    known = {rule.field for rule in rules}
-    found += [
+    allowed = {rule.field for rule in rules}
+    complaints += [
         Problem(
             "unknown-field",
             where,
             f"{name} is no field of a {'variant' if header.is_variant else 'patch'}",
         )
         for name, _ in header.fields
-        if name not in known
+        if name not in allowed
     ]
-    return found or _bad_values(where, header)
+    return complaints or _bad_values(where, header)
 
 
 def documentation() -> str:
@@ -228,18 +232,18 @@ def documentation() -> str:
 
 
 def _bad_values(where: str, header: Header) -> list[Problem]:
-    found = []
+    complaints = []
     try:
         _ = header.gaps
     except InvalidSpecifier as error:
-        found.append(Problem("bad-field", where, f"Gap: {error}"))
+        complaints.append(Problem("bad-field", where, f"Gap: {error}"))
     for probe in header.probes:
         try:
             re.compile(probe.text if probe.is_regex else "")
         except re.error as error:
             what = f"Probe: {probe.text!r} is no regular expression: {error}"
-            found.append(Problem("bad-field", where, what))
-    return found
+            complaints.append(Problem("bad-field", where, what))
+    return complaints
 
 
 def _unfold(value: str) -> str:

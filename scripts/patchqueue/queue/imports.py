@@ -15,15 +15,15 @@ _IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|
 def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
     """The overlay files `named`, those that they import, wherever in them, and the packages of all
     these."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = set(named) & overlay.keys()
     while waiting:
-        found |= waiting
-        wanted = {
-            one for path in waiting for one in (*_packages(path), *of_file(path, overlay[path]))
+        reached |= waiting
+        imported = {
+            file for path in waiting for file in (*_packages(path), *of_file(path, overlay[path]))
         }
-        waiting = (wanted & overlay.keys()) - found
-    return frozenset(found)
+        waiting = (imported & overlay.keys()) - reached
+    return frozenset(reached)
 
 
 @functools.cache  # every selection of patches asks for the same files
@@ -55,18 +55,18 @@ def by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
 def of_lines(lines: Iterable[str]) -> frozenset[str]:
     """The same of some lines of a module, which need not be a whole statement each: absolute
     imports alone."""
-    found: set[str] = set()
-    for module, several, one, whole in _IMPORT.findall("".join(lines)):
-        found |= _files((module or whole).split("."), re.findall(r"\w+", several or one))
-    return frozenset(found)
+    files: set[str] = set()
+    for module, parenthesised, listed, plain in _IMPORT.findall("".join(lines)):
+        files |= _files((module or plain).split("."), re.findall(r"\w+", parenthesised or listed))
+    return frozenset(files)
 
 
 def _files(module: list[str], names: Collection[str]) -> set[str]:
     """Where a module, and those of `names` that are modules in it, would lie."""
-    place = ROOT + "/".join(filter(None, module))
+    stem = ROOT + "/".join(filter(None, module))
     return {
-        f"{one}{end}"
-        for one in (place, *(f"{place}/{name}" for name in names))
+        f"{path}{end}"
+        for path in (stem, *(f"{stem}/{name}" for name in names))
         for end in (".py", "/__init__.py")
     }
 

@@ -32,37 +32,39 @@ def _guards(queue: Queue) -> list[Problem]:
 
 
 def _variants(queue: Queue) -> list[Problem]:
-    found = []
+    problems = []
     for entry in queue.entries:
         patch = queue.patches.get(entry.name)
         if patch is None:
             continue
-        names = patch.header.get("Variant-Of")
-        if (entry.base != entry.name) != patch.header.is_variant or (names and names != entry.base):
-            what = f"its file name says {entry.base}, its Variant-Of {names or 'nothing'}"
+        variant_of = patch.header.get("Variant-Of")
+        if (entry.base != entry.name) != patch.header.is_variant or (
+            variant_of and variant_of != entry.base
+        ):
+            what = f"its file name says {entry.base}, its Variant-Of {variant_of or 'nothing'}"
             step = "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"
-            found.append(Problem("bad-variant", f"patches/{entry.name}", what, step))
-        elif names and names not in queue.patches:
-            what = f"there is no readable patches/{names} whose header it could share"
-            found.append(Problem("bad-variant", f"patches/{entry.name}", what))
-    return found
+            problems.append(Problem("bad-variant", f"patches/{entry.name}", what, step))
+        elif variant_of and variant_of not in queue.patches:
+            what = f"there is no readable patches/{variant_of} whose header it could share"
+            problems.append(Problem("bad-variant", f"patches/{entry.name}", what))
+    return problems
 
 
 def _overlay(root: Path, queue: Queue) -> list[Problem]:
     unnamed = "no patch's Overlay names it, or a file that imports it"
-    found = [
+    problems = [
         Problem("unnamed-overlay", f"overlay/{path}", unnamed) for path in queue.unnamed_overlay()
     ]
     for file in sorted((root / "overlay").rglob("*")):
         if file.is_symlink():
             where = file.relative_to(root).as_posix()
-            found.append(Problem("symlink", where, "an overlay file is a plain file"))
+            problems.append(Problem("symlink", where, "an overlay file is a plain file"))
     for path, content in queue.overlay.items():
-        found += _overlay_name(path)
-        found += _overlay_text(f"overlay/{path}", content)
+        problems += _overlay_name(path)
+        problems += _overlay_text(f"overlay/{path}", content)
     for name in sorted(queue.patches):
-        found += _brought(queue, name)
-    return found
+        problems += _brought(queue, name)
+    return problems
 
 
 def _overlay_name(path: str) -> Iterator[Problem]:
@@ -93,9 +95,9 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
 def _brought(queue: Queue, name: str) -> Iterator[Problem]:
     """Whether a patch brings the overlay files that it names, and that its lines import."""
     where = f"patches/{name}"
-    for wanted in queue.header(name).overlay:
-        if not any(is_named(wanted, path) for path in queue.overlay):
-            what = f"needs overlay/{wanted}, which is not there"
+    for named in queue.header(name).overlay:
+        if not any(is_named(named, path) for path in queue.overlay):
+            what = f"needs overlay/{named}, which is not there"
             yield Problem("missing-overlay", where, what)
     patch = queue.patches[name]
     lacking = called(patch) & queue.overlay.keys() - queue.overlay_for([patch]).keys()

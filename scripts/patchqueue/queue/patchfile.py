@@ -103,22 +103,6 @@ def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     return replace(patch, content=(head + render(files)).encode(), files=files)
 
 
-def at_lines(patch: Patch, lines: Iterable[int]) -> Patch:
-    """The same text with its hunks at these lines of the old file, one for each hunk."""
-    starts = iter(lines)
-    return of_files(
-        patch,
-        (
-            replace(file, hunks=tuple(_moved(hunk, next(starts)) for hunk in file.hunks))
-            for file in patch.files
-        ),
-    )
-
-
-def _moved(hunk: Hunk, line: int) -> Hunk:
-    return replace(hunk, old_start=line, new_start=hunk.new_start + line - hunk.old_start)
-
-
 def split(text: str) -> tuple[str, str]:
     """A patch file's text as (header, diff); the diff begins at the first line that only a diff can
     have."""
@@ -147,16 +131,16 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
         ]
     head, diff = split(text)
     header, complaints = headers.parse(head)
-    found = [Problem("bad-header", where, complaint) for complaint in complaints]
-    found += headers.problems(where, header)
+    problems = [Problem("bad-header", where, complaint) for complaint in complaints]
+    problems += headers.problems(where, header)
     if not diff.strip():
         step = f"{to_type('refresh')} writes your edits into it"
-        return None, [*found, Problem("empty-patch", where, "changes nothing", step)]
-    form = list(_form(where, diff, first_line=head.count("\n") + 1))
-    found += form
-    if form:
-        return None, found
-    return Patch(name, content, header, parse_diff(diff, head.count("\n"))), found
+        return None, [*problems, Problem("empty-patch", where, "changes nothing", step)]
+    form_problems = list(_form(where, diff, first_line=head.count("\n") + 1))
+    problems += form_problems
+    if form_problems:
+        return None, problems
+    return Patch(name, content, header, parse_diff(diff, head.count("\n"))), problems
 
 
 def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDiff, ...]:
@@ -225,13 +209,13 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
     except UnidiffParseError as error:
         yield _misshapen(f"{where}:{at}", line, str(error))
         return
-    found, wanted = SECTION.sub(r"\1", diff), render(files)
-    if found == wanted:
+    written, canonical = SECTION.sub(r"\1", diff), render(files)
+    if written == canonical:
         yield from _files(where, files)
         return
-    pairs = zip_longest(found.split("\n"), wanted.split("\n"))
+    pairs = zip_longest(written.split("\n"), canonical.split("\n"))
     number, (line, right) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
-    at = first_line + min(number, found.count("\n"))
+    at = first_line + min(number, written.count("\n"))
     why = f"a patch has {right!r} there" if right else "belongs to no hunk"
     yield _misshapen(f"{where}:{at}", line or "", why)
 

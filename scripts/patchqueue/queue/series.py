@@ -84,12 +84,12 @@ class Queue:
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
         """The overlay files that these patches name, and those that these import."""
-        wanted = {name for patch in patches for name in self.header(patch.name).overlay}
-        laid = imports.closure(
-            {path for path in self.overlay if any(is_named(name, path) for name in wanted)},
+        named = {name for patch in patches for name in self.header(patch.name).overlay}
+        brought = imports.closure(
+            {path for path in self.overlay if any(is_named(name, path) for name in named)},
             self.overlay,
         )
-        return {path: content for path, content in self.overlay.items() if path in laid}
+        return {path: content for path, content in self.overlay.items() if path in brought}
 
     def unnamed_overlay(self) -> list[str]:
         """Overlay files that no patch names, and none that is named imports."""
@@ -171,14 +171,14 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     for number, line in enumerate(text.split("\n"), 1):
         if "\r" not in line and (not line.strip() or line.startswith("#")):
             continue
-        found = _entry(number, line)
-        if isinstance(found, Problem):
-            problems.append(found)
-        elif found.name in (entry.name for entry in entries):
-            what = f"{found.name} is listed twice"
+        entry = _entry(number, line)
+        if isinstance(entry, Problem):
+            problems.append(entry)
+        elif entry.name in (earlier.name for earlier in entries):
+            what = f"{entry.name} is listed twice"
             problems.append(Problem("duplicate", f"{FILE}:{number}", what))
         else:
-            entries.append(found)
+            entries.append(entry)
     return entries, problems
 
 
@@ -210,15 +210,15 @@ def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
     all that is tried.
     """
     pairs = [(a, b) for n, a in enumerate(entries) for b in entries[n + 1 :] if a.base == b.base]
-    found = []
+    overlaps = []
     for a, b in pairs:
         both = [
             version
             for version in _around([*a.guard, *b.guard])
             if a.is_for(version) and b.is_for(version)
         ]
-        found += [(a, b, min(both))] if both else []
-    return found
+        overlaps += [(a, b, min(both))] if both else []
+    return overlaps
 
 
 def _around(specifiers: Any) -> list[Version]:
@@ -258,9 +258,9 @@ def as_patch(files: dict[str, bytes]) -> bytes:
     return "".join(parts).encode()
 
 
-def is_named(wanted: str, path: str) -> bool:
+def is_named(name: str, path: str) -> bool:
     """Whether a name in a header means the overlay file: itself, or a folder that holds it."""
-    return path == wanted or (wanted.endswith("/") and path.startswith(wanted))
+    return path == name or (name.endswith("/") and path.startswith(name))
 
 
 def _is_patch_name(name: str) -> bool:

@@ -18,12 +18,12 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.run import own_git as git
-from ..files.tree import differing, hash_listing, list_folder, sha256
-from ..laying.place import Files, Row
-from ..outcome import Outcome, Problem, Refused
+from ..files.tree import differing, hash_listing, list_folder
+from ..laying.matching import Files, Row, listing_with
+from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release
-from .forecast import Stages
+from .forecast import Stages, digest, overlay_of
 
 OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 FOR_A_PERSON = (  # settings of the repository itself
@@ -83,8 +83,8 @@ class Repository:
             what = "is there, but this tool did not make it"
             raise Refused.of("foreign-tree", self.shown, what, "move it away")
         try:
-            found: dict[str, Any] = json.loads((self._own / "state.json").read_text("utf-8"))
-            return found
+            state: dict[str, Any] = json.loads((self._own / "state.json").read_text("utf-8"))
+            return state
         except (OSError, ValueError):
             return None
 
@@ -155,7 +155,7 @@ class Repository:
             .stdout.decode("utf-8", "surrogateescape")
             .split("\0")
         )
-        found = []
+        regions = []
         for name in filter(None, names):
             content = (self.path / name).read_bytes() if (self.path / name).is_file() else b""
             starts = [
@@ -163,18 +163,18 @@ class Repository:
                 for number, line in enumerate(content.split(b"\n"), 1)
                 if line.startswith(b"<<<<<<< ")
             ]
-            found.append(Region(name, starts[0] if starts else 1, len(starts)))
-        return tuple(found)
+            regions.append(Region(name, starts[0] if starts else 1, len(starts)))
+        return tuple(regions)
 
     def solution(self, release: Release, below: Files) -> Files:
         """The files that the person changed, as they are now. Raises Refused where they cannot be a
         patch, or still hold markers."""
-        expected = release.listing() | {path: sha256(content) for path, content in below.items()}
-        found, problems, changed = _listing(self.path), [], {}
-        for name in differing(found, expected):
+        expected = listing_with(release.listing(), below)
+        present, problems, changed = _listing(self.path), [], {}
+        for name in differing(present, expected):
             where = f"{self.shown}/{name}"
             back = f"`git checkout rebase -- {name}` in {self.shown} brings"
-            if name not in found:
+            if name not in present:
                 what, step = "is deleted, which no patch does", f"{back} it back"
                 problems.append(Problem("new-or-deleted-file", where, what, step))
             elif name not in expected:
@@ -200,27 +200,6 @@ def tree_of(release: Release) -> str:
     return hash_listing(release.listing())
 
 
-def contents(queue: Queue, rows: Iterable[Row]) -> Files:
-    """What lies on the release for these rows, a conflict last: the overlay files that they need,
-    and those that they change."""
-    rows = list(rows)
-    files = dict(_overlay(queue, rows))
-    for row in rows:
-        files |= row.after
-    return files
-
-
-def digest(queue: Queue, rows: Iterable[Row]) -> str:
-    """The same as one hash: an edit is good for this and nothing else."""
-    return hash_listing({path: sha256(content) for path, content in contents(queue, rows).items()})
-
-
-def _overlay(queue: Queue, rows: Iterable[Row]) -> Files:
-    return queue.overlay_for(
-        [queue.patches[row.patch] for row in rows if row.after or row.outcome is Outcome.CONFLICT]
-    )
-
-
 def _listing(folder: Path) -> dict[str, str]:
     return {
         path: digest for path, digest in list_folder(folder).items() if not LEFT_OVER.search(path)
@@ -231,12 +210,12 @@ def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
     """Markers that are left: where regions begin, or else any line that is one and that the release
     does not have."""
     own = set(before.split(b"\n"))
-    found = [
+    marker_lines = [
         (number, line)
         for number, line in enumerate(after.split(b"\n"), 1)
         if MARKER.fullmatch(line) and line not in own
     ]
-    starts = [each for each in found if each[1].startswith(b"<<<<<<<")] or found
+    starts = [each for each in marker_lines if each[1].startswith(b"<<<<<<<")] or marker_lines
     hint = "solve the region, remove its markers, then continue"
     said = "has a conflict marker: {}".format
     return [
@@ -263,8 +242,10 @@ def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
     )
     queued = f"refs/heads/queue-on-{stages.pin.tag}"
     yield from _commit(queued, "The overlay", stages.overlay, f"refs/tags/{stages.pin.tag}")
-    for base, (_, made) in stages.of.items():
-        yield from _commit(queued, f"{queue.header(base).get('Subject')}\n\n{base}", made, "")
+    for base, (_, changed_files) in stages.of.items():
+        yield from _commit(
+            queued, f"{queue.header(base).get('Subject')}\n\n{base}", changed_files, ""
+        )
         yield f"reset refs/patches/{_ref(base)}\nfrom {queued}\n\n".encode()
 
 
@@ -272,7 +253,7 @@ def _branch(queue: Queue, release: Release, rows: list[Row]) -> Iterator[bytes]:
     """The branch that a person works on: a commit for the overlay, and one for each patch that is
     laid."""
     yield from _commit(
-        "refs/heads/rebase", "The overlay", _overlay(queue, rows), f"refs/tags/{_tag(release)}"
+        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/{_tag(release)}"
     )
     for row in rows:
         if row.after:

@@ -10,21 +10,24 @@ that what builds on it can be judged too. Nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from packaging.version import Version
 
+from ..files import run
+from ..files.tree import hash_listing
 from ..hint import counted, to_type
-from ..laying.place import Files, Read, Row, in_front, lay_patch
-from ..laying.probe import passes
+from ..laying.matching import Files, Read, Row, in_front, lay_patch, listing_with
+from ..laying.selection import Selection, passes
 from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
-from .unified import merge
 
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
 
@@ -67,16 +70,13 @@ class Stages:
     @cached_property
     def of(self) -> dict[str, tuple[Files, Files]]:
         """Raises Refused where the queue is broken on that pin."""
-        files, found = dict(self.overlay), {}
-        for patch in self.queue.select(self.pin.version):
-            row = lay_patch(patch, in_front(files, self.pristine.read))
+        rows = Selection(self.queue, self.pin).replay(self.pristine.read).steps
+        for row in rows:
             if row.outcome is not Outcome.APPLIED:
                 what = f"does not apply on {self.pin.tag} itself"
                 step = f"{to_type('check', self.pin.tag)} says why"
-                raise Refused.of(str(row.outcome), f"patches/{patch.name}", what, step)
-            found[self.queue.base(patch.name)] = row.before, row.after
-            files |= row.after
-        return found
+                raise Refused.of(str(row.outcome), f"patches/{row.patch}", what, step)
+        return {self.queue.base(row.patch): (row.before, row.after) for row in rows}
 
 
 def nearest_to(pins: Pins, version: Version) -> Pin:
@@ -94,30 +94,54 @@ def next_after(pins: Pins, version: Version) -> Pin | None:
 
 
 def forecast(
-    queue: Queue, pins: Pins, release: Release, settled: Mapping[str, Files | str] | None = None
+    queue: Queue, pins: Pins, release: Release, decisions: Mapping[str, Files | str] | None = None
 ) -> Forecast:
-    """The queue on a release. settled: what a person decided about a patch: its files as they left
-    them, or why it is left out.
+    """The queue on a release. decisions: of a person, by patch: its files as they left them, or why
+    it is left out.
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
     nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
     stages = Stages(queue, nearest)
-    tried = candidates(queue, nearest, behind, release)
-    overlay = queue.overlay_for([queue.patches[entry.name] for one in tried for entry in one.texts])
-    taken = [path for path in overlay if release.read(path) is not None]
-    if taken:
+    tried_patches = candidates(queue, nearest, behind, release)
+    overlay = queue.overlay_for(
+        [queue.patches[entry.name] for candidate in tried_patches for entry in candidate.texts]
+    )
+    shadowed = [path for path in overlay if release.read(path) is not None]
+    if shadowed:
         what = "upstream has this file"
         step = "rename the overlay file"
         raise Refused.of(
-            "overlay-shadows-upstream", f"overlay/{taken[0]} on {release.version}", what, step
+            "overlay-shadows-upstream", f"overlay/{shadowed[0]} on {release.version}", what, step
         )
     return Forecast(
         release.version,
         nearest,
-        tuple(_rows(queue, tried, overlay, release, stages, settled or {})),
+        tuple(_rows(queue, tried_patches, overlay, release, stages, decisions or {})),
         behind,
     )
+
+
+def contents(queue: Queue, rows: Iterable[Row]) -> dict[str, bytes]:
+    """What lies on the release for these rows, a conflict last: the overlay files that they need,
+    and those that they change."""
+    rows = list(rows)
+    files = dict(overlay_of(queue, rows))
+    for row in rows:
+        files |= row.after
+    return files
+
+
+def overlay_of(queue: Queue, rows: Iterable[Row]) -> dict[str, bytes]:
+    """The overlay files that these rows need, a conflict among them."""
+    return queue.overlay_for(
+        [queue.patches[row.patch] for row in rows if row.after or row.outcome is Outcome.CONFLICT]
+    )
+
+
+def digest(queue: Queue, rows: Iterable[Row]) -> str:
+    """`contents` as one hash: an edit is good for this and nothing else."""
+    return hash_listing(listing_with({}, contents(queue, rows)))
 
 
 @dataclass(frozen=True)
@@ -143,56 +167,58 @@ def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release)
         {entry.base: entry for entry in readable if pin and entry.is_for(pin)}
         for pin in (version, nearest.version, behind and behind.version)
     )
-    found = []
+    tried_patches = []
     for entry in readable:
         base, after = entry.base, new.get(entry.base)
         if entry is own.get(base):
-            found.append(Candidate((entry,)))
+            tried_patches.append(Candidate((entry,)))
         elif base in own:
             continue
         elif entry is old.get(base):
             more = (after,) if behind and after and after is not entry else ()
-            found.append(Candidate((entry, *more)))
-        elif base not in old and behind and entry is after and not _known(queue, entry, release):
-            found.append(Candidate((entry,), behind.tag))
-    return found
+            tried_patches.append(Candidate((entry, *more)))
+        elif (
+            base not in old and behind and entry is after and not _is_decided(queue, entry, release)
+        ):
+            tried_patches.append(Candidate((entry,), behind.tag))
+    return tried_patches
 
 
-def _known(queue: Queue, entry: Entry, release: Release) -> bool:
-    return _settled(queue, entry, release, None, release.read) is not None
+def _is_decided(queue: Queue, entry: Entry, release: Release) -> bool:
+    return _decided(queue, entry, release, None, release.read) is not None
 
 
 def _rows(
     queue: Queue,
-    tried: list[Candidate],
+    tried_patches: list[Candidate],
     overlay: Files,
     release: Release,
     stages: Stages,
-    settled: Mapping[str, Files | str],
+    decisions: Mapping[str, Files | str],
 ) -> Iterator[Row]:
     files = dict(overlay)
     read = in_front(files, release.read)
-    for one in tried:
-        row = _settled(queue, one.entry, release, settled.get(one.entry.name), read)
-        row = row or _laid(queue, one, stages, read, str(release.version))
+    for candidate in tried_patches:
+        row = _decided(queue, candidate.entry, release, decisions.get(candidate.entry.name), read)
+        row = row or _attempt(queue, candidate, stages, read, str(release.version))
         files |= row.after
         yield row
 
 
-def _laid(queue: Queue, one: Candidate, stages: Stages, read: Read, name: str) -> Row:
+def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, name: str) -> Row:
     """A patch laid where one of its texts stands; else as git merges it."""
-    rows = [lay_patch(queue.patches[entry.name], read) for entry in one.texts]
-    stands = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
-    if stands:
-        return stands
-    if one.begins:
-        why = f"begins with {one.begins}; its text does not stand here"
-        return Row(one.entry.name, Outcome.NOT_SELECTED, why)
-    names = (name, stages.pin.tag, one.entry.name.removesuffix(".patch"))
-    return _merge(rows[0], stages.of.get(one.entry.base, ({}, {})), read, names)
+    rows = [lay_patch(queue.patches[entry.name], read) for entry in candidate.texts]
+    applied = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
+    if applied:
+        return applied
+    if candidate.begins:
+        why = f"begins with {candidate.begins}; its text does not stand here"
+        return Row(candidate.entry.name, Outcome.NOT_SELECTED, why)
+    names = (name, stages.pin.tag, candidate.entry.name.removesuffix(".patch"))
+    return _merge(rows[0], stages.of.get(candidate.entry.base, ({}, {})), read, names)
 
 
-def _settled(
+def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
     """What is known of a patch before it is laid: its header says it, or a person has decided."""
@@ -215,19 +241,31 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
     """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text
     was nowhere else."""
     base, theirs = stage
-    found = {path: read(path) for path in theirs}
-    before = {path: content for path, content in found.items() if content is not None}
-    if not theirs or len(before) < len(theirs) or row.ambiguous:
+    ours = {path: content for path in theirs if (content := read(path)) is not None}
+    if not theirs or len(ours) < len(theirs) or row.ambiguous:
         return row
-    merged = {path: merge(base[path], before[path], theirs[path], names) for path in theirs}
-    left = sum(each.regions for each in merged.values())
-    if left:
-        return Row(row.patch, Outcome.CONFLICT, f"{row.why}; {counted(left, 'region')} to solve")
-    after = {path: each.text for path, each in merged.items()}
-    if after == before:
-        return Row(
-            row.patch,
-            Outcome.CONFLICT,
-            "changes nothing there, though no Probe of it finds the change",
-        )
-    return Row(row.patch, Outcome.NEEDS_REFRESH, MERGED_BY_GIT, before, after)
+    merged = {path: _merged((ours[path], base[path], theirs[path]), names) for path in theirs}
+    regions = sum(count for _, count in merged.values())
+    after = {path: text for path, (text, _) in merged.items()}
+    if regions:
+        why = f"{row.why}; {counted(regions, 'region')} to solve"
+        return Row(row.patch, Outcome.CONFLICT, why)
+    if after == ours:
+        why = "changes nothing there, though no Probe of it finds the change"
+        return Row(row.patch, Outcome.CONFLICT, why)
+    return Row(row.patch, Outcome.NEEDS_REFRESH, MERGED_BY_GIT, ours, after)
+
+
+def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> tuple[bytes, int]:
+    """Three texts (ours, base, theirs) as git merges them, and how many regions it leaves to solve.
+    names: what its markers call them."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-merge-") as space:
+        for file, content in zip(("ours", "base", "theirs"), texts):
+            (Path(space) / file).write_bytes(content)
+        labels = [word for name in names for word in ("-L", name)]
+        words = ["merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs"]
+        done = run.own_git(Path(space), *words, check=False)
+    if not 0 <= done.returncode <= 127:  # above: git's own failures, as a binary file
+        said = str(run.Failed("git", done))
+        raise Refused.of("git-failed", "git merge-file", said, "report this")
+    return done.stdout, done.returncode

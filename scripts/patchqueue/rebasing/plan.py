@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from ..laying import patched
-from ..laying.place import Row, edits, one_text, rendered
-from ..laying.replay import replay
+from ..files.tree import hash_python
+from ..laying.check import change_of
+from ..laying.context import edits, one_text, rendered, unified
+from ..laying.matching import Row, listing_with, replay
+from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused
 from ..queue import guards, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
@@ -21,86 +24,81 @@ from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pins
 from ..upstream.release import Release
-from .unified import unified
+from .forecast import contents
 
 
-def plan(
-    root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row], complete: bool
-) -> list[Change]:
+@dataclass(frozen=True)
+class Target:
+    """The release that the queue is carried to. root: the project's folder."""
+
+    root: Path
+    pins: Pins
+    release: Release
+
+    @property
+    def version(self) -> Version:
+        return self.release.version
+
+    @property
+    def pinned(self) -> list[Version]:
+        return [pin.version for pin in self.pins.all]
+
+
+def plan(target: Target, queue: Queue, rows: Iterable[Row], complete: bool) -> list[Change]:
     """What these rows make of the queue, the release's tree last. complete: they are all
     there are, so that the tree is known.
 
     Raises Refused where a guard cannot be made right.
     """
-    rows, known, version = list(rows), [pin.version for pin in pins.all], release.version
-    old = (root / series.FILE).read_text(encoding="utf-8")
+    rows, version = list(rows), target.version
+    old = (target.root / series.FILE).read_text(encoding="utf-8")
     lines = Lines.of(old)
     changes: list[Change] = []
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
         if row.outcome is Outcome.MERGED_UPSTREAM:
-            changes += _end(queue, entry, version, known, lines)
+            changes += _end(target, queue, entry, lines)
         elif row.outcome is Outcome.NOT_SELECTED and entry.is_for(version):
-            lines.guard(entry.name, _rest(entry, version, known))
+            lines.guard(entry.name, _rest(target, entry))
         elif row.outcome is Outcome.NEEDS_REFRESH or (
             row.outcome is Outcome.APPLIED and not entry.is_for(version)
         ):
-            changes += _carry(queue, pins, entry, row, version, lines)
+            changes += _carry(target, queue, entry, row, lines)
     changes += (
         [Change(str(series.FILE), lines.text.encode(), "guards")] if lines.text != old else []
     )
-    made = with_changes(queue, changes)
-    return changes + (_tree(root, made, pins, release, rows) if complete else [])
+    new = with_changes(queue, changes)
+    if not complete or version not in target.pinned:
+        return changes
+    tree = hash_python(listing_with(target.release.listing(), contents(new, rows)))
+    return changes + change_of(target.root, {version: tree})
 
 
-def _tree(
-    root: Path, queue: Queue, pins: Pins, release: Release, rows: Iterable[Row]
-) -> list[Change]:
-    """The release's patched tree in upstream/pins.toml, where it is pinned."""
-    if all(pin.version != release.version for pin in pins.all):
-        return []
-    files = dict(queue.overlay_for(queue.select(release.version)))
-    for row in rows:
-        files |= row.after
-    tree = patched.tree_with(release.listing(), files)
-    return patched.changes_of(root, {release.version: tree})
-
-
-def prove(
-    root: Path,
-    queue: Queue,
-    pins: Pins,
-    release: Release,
-    rows: Iterable[Row],
-    changes: Iterable[Change],
-) -> None:
+def prove(target: Target, queue: Queue, rows: Iterable[Row], changes: Iterable[Change]) -> None:
     """Raise Refused unless the queue with these changes passes lint, gives every other pin what it
     got, and the release just what the rows say: replayed strictly, byte for byte.
     """
-    new = with_changes(queue, changes)
-    problems = lint(root, new)
-    for pin in pins.all:
-        names = [
+    new, version = with_changes(queue, changes), target.version
+    problems = lint(target.root, new)
+    for pin in target.pins.all:
+        edits_of = [
             [(patch.name, edits(patch)) for patch in each.select(pin.version)]
             for each in (queue, new)
         ]
-        if pin.version != release.version and names[0] != names[1]:
-            others = sorted({name for name, _ in set(names[0]) ^ set(names[1])})
+        if pin.version != version and edits_of[0] != edits_of[1]:
+            others = sorted({name for name, _ in set(edits_of[0]) ^ set(edits_of[1])})
             what, step = f"{pin.tag} would get other patches", "write this release's guards by hand"
             problems.append(Problem("guard-not-split", str(series.FILE), f"{what}: {others}", step))
-    laid = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
-    bases = [queue.base(row.patch) for row in laid]
-    selected = [patch for patch in new.select(release.version) if new.base(patch.name) in bases]
-    replayed = replay(selected, new.overlay_for(selected), release.read, str(release.version))
-    wanted: dict[str, bytes] = {}
-    for row in laid:
-        wanted |= row.after
-    wrong = [path for path, content in wanted.items() if replayed.files.get(path) != content]
+    applied = [row for row in rows if row.outcome in (Outcome.APPLIED, Outcome.NEEDS_REFRESH)]
+    bases = [queue.base(row.patch) for row in applied]
+    selected = [patch for patch in new.select(version) if new.base(patch.name) in bases]
+    overlay = new.overlay_for(selected)
+    replayed = replay(selected, overlay, target.release.read, str(version))
+    after = {path: content for row in applied for path, content in row.after.items()}
+    wrong = [path for path, content in after.items() if replayed.files.get(path) != content]
     if [new.base(patch.name) for patch in selected] != bases or (wrong and not replayed.problems):
         what = f"does not give the tree that was made: {' '.join(wrong) or 'other patches'}"
-        problems.append(
-            Problem("not-proved", f"the queue on {release.version}", what, "report this")
-        )
+        problems.append(Problem("not-proved", f"the queue on {version}", what, "report this"))
     if problems or replayed.problems:
         raise Refused([*problems, *replayed.problems])
 
@@ -121,17 +119,18 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
         f" {' '.join(reason.split())}\n"
     )
     head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
-    found = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
-    place = found[-1].end() if found else len(head)
+    fields = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
+    end = fields[-1].end() if fields else len(head)
     return Change(
         f"patches/{base}",
-        f"{head[:place]}{gap}{head[place:]}{diff}".encode(),
+        f"{head[:end]}{gap}{head[end:]}{diff}".encode(),
         f"{version} goes without it",
     )
 
 
-def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
-    rest = guards.split(entry.text, version, pinned)[0]
+def _rest(target: Target, entry: Entry) -> str:
+    """The entry's guard without the release. Raises Refused where no pinned release is left."""
+    rest = guards.split(entry.text, target.version, target.pinned)[0]
     if not rest:
         what = f"{entry.name} would be for no pinned release any more"
         step = "remove it from series and patches/, then run this again"
@@ -139,66 +138,61 @@ def _rest(entry: Entry, version: Version, pinned: list[Version]) -> str:
     return rest
 
 
-def _end(
-    queue: Queue, entry: Entry, version: Version, pinned: list[Version], lines: Lines
-) -> list[Change]:
+def _end(target: Target, queue: Queue, entry: Entry, lines: Lines) -> list[Change]:
     """Merged upstream: the guard stops before the release, and the header says since when."""
+    version = target.version
     if entry.is_for(version):
-        lines.guard(entry.name, _rest(entry, version, pinned))
+        lines.guard(entry.name, _rest(target, entry))
     text = queue.patches[entry.base].content.decode("utf-8")
     status = queue.patches[entry.base].header.get("Upstream-Status")
-    known = re.fullmatch(r"Merged (.+)", status)
-    if status.startswith("Inappropriate") or (known and Version(known.group(1)) <= version):
+    merged = re.fullmatch(r"Merged (.+)", status)
+    if status.startswith("Inappropriate") or (merged and Version(merged.group(1)) <= version):
         return []
     new = re.sub(r"(?m)^Upstream-Status:.*$", f"Upstream-Status: Merged {version}", text, count=1)
     return [Change(f"patches/{entry.base}", new.encode(), f"merged upstream: {status} before")]
 
 
-def _carry(
-    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, lines: Lines
-) -> list[Change]:
+def _carry(target: Target, queue: Queue, entry: Entry, row: Row, lines: Lines) -> list[Change]:
     """The patch for the release: its own text where that stands there, with less context if need
     be; else a variant."""
-    known = [pin.version for pin in pins.all]
-    wider = entry.text if entry.is_for(version) else guards.extended(entry.text, version, known)
+    version, pinned = target.version, target.pinned
+    is_for = entry.is_for(version)
+    wider = entry.text if is_for else guards.extended(entry.text, version, pinned)
     diff = unified(row.before, row.after)
     if wider and _alone(queue, entry, wider):
-        text = _text(queue, pins, entry, row, version, diff) if row.lines is None else None
-        if text is not None or row.lines is not None:
-            if not entry.is_for(version):
-                lines.guard(entry.name, wider)
-            if text is None:
-                return []
+        text = _text(target, queue, entry, row, diff) if row.lines is None else None
+        if (text is not None or row.lines is not None) and not is_for:
+            lines.guard(entry.name, wider)
+        if row.lines is not None:
+            return []
+        if text is not None:
             content = of_files(queue.patches[entry.name], text.files).content
             why = f"for {version} too, with the context on which its releases agree"
             return [Change(f"patches/{entry.name}", content, why)]
     why = f"for {version}: {row.why or 'fits as it is'}"
-    return [variant(queue, entry, version, known, lines, diff, why)]
+    return [variant(queue, entry, version, pinned, lines, diff, why)]
 
 
-def _text(
-    queue: Queue, pins: Pins, entry: Entry, row: Row, version: Version, diff: str
-) -> Patch | None:
+def _text(target: Target, queue: Queue, entry: Entry, row: Row, diff: str) -> Patch | None:
     """One text of a patch for the releases that it serves and for the new one.
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
-    served = [pin for pin in pins.all if pin.version != version and entry.is_for(pin.version)]
-    texts, below = (
-        {version: of_files(queue.patches[entry.name], patchfile.parse_diff(diff))},
-        {version: row.before},
-    )
-    for pin in served if all(map(source.is_cached, served)) else ():
-        there = next(
-            each
-            for each in patched.rows_on(queue, pin.version, source.fetch(pin, None).read)[0]
-            if each.patch == entry.name
-        )
+    version, patch = target.version, queue.patches[entry.name]
+    others = [pin for pin in target.pins.all if pin.version != version]
+    served = [pin for pin in others if entry.is_for(pin.version)]
+    if not all(map(source.is_cached, served)):
+        return None
+    texts = {version: of_files(patch, patchfile.parse_diff(diff))}
+    below = {version: row.before}
+    for pin in served:
+        steps = Selection(queue, pin).replay(source.fetch(pin, None).read).steps
+        there = next(step for step in steps if step.patch == entry.name)
         if there.lines is None:
             return None
-        texts[pin.version] = rendered(queue.patches[entry.name], there)
+        texts[pin.version] = rendered(patch, there)
         below[pin.version] = there.before
-    return one_text(texts, below) if len(texts) == 1 + len(served) else None
+    return one_text(texts, below)
 
 
 def _alone(queue: Queue, entry: Entry, guard: str) -> bool:

@@ -20,15 +20,15 @@ from ..files import atomic
 from ..files.locking import locked
 from ..hint import to_type
 from ..laying.apply import load_queue
-from ..laying.place import Row
+from ..laying.matching import Row
 from ..outcome import Refused
-from ..queue.edit import Change, with_changes
+from ..queue.edit import Change, with_changes, write
 from ..queue.series import Queue
 from ..upstream.pins import Pins
 from ..upstream.release import Release, kept, refuse_other_tree
-from .conflictrepo import Region, Repository, contents, digest, tree_of
-from .forecast import Forecast, Stages, forecast
-from .plan import plan, prove, skipped
+from .conflictrepo import Region, Repository, tree_of
+from .forecast import Forecast, Stages, contents, digest, forecast
+from .plan import Target, plan, prove, skipped
 
 LOG = logging.getLogger(__name__)
 
@@ -60,12 +60,12 @@ def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], N
     """
     with _alone(root):
         refuse_other_tree(pins, release)
-        queue = load_queue(root)
-        found = forecast(queue, pins, release)
-        show(found)
+        queue, target = load_queue(root), Target(root, pins, release)
+        outlook = forecast(queue, pins, release)
+        show(outlook)
+        progress = _next(target, queue, outlook, ())
         return replace(
-            _next(root, queue, release, found, ()),
-            to_write=found.conflict is None and _to_write(root, queue, pins, release, found),
+            progress, to_write=outlook.conflict is None and _to_write(target, queue, outlook)
         )
 
 
@@ -85,26 +85,28 @@ def proceed(
         state = repository.state
         if state is None:
             return _proceed_without(root, queue, pins, version, release, reason)
-        with kept(version, state["name"], repository.archive) as release:  # noqa: PLR1704
-            again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
-            refuse_other_tree(pins, release, again)
-            found = forecast(queue, pins, release)
-            row = found.conflict
-            # written by a run that was killed behind it
-            if row is None or row.patch != state["patch"]:
-                return _write(root, queue, pins, release, found, ())
-            rows = [*_below(found), row]
-            if state["below"] != digest(queue, rows):
-                raise _stale(repository)
-            if reason is not None:
-                gap = skipped(queue, row.patch, version, pins, reason)
-                after = forecast(with_changes(queue, [gap]), pins, release, {row.patch: reason})
-                return _write(root, queue, pins, release, after, (gap,))
-            solution = repository.solution(release, contents(queue, rows))
-            if not solution:
-                raise _unsolved(repository, row.patch)
-            after = forecast(queue, pins, release, {row.patch: solution})
-            return _write(root, queue, pins, release, after, ())
+        same_release = kept(version, state["name"], repository.archive)
+        again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
+        refuse_other_tree(pins, same_release, again)
+        target = Target(root, pins, same_release)
+        outlook = forecast(queue, pins, same_release)
+        row = outlook.conflict
+        # written by a run that was killed behind it
+        if row is None or row.patch != state["patch"]:
+            return _write(target, queue, outlook, ())
+        rows = [*_below(outlook), row]
+        if state["below"] != digest(queue, rows):
+            raise _stale(repository)
+        if reason is not None:
+            gap = skipped(queue, row.patch, version, pins, reason)
+            decided = {row.patch: reason}
+            after = forecast(with_changes(queue, [gap]), pins, same_release, decided)
+            return _write(target, queue, after, (gap,))
+        solution = repository.solution(same_release, contents(queue, rows))
+        if not solution:
+            raise _unsolved(repository, row.patch)
+        after = forecast(queue, pins, same_release, {row.patch: solution})
+        return _write(target, queue, after, ())
 
 
 def _proceed_without(
@@ -121,11 +123,11 @@ def _proceed_without(
         step = f"{begins} begins one"
         raise Refused.of("nothing-to-continue", where, "no rebase is under way", step)
     refuse_other_tree(pins, release)
-    found = forecast(queue, pins, release)
-    if found.conflict or reason is not None:
+    outlook = forecast(queue, pins, release)
+    if outlook.conflict or reason is not None:
         step = f"{begins} begins"
         raise Refused.of("nothing-to-continue", where, "no conflict is laid out", step)
-    return _write(root, queue, pins, release, found, ())
+    return _write(Target(root, pins, release), queue, outlook, ())
 
 
 def _unsolved(repository: Repository, patch: str) -> Refused:
@@ -172,67 +174,53 @@ def _alone(root: Path) -> Iterator[None]:
         yield
 
 
-def _below(found: Forecast) -> list[Row]:
+def _below(outlook: Forecast) -> list[Row]:
     """The rows before the first conflict."""
-    return list(found.rows[: found.rows.index(found.conflict)] if found.conflict else found.rows)
+    rows = outlook.rows
+    return list(rows[: rows.index(outlook.conflict)] if outlook.conflict else rows)
 
 
-def _to_write(root: Path, queue: Queue, pins: Pins, release: Release, found: Forecast) -> bool:
+def _to_write(target: Target, queue: Queue, outlook: Forecast) -> bool:
     """Whether the rows change the queue. Where that cannot be planned, `proceed` says why."""
     try:
-        return bool(plan(root, queue, pins, release, found.rows, True))
+        return bool(plan(target, queue, outlook.rows, True))
     except Refused:
         return True
 
 
-def _write(
-    root: Path,
-    queue: Queue,
-    pins: Pins,
-    release: Release,
-    found: Forecast,
-    first: tuple[Change, ...],
-) -> Progress:
+def _write(target: Target, queue: Queue, outlook: Forecast, first: tuple[Change, ...]) -> Progress:
     """Plan, prove, write, go on. first: changes that are decided already."""
-    rows = _below(found)
-    begun = with_changes(queue, first)
-    changes = (*first, *plan(root, begun, pins, release, rows, found.conflict is None))
-    files = {change.path: change.content for change in changes}
-    prove(root, queue, pins, release, rows, changes)
-    if files:
-        atomic.write_all(root, files, root / atomic.JOURNAL)
-    if found.conflict is None:
-        Repository(root, release.version).remove()
-        return Progress(found, changes)
-    written = load_queue(root)
-    return _next(root, written, release, forecast(written, pins, release), changes)
+    rows = _below(outlook)
+    planned = plan(target, with_changes(queue, first), rows, outlook.conflict is None)
+    changes = (*first, *planned)
+    prove(target, queue, rows, changes)
+    write(target.root, changes)
+    if outlook.conflict is None:
+        Repository(target.root, target.release.version).remove()
+        return Progress(outlook, changes)
+    written = load_queue(target.root)
+    return _next(target, written, forecast(written, target.pins, target.release), changes)
 
 
-def _next(
-    root: Path, queue: Queue, release: Release, found: Forecast, changes: tuple[Change, ...]
-) -> Progress:
+def _next(target: Target, queue: Queue, outlook: Forecast, changes: tuple[Change, ...]) -> Progress:
     """Lay out the first conflict, or leave it as it is where it is laid out already."""
-    repository = Repository(root, release.version)
-    state, row, laid = repository.state, found.conflict, _below(found)
-    if (
-        row is not None
-        and state
-        and (state["patch"], state["below"], state["tree"])
-        == (row.patch, digest(queue, [*laid, row]), tree_of(release))
-    ):
-        return Progress(found, changes, repository.path, repository.regions())
+    repository = Repository(target.root, target.release.version)
+    state, row, rows = repository.state, outlook.conflict, _below(outlook)
+    if row is not None:
+        rows.append(row)
+    tree = tree_of(target.release)
+    if state and row is not None:
+        shown = (state["patch"], state["below"], state["tree"])
+        if shown == (row.patch, digest(queue, rows), tree):
+            return Progress(outlook, changes, repository.path, repository.regions())
     if not changes and repository.edited():
         raise _stale(repository)
-    if row is None or (state and state["tree"] != tree_of(release)):
+    if row is None or (state and state["tree"] != tree):
         repository.remove()
     if row is None:
-        return Progress(found, changes)
-    return Progress(
-        found,
-        changes,
-        repository.path,
-        repository.lay_out(queue, Stages(queue, found.nearest), release, [*laid, row]),
-    )
+        return Progress(outlook, changes)
+    regions = repository.lay_out(queue, Stages(queue, outlook.nearest), target.release, rows)
+    return Progress(outlook, changes, repository.path, regions)
 
 
 def _stale(repository: Repository) -> Refused:

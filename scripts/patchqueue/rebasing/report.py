@@ -18,39 +18,39 @@ KINDS = (
 )
 
 
-def summary(pins: Pins, found: Forecast) -> str:
+def summary(pins: Pins, outlook: Forecast) -> str:
     """Which patches were tried, and how many of them do what."""
-    kinds = KINDS if found.count(Outcome.NOT_SELECTED) else KINDS[:-1]
-    counts = ", ".join(f"{found.count(outcome)} {what}" for outcome, what in kinds)
-    pinned = any(pin.version == found.version for pin in pins.all)
-    tags = " and ".join(pin.tag for pin in (found.nearest, found.behind) if pin)
+    kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
+    counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
+    pinned = any(pin.version == outlook.version for pin in pins.all)
+    tags = " and ".join(pin.tag for pin in (outlook.nearest, outlook.behind) if pin)
     tried = (
         f"which is pinned, with its own patches and those of {tags}"
         if pinned
         else f"with the patches of {tags}"
     )
-    return f"sglang {found.version}, {tried}: {counts}"
+    return f"sglang {outlook.version}, {tried}: {counts}"
 
 
-def to_read(found: Forecast) -> list[str]:
+def to_read(outlook: Forecast) -> list[str]:
     """What a person has to look at: a line for each conflict, then for each merge."""
-    names = {row.patch: row.patch.removesuffix(".patch") for row in found.rows}
-    conflicts = [row for row in found.rows if row.outcome is Outcome.CONFLICT]
-    merged = [row for row in found.rows if row.why == MERGED_BY_GIT]
+    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
+    conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
+    merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]
     return [f"{names[row.patch]}: {row.why}" for row in conflicts] + [
         f"{names[row.patch]}: merged without markers, which is no proof of meaning: read it"
         for row in merged
     ]
 
 
-def markdown(pins: Pins, found: Forecast) -> str:
+def markdown(pins: Pins, outlook: Forecast) -> str:
     """The forecast of a release that is to be pinned. The same forecast gives the same text."""
     rows = "".join(
         f"| `{row.patch.removesuffix('.patch')}` | {row.outcome} | {_escaped(row.why)} |\n"
-        for row in found.rows
+        for row in outlook.rows
     )
     table = f"| patch | outcome | why |\n| --- | --- | --- |\n{rows}"
-    return f"{summary(pins, found)}.\n\n{table}\n{_next(found.version)}"
+    return f"{summary(pins, outlook)}.\n\n{table}\n{_next(outlook.version)}"
 
 
 def markdown_of_refusal(version: Version, refused: Refused) -> str:

@@ -46,18 +46,18 @@ class Edits:
         }
 
 
-def between(release: Mapping[str, str], found: Mapping[str, str], whole: bool) -> Edits:
+def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
     """What differs from the release's listing.
 
     whole: it lists every file that belongs there. Else Python files alone count as added and as
     removed: a wheel and a git tag differ in other files.
     """
-    names = [path for path in differing(release, found) if path != GENERATED]
+    names = [path for path in differing(release, present) if path != GENERATED]
     counted = [path for path in names if whole or path.endswith(".py")]
     return Edits(
-        tuple(path for path in names if path in release and path in found),
+        tuple(path for path in names if path in release and path in present),
         tuple(path for path in counted if path not in release),
-        tuple(path for path in counted if path not in found),
+        tuple(path for path in counted if path not in present),
     )
 
 
@@ -135,20 +135,22 @@ class Edited:
         return written
 
 
-def open_tree(pin: Pin, named: Path, ours: Collection[str]) -> Edited:
+def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
     """The release with edits of others in a folder: a checkout, or the folder that holds sglang/.
 
     ours: the files that the queue touches. Raises Refused where there is no sglang in it, or
     another release.
     """
-    site = named / "python" if (named / "python/sglang").is_dir() else named
+    site = folder / "python" if (folder / "python/sglang").is_dir() else folder
     if not (site / "sglang").is_dir():
         what = "holds no sglang/ and no python/sglang/"
         step = to_type("apply", pin.tag, "--base CHECKOUT")
-        raise Refused.of("no-sglang", str(named), what, step)
-    found = list_package(site)
-    kept = pristine(pin, site.parent)
-    release = {path: each for path, each in kept.listing().items() if path.startswith(PACKAGE)}
-    edits = between(release, found, whole=False)
-    refuse_other(str(named), pin, release, edits, ours)
-    return Edited(pin, site, named.resolve().name, edits, found)
+        raise Refused.of("no-sglang", str(folder), what, step)
+    present = list_package(site)
+    original = pristine(pin, site.parent)
+    release = {
+        path: digest for path, digest in original.listing().items() if path.startswith(PACKAGE)
+    }
+    edits = between(release, present, whole=False)
+    refuse_other(str(folder), pin, release, edits, ours)
+    return Edited(pin, site, folder.resolve().name, edits, present)

@@ -101,9 +101,9 @@ def published(folder: Path, *words: str) -> list[str]:
 def settings(folder: Path) -> dict[str, str]:
     """pip's settings by their names: index-url, find-links."""
     said = _pip([*PIP, "config", "list"], folder).stdout
-    found = re.findall(r"(?m)^(global|download|:env:)\.([\w-]+)=('.*')$", said)
-    found.sort(key=lambda setting: ("global", "download", ":env:").index(setting[0]))
-    return {name: ast.literal_eval(value) for _, name, value in found}
+    configured = re.findall(r"(?m)^(global|download|:env:)\.([\w-]+)=('.*')$", said)
+    configured.sort(key=lambda setting: ("global", "download", ":env:").index(setting[0]))
+    return {name: ast.literal_eval(value) for _, name, value in configured}
 
 
 def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[list[str], str]:
@@ -131,17 +131,17 @@ def _listed(
     version: str, folder: Path, variables: Mapping[str, str], is_offline: bool
 ) -> list[str]:
     words = ["--no-index"] if is_offline else []
-    wanted, made = folder / "wanted.in", folder / "pylock.toml"
-    wanted.write_text(f"sglang=={version}\n")
+    requirement, listing = folder / "wanted.in", folder / "pylock.toml"
+    requirement.write_text(f"sglang=={version}\n")
     for python in PYTHONS:
-        which = [f"--python-version={python}", "-o", str(made), str(wanted)]
+        which = [f"--python-version={python}", "-o", str(listing), str(requirement)]
         try:
             run.uv(*LIST, *words, *which, more=PATIENCE | dict(variables))
             break
         except run.Failed as failure:
             if "`requires-python`" not in failure.said or python == PYTHONS[-1]:
                 raise
-    (package,) = msgspec.toml.decode(made.read_text())["packages"]
+    (package,) = msgspec.toml.decode(listing.read_text())["packages"]
     names = [unquote(wheel["url"].rpartition("/")[2]) for wheel in package["wheels"]]
     return [name for name in names if _is_for_linux(name)]
 

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomlkit
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from ..files import record
+from ..files import atomic, record
+from ..files.locking import locked
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
 FILE = Path("upstream/pins.toml")
+HEAD = (
+    f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
+    " version (series guards aside).\n"
+)
 ENTRY = "[[revision]]\n"  # how a release begins in it
 TreeHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 # it names a folder in work/, and an argument of git
@@ -76,9 +82,9 @@ class Pins:
     default: Pin
     tested: tuple[Pin, ...]
 
-    def near(self, wanted: Version) -> list[Pin]:
+    def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
-        base = _without_post(wanted)
+        base = _without_post(version)
         return [pin for pin in self.all if _without_post(pin.version) == base]
 
     def find(self, name: str) -> Pin:
@@ -88,42 +94,45 @@ class Pins:
         """
         try:
             # parses the leading v too; a local part (+cu130) does not matter
-            wanted = Version(Version(name).public)
+            version = Version(Version(name).public)
         except InvalidVersion:
             raise Refused(
                 self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
             ) from None
         for pin in self.all:
-            if pin.version == wanted:
+            if pin.version == version:
                 return pin
-        if near := [pin.tag for pin in self.near(wanted)]:
+        if near := [pin.tag for pin in self.near(version)]:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(
                 "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
             )
         step = (
-            f"name one of these; {to_type('rebase', wanted)} says what the queue does on another"
+            f"name one of these; {to_type('rebase', version)} says what the queue does on another"
             " release"
         )
         raise Refused(self._unknown(name, "is not pinned", step))
 
     def _unknown(self, name: str, why: str, step: str) -> Problem:
-        known = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {known}", step)
+        tags = " ".join(pin.tag for pin in self.all)
+        return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
 
 
 def _without_post(version: Version) -> Version:
     return Version(version.base_version)
 
 
-def version(name: str) -> Version:
-    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not
-    matter."""
+def version(
+    name: str,
+    what: str = "is no version, no wheel and no folder",
+    example: str = to_type("rebase", "0.5.24"),
+) -> Version:
+    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
+    Raises Refused where it is none, with `what` and an example."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        what = "is no version, no wheel and no folder"
-        step = f"name one as in {to_type('rebase', '0.5.24')}"
+        step = f"name one as in {example}"
         raise Refused.of("unknown-revision", repr(name), what, step) from None
 
 
@@ -135,9 +144,9 @@ def load(root: Path) -> Pins:
     except OSError:
         what, step = "does not exist, or is no file", f"run it in the project's folder, not {root}"
         raise Refused.of("no-pins", str(FILE), what, step) from None
-    found = record.toml(content, File, str(FILE), "bad-pins")
+    file = record.toml(content, File, str(FILE), "bad-pins")
     pins = sorted(
-        (check(entry, number) for number, entry in enumerate(found.revision, 1)),
+        (check(entry, number) for number, entry in enumerate(file.revision, 1)),
         key=lambda pin: pin.version,
     )
     for earlier, later in itertools.pairwise(pins):
@@ -146,11 +155,11 @@ def load(root: Path) -> Pins:
     if len({pin.tag for pin in pins}) < len(pins):
         raise Refused.of("duplicate-pin", str(FILE), "two revisions have the same tag")
     by_name = {str(pin.version): pin for pin in pins}
-    for field, named in (("default", (found.default,)), ("tested", found.tested)):
+    for field, named in (("default", (file.default,)), ("tested", file.tested)):
         if unknown := [name for name in named if name not in by_name]:
             what = f"{field} = {unknown[0]!r} is none of its revisions"
             raise Refused.of("bad-pins", str(FILE), what)
-    return Pins(tuple(pins), by_name[found.default], tuple(by_name[name] for name in found.tested))
+    return Pins(tuple(pins), by_name[file.default], tuple(by_name[name] for name in file.tested))
 
 
 def check(entry: Any, number: int = 0) -> Pin:
@@ -173,3 +182,29 @@ def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
         return entry
     rest = re.sub(r"(?m)^patched = .*\n", "", entry)
     return re.sub(r"(?m)^(tree = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
+
+
+def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
+    """Write one more release into the file, which is made where there is none. Raises Refused where
+    the file is broken, or has the version already."""
+    check(entry.unwrap())
+    with locked(root / atomic.QUEUE_LOCK):
+        refuse_pinned(root, version)  # another run may have pinned one meanwhile
+        text = (
+            (root / FILE).read_text("utf-8")
+            if (root / FILE).is_file()
+            else HEAD + f'default = "{version}"\n\n'
+        )
+        document = tomlkit.parse(text)
+        document.setdefault("revision", tomlkit.aot()).append(entry)
+        atomic.write(root / FILE, tomlkit.dumps(document).encode())
+    return load(root).find(str(version))
+
+
+def refuse_pinned(root: Path, version: Version) -> None:
+    """Raise Refused where the file is broken, or has the version already."""
+    if not (root / FILE).is_file():
+        return
+    if any(pin.version == version for pin in load(root).all):
+        step = f"{to_type('rebase', version)} says what the queue does on it"
+        raise Refused.of("duplicate-pin", str(FILE), f"{version} is pinned already", step)

@@ -21,8 +21,9 @@ from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
 from . import pins as pinning
-from .pin import wheel_of
+from .new_pin import wheel_of
 from .pins import Pin, Pins
+from .source import Archive
 
 LOG = logging.getLogger(__name__)
 
@@ -61,23 +62,22 @@ def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
     may have no tag in a checkout yet: then the files are taken as they stand.
     Raises Refused where that is none of these, or its files cannot be had.
     """
-    named = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
-    version = version_of(Path(word), pins) if named else pinning.version(word)
-    place = Path(word if named else origin or "")
-    _names_it(str(place), version)
+    is_path = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
+    version = version_of(Path(word), pins) if is_path else pinning.version(word)
+    path = Path(word if is_path else origin or "")
+    _names_it(str(path), version)
     pin = _pin_of(pins, version)
-    if named and place.is_dir():
-        yield _of_folder(version, place)
+    if is_path and path.is_dir():
+        yield _of_folder(version, path)
     elif pin:
-        pristine = source.fetch(pin, str(place) if named else origin)
-        yield Release(version, pristine.name, pristine.read, tuple(sorted(pristine.listing())))
-    elif origin and place.is_dir() and not _wheels(place, version) and not _has_tag(place, version):
-        yield _of_folder(version, place)
+        pristine = source.fetch(pin, str(path) if is_path else origin)
+        yield _of_archive(version, pristine.name, pristine)
+    elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
+        yield _of_folder(version, path)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, str(place) if named else origin, Path(space))
-            with _of_archive(version, file, kind) as release:
-                yield release
+            file, kind = _archive(version, str(path) if is_path else origin, Path(space))
+            yield _of_archive(version, file.name, Archive(file, kind, file.name))
 
 
 def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
@@ -112,22 +112,20 @@ def _has_tag(folder: Path, version: Version) -> bool:
 
 def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, str]:
     """(an archive of a release that is not pinned, "wheel" or "git")."""
-    place = Path(origin or "")
-    if origin and (place.is_dir() or ":" in origin) and not _wheels(place, version):
+    path = Path(origin or "")
+    if origin and (path.is_dir() or ":" in origin) and not _wheels(path, version):
         return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
-    found = [place] if origin and place.is_file() else _wheels(place, version) if origin else []
-    file = found[0] if found else None if origin else wheel_of(version, space)
+    wheels = [path] if origin and path.is_file() else _wheels(path, version) if origin else []
+    file = wheels[0] if wheels else None if origin else wheel_of(version, space)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
     return file, "wheel"
 
 
-@contextmanager
-def kept(version: Version, name: str, file: Path) -> Iterator[Release]:
+def kept(version: Version, name: str, file: Path) -> Release:
     """What `Release.keep` wrote."""
-    with _of_archive(version, file, "git") as release:
-        yield Release(version, name, release.read, release.paths)
+    return _of_archive(version, name, Archive(file, "git", file.name))
 
 
 def newer(pins: Pins) -> list[Version]:
@@ -162,14 +160,14 @@ def version_of(path: Path, pins: Pins) -> Version:
     written = [match[1] for match in map(WRITTEN.search, texts) if match]
     for text in [tag, *written]:
         try:
-            found = Version(text)
+            version = Version(text)
         except InvalidVersion:
             continue
-        forked = text == tag and found <= pins.all[-1].version
-        if (behind and text == tag and not forked) or found.is_devrelease:
-            step = 0 if found.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
-            return Version(f"{found.major}.{found.minor}.{found.micro + step}")
-        return Version(found.public)
+        forked = text == tag and version <= pins.all[-1].version
+        if (behind and text == tag and not forked) or version.is_devrelease:
+            step = 0 if version.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
+            return Version(f"{version.major}.{version.minor}.{version.micro + step}")
+        return Version(version.public)
     raise _nameless(str(path), "has no release's tag and no version written in python/sglang")
 
 
@@ -183,8 +181,8 @@ def described(path: Path) -> tuple[str, int]:
     if not (path / ".git").exists():
         return "", 0
     said = _asked(path, "describe", "--tags", "--long", "--match", "v[0-9]*")
-    found = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", said)
-    return (found[1], int(found[2])) if found else ("", 0)
+    parts = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", said)
+    return (parts[1], int(parts[2])) if parts else ("", 0)
 
 
 def _asked(folder: Path, *words: str) -> str:
@@ -235,17 +233,5 @@ def _of_folder(version: Version, folder: Path) -> Release:
     return Release(version, folder.resolve().name, read, paths)
 
 
-@contextmanager
-def _of_archive(version: Version, file: Path, kind: str) -> Iterator[Release]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            found = source.members(archive, kind, file.name)
-
-            def read(path: str) -> bytes | None:
-                return archive.read(found[path]) if path in found else None
-
-            yield Release(version, file.name, read, tuple(sorted(found)))
-    except zipfile.BadZipFile as error:
-        raise Refused.of(
-            "bad-archive", file.name, f"is no zip archive: {error}", "do not use this archive"
-        ) from None
+def _of_archive(version: Version, name: str, archive: Archive) -> Release:
+    return Release(version, name, archive.read, archive.paths)

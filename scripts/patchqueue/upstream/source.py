@@ -49,13 +49,10 @@ def cache_folder() -> Path:
 
 
 @dataclass
-class Source:
-    """One release's pristine files. archive: a checked zip; kind: "wheel" or "git"; name: its file,
-    or its commit."""
+class Archive:
+    """A release's files in a zip archive. kind: "wheel" or "git"; name: its file, or its commit."""
 
-    pin: Pin
     archive: Path
-    sha256: str
     kind: str
     name: str
 
@@ -78,31 +75,41 @@ class Source:
         member = self._members.get(path)
         return self._zip.read(member) if member else None
 
+    def listing(self) -> dict[str, str]:
+        """The tree's listing, read from the archive alone."""
+        return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(sorted(self._members))
+
+
+@dataclass
+class Source(Archive):
+    """A pinned release's pristine files, in an archive that was checked."""
+
+    pin: Pin
+    sha256: str
+
     def unpack(self, folder: Path) -> dict[str, str]:
         """Write the pristine tree into `folder` and return its listing.
 
         Raises Refused when it is not the pinned tree.
         """
-        listing, made = {}, set()
+        listing = {}
         for path, member in self._members.items():
             content, target = self._zip.read(member), folder / path
-            if target.parent not in made:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                made.add(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
             listing[path] = sha256(content)
         self.verify(listing)
         return listing
 
-    def listing(self) -> dict[str, str]:
-        """The pristine tree's listing, read from the archive alone."""
-        return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
-
     def verify(self, listing: dict[str, str]) -> None:
         """Raise Refused unless the listing is what the pin says."""
-        found, pinned = hash_python(listing), self.pin.tree
-        if found != pinned:
-            what = f"its tree is {found}, pinned is {pinned}"
+        tree, pinned = hash_python(listing), self.pin.tree
+        if tree != pinned:
+            what = f"its tree is {tree}, pinned is {pinned}"
             step = "it is not the release; take another source"
             raise Refused.of(
                 str(Outcome.TREE_MISMATCH), f"{self.pin.tag} from {self.name}", what, step
@@ -116,7 +123,7 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
     tree, and for a link in a wheel (git archives may hold links; no patch can touch one, so they
     are left out).
     """
-    found: dict[str, zipfile.ZipInfo] = {}
+    by_path: dict[str, zipfile.ZipInfo] = {}
 
     def bad(what: str) -> Refused:
         return Refused.of("bad-member", name, what, "do not use this archive")
@@ -133,10 +140,10 @@ def members(archive: zipfile.ZipFile, kind: str, name: str) -> dict[str, zipfile
         is_ours = path.startswith(("python/sglang/", "test/")) and not path.endswith("/")
         if not is_ours or is_link or not is_part_of_tree(path):
             continue
-        if path in found:
+        if path in by_path:
             raise bad(f"has two members called {member.filename!r}")
-        found[path] = member
-    return found
+        by_path[path] = member
+    return by_path
 
 
 def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
@@ -181,7 +188,7 @@ def kept(pin: Pin, digest: str) -> Source | None:
     """The git archive of the release that a tree was made of, by its sha256; None where the cache
     has it no more."""
     return next(
-        (found for found in _kept_from_git(pin, cache_folder()) if found.sha256 == digest),
+        (archived for archived in _kept_from_git(pin, cache_folder()) if archived.sha256 == digest),
         None,
     )
 
@@ -210,7 +217,7 @@ def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
     if not path.is_file():
         return None
     if file_sha256(path) == wheel.sha256:
-        return Source(pin, path, wheel.sha256, "wheel", wheel.file)
+        return Source(path, "wheel", wheel.file, pin, wheel.sha256)
     LOG.info(f"the cached {wheel.file} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
     return None
@@ -218,8 +225,8 @@ def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
 
 def _git_archives(pin: Pin, cache: Path) -> list[Path]:
     """The archives of the release's tag that are in the cache, the last one first."""
-    found = cache.glob(f"archives/*/sglang-{pin.tag}-{'[0-9a-f]' * SHORT}.zip")
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
+    archives = cache.glob(f"archives/*/sglang-{pin.tag}-{'[0-9a-f]' * SHORT}.zip")
+    return sorted(archives, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
 
 def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
@@ -236,9 +243,8 @@ def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
             continue
         with zipfile.ZipFile(path) as archive:
             commit = archive.comment.decode("ascii", "replace")
-        probe = Source(pin, path, digest, "git", commit)
-        if hash_python(probe.listing()) == pin.tree:
-            yield Source(pin, path, digest, "git", commit)  # not open: check sends it to a process
+        if hash_python(Archive(path, "git", commit).listing()) == pin.tree:
+            yield Source(path, "git", commit, pin, digest)  # not open: check sends it to a process
 
 
 def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
@@ -262,9 +268,9 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         what = f"its sha256 is {digest}, pinned is {pinned}"
         step = "do not use it; see where your package index gets it from"
         raise Refused.of("wrong-sha256", file.name, what, step)
-    probe = Source(pin, file, digest, "wheel", wheel.file)
+    probe = Source(file, "wheel", wheel.file, pin, digest)
     probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
-    return Source(pin, _keep(file, digest, wheel.file, cache), digest, "wheel", wheel.file)
+    return Source(_keep(file, digest, wheel.file, cache), "wheel", wheel.file, pin, digest)
 
 
 def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
@@ -288,9 +294,9 @@ def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
     with _workspace(cache) as space:
         file, commit = archive_of_tag(pin.tag, origin, space)
         digest = file_sha256(file)
-        probe = Source(pin, file, digest, "git", commit)
+        probe = Source(file, "git", commit, pin, digest)
         probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
-        return Source(pin, _keep(file, digest, file.name, cache), digest, "git", commit)
+        return Source(_keep(file, digest, file.name, cache), "git", commit, pin, digest)
 
 
 def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
@@ -324,8 +330,8 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     names = {row["path"]: row["blob"] for row in rows if row}
     # Blobs as they were committed: `git archive` runs the programs that the repository's own
     # settings name as filters.
-    wanted = "".join(f"{blob}\n" for blob in names.values()).encode()
-    contents = run.blobs(ask("cat-file", "--batch", stdin=wanted))
+    blobs = "".join(f"{blob}\n" for blob in names.values()).encode()
+    contents = run.blobs(ask("cat-file", "--batch", stdin=blobs))
     file = space / f"sglang-{tag}-{commit[:SHORT]}.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.comment = commit.encode()

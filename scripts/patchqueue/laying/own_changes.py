@@ -20,7 +20,7 @@ from ..files.record import text_of as record_text
 from ..files.tree import LAID, LISTING, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
-from .place import Read, split_lines
+from .matching import Read, split_lines
 
 PREFIX = "python/"
 NONE = Edits()
@@ -95,8 +95,8 @@ def about(text: bytes) -> dict[str, Any]:
 def rows_in(text: bytes) -> dict[str, list[dict[str, Any]]]:
     """The changes that laid.json lists, by file below the folder that holds sglang/; none where it
     cannot be read."""
-    found = about(text).get("files")
-    return found if isinstance(found, dict) else {}
+    rows = about(text).get("files")
+    return rows if isinstance(rows, dict) else {}
 
 
 def opcodes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

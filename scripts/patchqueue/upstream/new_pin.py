@@ -1,5 +1,4 @@
-"""Pin a release: find all its wheels, prove that they hold one and the same tree, and write
-upstream/pins.toml."""
+"""Pin a release: find all its wheels, and prove that they hold one and the same tree."""
 
 from __future__ import annotations
 
@@ -12,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tomlkit
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import hash_listing, hash_python, sha256
 from ..hint import to_type
 from ..outcome import Refused
@@ -24,10 +21,6 @@ from . import index, pins, source
 LOG = logging.getLogger(__name__)
 
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
-HEAD = (
-    f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
-    " version (series guards aside).\n"
-)
 
 
 def add(root: Path, name: str, origin: str | None) -> pins.Pin:
@@ -37,7 +30,7 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
     or when its wheels differ in more than compiled parts.
     """
     version = version_of(name)
-    _document(root, version)
+    pins.refuse_pinned(root, version)
     if origin and not Path(origin).is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
         raise Refused.of("not-fetched", origin, "is no folder", step)
@@ -48,51 +41,29 @@ def add(root: Path, name: str, origin: str | None) -> pins.Pin:
             what, step = "no wheel of it is available", "check the version, and `pip config list`"
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
         entry = describe(version, wheels)
-    pins.check(entry.unwrap())
-    with locked(root / atomic.QUEUE_LOCK):
-        document = _document(root, version)  # another run may have pinned one meanwhile
-        document["revision"].append(entry)
-        atomic.write(root / pins.FILE, tomlkit.dumps(document).encode())
-    return pins.load(root).find(str(version))
-
-
-def _document(root: Path, version: Version) -> tomlkit.TOMLDocument:
-    """pins.toml as it is now. Raises Refused where it is broken, or has the version already."""
-    path = root / pins.FILE
-    if not path.is_file():
-        return _empty(version)
-    pins.load(root)  # a file that is broken already is named, and left alone
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    if any(entry["version"] == str(version) for entry in document["revision"]):
-        step = f"{to_type('rebase', version)} says what the queue does on it"
-        raise Refused.of("duplicate-pin", str(pins.FILE), f"{version} is pinned already", step)
-    return document
+    return pins.add(root, version, entry)
 
 
 def version_of(name: str) -> Version:
     """The version that a user asks to pin. Raises Refused where it is none."""
-    try:
-        return Version(name)
-    except InvalidVersion:
-        step = f"name one as in {to_type('pin', '0.5.24')}"
-        raise Refused.of("unknown-revision", repr(name), "is no version", step) from None
+    return pins.version(name, "is no version", to_type("pin", "0.5.24"))
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
-    found = {wheel.name: _look_into(wheel) for wheel in wheels}
-    trees = {name: hash_listing(listing) for name, (listing, _) in found.items()}
+    contents = {wheel.name: _look_into(wheel) for wheel in wheels}
+    trees = {name: hash_listing(listing) for name, (listing, _) in contents.items()}
     if len(set(trees.values())) > 1:
         what = f"its wheels hold different trees: {trees}"
         step = "find out which one is the release"
         raise Refused.of("wheels-differ", f"sglang {version}", what, step)
-    newest = max(day for _, day in found.values())
+    newest = max(day for _, day in contents.values())
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = hash_python(found[wheels[0].name][0])
+    entry["tree"] = hash_python(contents[wheels[0].name][0])
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()
@@ -155,11 +126,3 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
         )
         step = "name another, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", what, step)
-
-
-def _empty(version: Version) -> tomlkit.TOMLDocument:
-    document = tomlkit.parse(HEAD)
-    document["default"] = str(version)
-    document.add(tomlkit.nl())
-    document["revision"] = tomlkit.aot()
-    return document

@@ -1,144 +1,30 @@
-"""The engine: where a patch's hunks apply, for every command that applies a patch in memory.
-
-A hunk applies where its exact text is: all its context and removed lines, in order, at one place
-behind the hunk before it. The line numbers in a patch file are not read.
-"""
+"""The text of a patch for a release's own tree, and the one text that several releases share."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from packaging.version import Version
 
-from ..outcome import Outcome
-from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch, at_lines, of_files
-
-Read = Callable[[str], "bytes | None"]
-Files = Mapping[str, bytes]  # path in the tree -> content
-
-
-@dataclass(frozen=True)
-class Spot:
-    """One hunk of a file.
-
-    number: 1-based; lines: every line at which its text begins, behind the hunk before it.
-    """
-
-    number: int
-    hunk: Hunk
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A file's text with every hunk that has one place, and where the hunks are."""
-
-    text: str
-    spots: tuple[Spot, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of one patch on a release, and what to know about it.
-
-    outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
-    NOT_SELECTED or CONFLICT.
-    before, after: the files it changes on the release, where it was laid. ambiguous: a hunk fits at
-    several places. lines: where its own text was laid, a line for each hunk; None where the change
-    was made otherwise.
-    """
-
-    patch: str
-    outcome: Outcome
-    why: str = ""
-    before: Files = field(default_factory=dict, repr=False, compare=False)
-    after: Files = field(default_factory=dict, repr=False, compare=False)
-    ambiguous: bool = False
-    lines: tuple[int, ...] | None = field(default=None, compare=False)
-
-
-def lay(text: str, file: FileDiff) -> Laid:
-    """The file's hunks on a text, each at its one place; others are left out."""
-    result: list[str] = []
-    done = 0  # characters of the old text that are in the result
-    spots = []
-    for number, hunk in enumerate(file.hunks, 1):
-        old = "".join(hunk.old)
-        found = list(_find(text, old, done))
-        spots.append(Spot(number, hunk, tuple(_line(text, place) for place in found)))
-        if len(found) == 1:
-            result += [text[done : found[0]], *hunk.new]
-            done = found[0] + len(old)
-    return Laid("".join([*result, text[done:]]), tuple(spots))
-
-
-def places(text: str, wanted: str) -> list[int]:
-    """Every line (1-based) at which the lines of `wanted` stand in `text`."""
-    return [_line(text, place) for place in _find(text, wanted, 0)]
-
-
-def _find(text: str, wanted: str, begin: int) -> Iterator[int]:
-    """Where whole lines of `text` are `wanted`, as offsets.
-
-    What lacks its line end stands at the end only; no lines at all stand nowhere.
-    """
-    at = text.find(wanted, begin) if wanted else -1
-    while at >= 0:
-        begins = at == 0 or text[at - 1] == "\n"
-        if begins and (wanted.endswith("\n") or at + len(wanted) == len(text)):
-            yield at
-        at = text.find(wanted, at + 1)
-
-
-def _line(text: str, offset: int) -> int:
-    return text.count("\n", 0, offset) + 1
-
-
-def in_front(files: Mapping[str, bytes], read: Read) -> Read:
-    """`read`, where `files` does not have the path. files: looked at when a path is read."""
-    return lambda path: files[path] if path in files else read(path)
-
-
-def lay_patch(patch: Patch, read: Read) -> Row:
-    """One patch on files that it may not have been made for: all of it, or none of it."""
-    before: dict[str, bytes] = {}
-    after: dict[str, bytes] = {}
-    lines: list[int] = []
-    for file in patch.files:
-        content = read(file.path)
-        if content is None:
-            return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        laid = lay(content.decode("utf-8", "surrogateescape"), file)
-        bad = next((spot for spot in laid.spots if len(spot.lines) != 1), None)
-        if bad:
-            why = f"{file.path}: hunk {bad.number} fits {_where(bad)}"
-            return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
-        lines += [spot.lines[0] for spot in laid.spots]
-        before[file.path], after[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
-    return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
-
-
-def _where(spot: Spot) -> str:
-    if spot.lines:
-        return f"at {len(spot.lines)} places"
-    first = next((line.text for line in spot.hunk.lines if line.kind != " "), "").strip()[:60]
-    return f"nowhere; it begins {first!r}"
+from ..files import run as programs
+from ..outcome import Refused
+from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch, of_files
+from .matching import Files, Row, find, lay_patch, line_at, split_lines
 
 
 def rendered(patch: Patch, row: Row) -> Patch:
     """A patch that `row` applied, with the lines of that tree and three lines of its context."""
-    return _with_context(at_lines(patch, row.lines or ()), row.before)
-
-
-def _with_context(patch: Patch, before: Files) -> Patch:
-    """The patch as a release's own tree has it: with three lines of that tree's context.
-
-    before: the files below it, on which its hunks stand at their own lines.
-    """
-    texts = {path: content.decode("utf-8", "surrogateescape") for path, content in before.items()}
-    return of_files(patch, (_widened(file, texts[file.path]) for file in patch.files))
+    lines = iter(row.lines or ())
+    files = (
+        replace(file, hunks=tuple(replace(hunk, old_start=next(lines)) for hunk in file.hunks))
+        for file in patch.files
+    )
+    texts = {path: text.decode("utf-8", "surrogateescape") for path, text in row.before.items()}
+    return of_files(patch, (_widened(file, texts[file.path]) for file in files))
 
 
 @dataclass(frozen=True)
@@ -200,11 +86,11 @@ def _widened(file: FileDiff, text: str) -> FileDiff:
     runs = [run for hunk in file.hunks for run in _runs(hunk)]
     groups: list[list[_Run]] = []
     for run, after in zip(runs, [*runs[1:], None]):
-        known = replace(run, below=tuple(lines[run.end : after.start])) if after else run
+        joined = replace(run, below=tuple(lines[run.end : after.start])) if after else run
         if groups and run.start - groups[-1][-1].end <= 2 * CONTEXT:
-            groups[-1].append(known)
+            groups[-1].append(joined)
         else:
-            groups.append([known])
+            groups.append([joined])
     edges = [(group[0].start, group[-1].end) for group in groups]
     above = [lines[max(start - CONTEXT, 0) : start] for start, _ in edges]
     below = [lines[end : end + CONTEXT] for _, end in edges]
@@ -255,8 +141,8 @@ def _shared(versions: Sequence[FileDiff]) -> FileDiff | None:
         below = _common([run.below[: min(CONTEXT, *gaps)] for run in change])
         groups.append((open_hunk, above, below))
         open_hunk, free = [], min(CONTEXT, min(gaps) - len(below)) if behind else CONTEXT
-    made = _written(versions[0], groups)
-    return made if all(hunk.old for hunk in made.hunks) else None
+    shared_diff = _written(versions[0], groups)
+    return shared_diff if all(hunk.old for hunk in shared_diff.hunks) else None
 
 
 def _common(several: Sequence[Sequence[str]]) -> list[str]:
@@ -293,7 +179,7 @@ def _fitted(file: FileDiff, text: str) -> FileDiff | None:
         if start is None:
             return None
         runs.append(replace(run, start=start, above=(), below=()))
-        done = _offset(text, start + run.gone)
+        done = sum(map(len, split_lines(text)[: start + run.gone]))
     return _widened(replace(file, hunks=tuple(_hunk([run], [], [], 0) for run in runs)), text)
 
 
@@ -306,21 +192,38 @@ def _start(run: _Run, text: str, done: int) -> int | None:
     gone = [line.text for line in run.lines if line.kind == "-"]
     sizes = itertools.product(range(len(above), -1, -1), range(len(below), -1, -1))
     for over, under in sorted(sizes, key=sum, reverse=True):
-        wanted = "".join([*above[len(above) - over :], *gone, *below[:under]])
-        found = list(_find(text, wanted, done))
+        expected = "".join([*above[len(above) - over :], *gone, *below[:under]])
+        offsets = list(find(text, expected, done))
         unused = "".join(above if not over else below if not under else ())
-        if found:
-            elsewhere = not gone and bool(list(_find(text, unused, done)))
-            return _line(text, found[0]) - 1 + over if len(found) == 1 and not elsewhere else None
+        if offsets:
+            elsewhere = not gone and bool(list(find(text, unused, done)))
+            is_sure = len(offsets) == 1 and not elsewhere
+            return line_at(text, offsets[0]) - 1 + over if is_sure else None
     return None
 
 
-def _offset(text: str, line: int) -> int:
-    """Where a line (0-based) begins."""
-    return sum(len(each) for each in split_lines(text)[:line])
+def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
+    """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
+    Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
+    program."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
+        return "".join(
+            _diff(Path(space), path, before[path], after[path])
+            for path in sorted(after)
+            if before[path] != after[path]
+        )
 
 
-def split_lines(text: str) -> list[str]:
-    """Lines by \\n alone (str.splitlines also cuts at form feeds and carriage returns)."""
-    parts = text.split("\n")
-    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+def _diff(space: Path, path: str, before: bytes, after: bytes) -> str:
+    (space / "before").write_bytes(before)
+    (space / "after").write_bytes(after)
+    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
+    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
+    try:
+        return programs.run(programs.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
+    except programs.Failed as failure:
+        raise Refused.of("diff-failed", path, failure.said, "report this") from None
+    except UnicodeDecodeError:
+        what = "has text that is not UTF-8 beside the change"
+        step = "a patch is UTF-8; leave those lines alone"
+        raise Refused.of("not-utf-8", path, what, step) from None
