@@ -64,6 +64,7 @@ EXAMPLES = {  # field -> (accepted, refused)
 VARIANT_EXAMPLES = {
     "Variant-Of": (["steps/count.patch"], ["steps/count@9.patch", "steps/count", "a b.patch"]),
     "Description": ([None, "How it differs: the runner was renamed."], ["renamed"]),
+    "Overlay": ([None, "none", "python/sglang/a.py"], ["a b"]),
 }
 
 

@@ -29,6 +29,7 @@ class Rule:
     repeats: bool = False
 
 
+OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
@@ -70,7 +71,7 @@ RULES = (
     ),
     Rule(
         "Overlay",
-        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        OVERLAY_FILES,
         "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
         " /), or `none`; what these import comes with them",
     ),
@@ -92,6 +93,12 @@ VARIANT_RULES = (
         "Description",
         r"(?s).{20,}",
         "how the variant differs, where it is more than the line numbers",
+        required=False,
+    ),
+    Rule(
+        "Overlay",
+        OVERLAY_FILES,
+        "the overlay files that the variant's lines import, where they are others",
         required=False,
     ),
 )

@@ -82,9 +82,14 @@ class Queue:
         base = self.patches.get(own.get("Variant-Of"))
         return base.header if base else own
 
+    def overlay_of(self, patch: str) -> tuple[str, ...]:
+        """The overlay files and folders that a patch names, or else the patch that it varies."""
+        own = self.patches[patch].header
+        return (own if own.get("Overlay") else self.header(patch)).overlay
+
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
         """The overlay files that these patches name, and those that these import."""
-        named = {name for patch in patches for name in self.header(patch.name).overlay}
+        named = {name for patch in patches for name in self.overlay_of(patch.name)}
         brought = imports.closure(
             {path for path in self.overlay if any(is_named(name, path) for name in named)},
             self.overlay,
