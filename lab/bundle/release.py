@@ -33,9 +33,9 @@ from patchqueue.files import atomic, run
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin, Pins
 from patchqueue.upstream.source import cache_folder
-from patchqueue.wheels import build, untouched
+from patchqueue.wheels import build
 
-from . import carried, elf, packing
+from . import carried, elf, packing, untouched
 from .host import Host, with_release_torch
 from .host import load as load_host
 

@@ -73,7 +73,7 @@ def test_the_notice_lies_beside_upstreams_licence(project):
     )
     pins = project.root / "upstream/pins.toml"
     pins.unlink()
-    fakes.pin.add(project.root, "9.9.1", str(project.wheels))
+    fakes.new_pin.add(project.root, "9.9.1", str(project.wheels))
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
     assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found

@@ -38,13 +38,12 @@ QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag f
 class Choice:
     """Which wheels are made.
 
-    pins: the releases; pythons ("3.12"), machines ("x86_64"): for which the wheels are, empty for
-    all.
+    pins: the releases; python ("3.12"), machine ("x86_64"): for which the wheels are, None for all.
     """
 
     pins: Sequence[Pin]
-    pythons: Sequence[str] = ()
-    machines: Sequence[str] = ()
+    python: str | None = None
+    machine: str | None = None
 
     def wheels(self, pin: Pin) -> list[Wheel]:
         """The chosen wheels of a release; none if no patch is for the release."""
@@ -52,8 +51,8 @@ class Choice:
 
     def _takes(self, wheel: Wheel) -> bool:
         tags = parse_wheel_filename(wheel.file)[3]
-        pythons = self.pythons or {_python(tag.interpreter) for tag in tags}
-        machines = self.machines or {_machine(tag.platform) for tag in tags}
+        pythons = [self.python] if self.python else {_python(tag.interpreter) for tag in tags}
+        machines = [self.machine] if self.machine else {_machine(tag.platform) for tag in tags}
         return any(
             build.Target(python, machine).takes(wheel) for python in pythons for machine in machines
         )
@@ -90,7 +89,7 @@ def make(root: Path, choice: Choice) -> Made:
     _refuse_other_content(root)
     pins = [pin for pin in choice.pins if choice.wheels(pin)]
     if not pins:
-        step = f"{to_type('release', '--help')} says what they mean"
+        step = f"{to_type('build', '--help')} says what they mean"
         raise Refused.of("nothing-to-build", "release", "no wheel is for these words", step)
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")
@@ -123,7 +122,7 @@ def _refuse_other_content(root: Path) -> None:
 def _add(root: Path, pin: Pin, wheels: Sequence[Wheel], folder: Path) -> int:
     """Write a release's wheels and patch file; how many wheels."""
     patch = folder / f"sglang-{build.local_version(pin)}.patch"
-    onefile.write(root, pin, None, None, patch)
+    onefile.write(root, pin, None, patch)
     for wheel in wheels:
         build.build_wheel(root, pin, wheel, None, folder)
     LOG.info(f"{pin.tag}: {counted(len(wheels), 'wheel')} and {patch.name}")

@@ -86,8 +86,8 @@ class Built:
     """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
     tree's provenance.
 
-    added, changed, removed: the difference of its RECORD to upstream's, by member name; upstream:
-    the wheel it was made of.
+    added, changed, removed: its members that differ from upstream's; upstream: the wheel it was
+    made of; replaced: a wheel of the same name had other content.
     """
 
     pin: Pin
@@ -100,6 +100,7 @@ class Built:
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     upstream: Path
+    replaced: bool
 
 
 def local_version(pin: Pin) -> str:
@@ -138,16 +139,19 @@ def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Pat
     address = notice.repository(root)
     made = repack(members, patched_files(report.path), pin, record, address)
     path = out / name_of(wheel, pin)
+    before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, _epoch(pin)))
+    digest = source.file_sha256(path)
     return Built(
         pin,
         path,
         local_version(pin),
-        source.file_sha256(path),
+        digest,
         wheel.file,
         record,
         *difference(members, made),
         archive.archive,
+        before not in ("", digest),
     )
 
 

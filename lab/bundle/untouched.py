@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import Built, member_digests
+from patchqueue.wheels.build import Built, member_digests
 
 FOLDER, PLAN, FILES = "untouched", "plan.json", "files"
 SCHEMA = 1
