@@ -386,10 +386,6 @@ RUN: dict[str, list[Step | Deed]] = {
         Step(
             "scripts/nox build v0.5.9 --release", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"
         ),
-        Step(
-            "scripts/nox build v0.5.9 --release --python 3.12 --machine x86_64",
-            f"dist/release-{RELEASE}: 1 wheel, 1 patch file",
-        ),
         Step("scripts/nox build --release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
     ],
     "in place": [

@@ -24,12 +24,13 @@ from .terminal import ERR, OUT
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
+ONE_WHEEL = ("--from", "--python", "--machine")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _build(options: argparse.Namespace) -> int:
     if options.release:
-        arguments.refuse_ineffective(options, "with --release, which reads the index", "--from")
+        arguments.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
         return _release(options)
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
@@ -42,8 +43,8 @@ def _build(options: argparse.Namespace) -> int:
             f"{shown(built.path.relative_to(options.root))}: version {built.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
             f"tree {built.record['tree']['patched']}\n"
-            f"files: {len(built.added)} added, {len(built.changed)} changed,"
-            f" {len(built.removed)} removed"
+            f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
+            f" {len(built.changes.removed)} removed"
         )
         if pin.patched not in ("", built.record["tree"]["patched"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
@@ -70,8 +71,7 @@ def _release(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
-    choice = release.Choice(chosen, options.python, options.machine)
-    made = release.make(options.root, choice)
+    made = release.make(options.root, chosen)
     folder = arguments.relative(made.folder, options.root)
     OUT.print(
         f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
@@ -187,14 +187,12 @@ COMMANDS = (
             option(
                 "--python",
                 type=arguments.python,
-                help="for this Python, as 3.12 (default: the one that runs this; with --release,"
-                " all)",
+                help="for this Python, as 3.12 (default: the one that runs this)",
             ),
             option(
                 "--machine",
                 type=arguments.machine,
-                help="for this machine, x86_64 or aarch64 (default: this host's; with --release,"
-                " all)",
+                help="for this machine, x86_64 or aarch64 (default: this host's)",
             ),
             flag(
                 "--release",
