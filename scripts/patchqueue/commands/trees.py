@@ -137,7 +137,7 @@ def _show_apply(report: Report, root: Path, seconds: float, whole: bool) -> None
     tell(f"from {record['source']['name']}")
     if whole:
         tell(f"release {report.pin.tree}")
-    tell(f"tree {record['tree']['patched']}")
+    tell(f"tree {record['tree']['after']}")
     if "edits" in record:
         edited = sum(map(len, record["edits"].values()))
         tell(f"edits of others in {counted(edited, 'file')}")

@@ -82,7 +82,7 @@ def _build(options: argparse.Namespace) -> int:
         OUT.print(
             f"{shown(options, made.path)}: version {made.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {made.origin}\nsha256 {made.sha256}\n"
-            f"tree {made.record['tree']['patched']}"
+            f"tree {made.record['tree']['after']}"
         )
         kinds = (("added", made.added), ("changed", made.changed), ("removed", made.removed))
         for name in (

@@ -17,9 +17,8 @@ from ..hint import counted, to_type
 from ..laying.refresh import new, refresh
 from ..outcome import Refused
 from ..upstream import pins as pinning
-from ..upstream.new_pin import add as add_pin
-from ..upstream.new_pin import version_of
 from ..upstream.pins import Pin
+from ..upstream.release import add_pin, named_version
 from . import idle, paths, releases
 from .releases import OUT, relative, tell
 
@@ -80,7 +79,7 @@ def _pin(options: argparse.Namespace) -> int:
         pins = pinning.load(options.root)
         return _lock(options.root, [pins.find(word) for word in options.words])
     for word in options.words:
-        version_of(word)  # all of them before the first is fetched
+        named_version(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin)
         tell(

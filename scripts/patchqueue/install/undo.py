@@ -35,8 +35,7 @@ from ..upstream.source import LEAVES_THE_TREE
 FOLDER = "sglang.patch-queue"
 PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
-# journals of earlier versions: the state alone; and files that an uninstall is to restore
-OLD_STATE, MERGED = "state", "merged"
+NOTES = ("found", "texts", "laid")  # of the record: see changes.plan
 PYC = ".pyc"
 UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
@@ -98,7 +97,7 @@ class Journal:
         named = next((path for path in paths if LEAVES_THE_TREE.search(path)), None)
         if named is not None:
             return repr(named)
-        tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER, MERGED))]
+        tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER))]
         parents = {(top / path).parent for top in tops for path in paths}
         folders = sorted({self.path, *parents, *(self.site / path for path in self.folders)})
         links = (each for each in folders if os.path.realpath(each) != str(each))
@@ -125,8 +124,6 @@ def state_of(site: Path) -> str:
     """How far the work on a folder has got; "" where no journal says so."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((site / FOLDER / STATE).read_text(encoding="utf-8"))["state"])
-    with suppress(OSError, ValueError):
-        return (site / FOLDER / OLD_STATE).read_text(encoding="utf-8").strip()
     return ""
 
 
@@ -139,8 +136,9 @@ def read(site: Path) -> Journal | None:
     try:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        folders, state = tuple(written["folders"]), State(state_of(site))
-        journal = Journal(site, state, changes, folders, written["record"])
+        state, record = State(written["state"]), written["record"]
+        _ = [record["notes"][name] for name in NOTES]
+        journal = Journal(site, state, changes, tuple(written["folders"]), record)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
@@ -155,28 +153,20 @@ def read(site: Path) -> Journal | None:
     return journal
 
 
-def own_names(
-    changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]
-) -> list[str]:
+def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
     """The files that a finished journal consists of, by their paths below the folder: a RECORD
     lists them, so that pip removes them with the package."""
     there = [path for path in changes if digest(site / path)]
     kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in there]
-    return [f"{FOLDER}/{name}" for name in [STATE, README, *notes, *kept]]
+    return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
 
 
-def prepare(
-    site: Path,
-    changes: Mapping[str, bytes | None],
-    record: dict[str, Any],
-    notes: Mapping[str, bytes],
-) -> Journal:
+def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any]) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it; in
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
     up to then nothing outside of it has been touched.
 
-    notes: further files for the journal's folder. Raises OSError, and Refused where a change would
-    go through a link.
+    Raises OSError, and Refused where a change would go through a link.
     """
     listed = tuple(
         Change(path, digest(site / path), "" if content is None else sha256(content))
@@ -195,7 +185,7 @@ def prepare(
             _keep(aside, site, change)
         if (content := changes[change.path]) is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
-    for name, content in {**notes, STATE: journal.encoded(), README: about.encode()}.items():
+    for name, content in ((STATE, journal.encoded()), (README, about.encode())):
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
         atomic.sync(folder)
@@ -254,7 +244,7 @@ def back(
 def kept(journal: Journal, path: str, wanted: str) -> Path | None:
     """Where the journal has a file with this sha256: the file itself, unless somebody has written
     to it since, else a copy."""
-    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER, MERGED))
+    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER))
     return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
@@ -275,8 +265,8 @@ def sweep(site: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         return  # what a link leads to is not ours; `read` refuses it
     if state_of(site) == State.REMOVED:
-        rank = {OLD_STATE: 1, STATE: 2}  # what says so goes last
-        for path in sorted(folder.iterdir(), key=lambda path: rank.get(path.name, 0)):
+        # what says so goes last
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -17,10 +17,8 @@ from ..files.tree import (
     LISTING,
     ROOTS,
     differing,
-    hash_listing,
+    hash_python,
     list_folder,
-    own_listing,
-    to_sha256sum,
 )
 from ..hint import some, to_type
 from ..outcome import Outcome, Refused
@@ -33,8 +31,8 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes
 from . import quilt as quilts
-from .matching import Replay, listing_with
-from .selection import Selection, probe, select, settle
+from .matching import listing_with
+from .selection import Plan, Selection, probe, select, settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
@@ -97,21 +95,18 @@ def apply(
     queue = load_queue(root)
     selection = select(queue, pin)
     pristine, selection = begin(selection, origin, base)
-    planned = selection.replay(pristine.read)
-    if planned.problems:
-        raise Refused(planned.problems)
+    planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
         inspection = tree.inspect()
-        made_of = selection.stack_sha256, pristine.sha256
-        recorded = inspection.record.get("queue"), inspection.record.get("source", {}).get("sha256")
-        # an earlier tool did not record it
-        is_whole = "patched" in inspection.record.get("tree", {})
-        if inspection.state is State.APPLIED and is_whole and made_of == recorded:
+        if (
+            inspection.state is State.APPLIED
+            and planned.record.items() <= inspection.record.items()
+        ):
             return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, inspection.record)
         refuse_to_lose(tree, inspection, discard)
-        record, listing = _build(tree, selection, pristine, planned, quilt, lock)
+        record, listing = _build(tree, pristine, planned, quilt, lock)
         tree.finish(listing)
     outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
     return _report(selection, pristine, tree, outcome, record)
@@ -150,7 +145,7 @@ def unapply(root: Path, pin: Pin) -> Report:
         quilt.run(aside, "pop", "-a", lock=lock)
         _remove_empty_folders(aside)
         listing = list_folder(aside)
-        if hash_listing(listing) != inspection.record["tree"]["before"]:
+        if hash_python(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
             step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
@@ -199,38 +194,31 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 def _build(
     tree: WorkTree,
-    selection: Selection,
     pristine: Source | Edited,
-    planned: Replay,
+    planned: Plan,
     quilt: quilts.Quilt,
     lock: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
-    aside = tree.start()
-    before, pushed = pristine.unpack(aside), selection.stack(planned)
-    write_patches(aside, pushed)
-    if pushed:
+    aside, stack = tree.start(), planned.stack
+    before = pristine.unpack(aside)
+    write_patches(aside, stack)
+    if stack:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
-    if quilts.applied(aside) != list(pushed):
-        what = f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}"
-        raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    expected = listing_with(before, planned.files)
-    after = list_folder(aside)
-    if after != expected:
+    expected, after = listing_with(before, planned.files), list_folder(aside)
+    if quilts.applied(aside) != list(stack) or after != expected:
         what = f"quilt and the replay made different files: {some(differing(after, expected))}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
-    record = selection.record(origin, before, after, pushed)
+    record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
     edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
-        record["edits"] = edits.as_record()
-        record["there"] = [*selection.already_present]
+        record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
     write_record(aside, record)
     if PROVENANCE in after:
-        (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
-    for path, content in own_changes.in_tree(planned.files, pristine.read, after, edits).items():
-        (aside / path).write_bytes(content)
+        about = own_changes.described(planned.files, pristine.read, after, edits)
+        for path, content in own_changes.records(about, after).items():
+            (aside / path).write_bytes(content)
     return record, after
 
 

@@ -3,16 +3,16 @@ and the tree that it makes of each, compared with upstream/pins.toml or written 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 
 from packaging.version import Version
 
@@ -35,6 +35,7 @@ from .matching import Row, listing_with
 from .selection import Finding, Selection, probe, select
 
 LOG = logging.getLogger(__name__)
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 WRITE = f"{to_type('check', '--write')} writes it"
 
 
@@ -89,30 +90,17 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     return CheckReport(reports, tuple(problems))
 
 
-@contextmanager
-def _processes() -> Iterator[ProcessPoolExecutor]:
-    """Workers that end with this process, however it ends. Each waits for work on a pipe that the
-    others hold open too, so that a killed parent closes none of these."""
-    reading, writing = os.pipe()
-    try:
-        with ProcessPoolExecutor(
-            mp_context=get_context("fork"), initializer=_end_with, initargs=(reading, writing)
-        ) as processes:
-            yield processes
-    finally:
-        os.close(reading)
-        os.close(writing)
+def _processes() -> ProcessPoolExecutor:
+    """Workers that the kernel ends with this process, however it ends (Linux)."""
+    context, parent = get_context("fork"), os.getpid()
+    return ProcessPoolExecutor(mp_context=context, initializer=_end_with, initargs=(parent,))
 
 
-def _end_with(reading: int, writing: int) -> None:
-    """End this worker when nobody holds the pipe's other end any more: no worker keeps it."""
-    os.close(writing)
-
-    def wait() -> None:
-        os.read(reading, 1)
+def _end_with(parent: int) -> None:
+    if hasattr(LIBC, "prctl"):
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended meanwhile
         os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:

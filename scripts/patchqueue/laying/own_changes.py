@@ -26,20 +26,16 @@ PREFIX = "python/"
 NONE = Edits()
 
 
-def record(
-    files: Mapping[str, bytes],
-    read: Read,
-    listing: Mapping[str, str],
-    edits: Edits = NONE,
-    more: Mapping[str, Any] | None = None,
-) -> bytes:
-    """laid.json for what is laid on a tree.
+def described(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
+) -> dict[str, Any]:
+    """What laid.json has of a patched tree.
 
-    files: all of it, as it is then; read: the tree as it was before; listing: the whole tree's,
-    with what is laid, whose hash a server prints; more: other keys.
+    files: all that the queue changes or adds, as it is then; read: the tree as it was before;
+    listing: the whole patched tree's, whose hash a server prints.
     """
     changed = ((path, read(path), after) for path, after in sorted(files.items()))
-    written = {
+    return {
         "files": {
             path.removeprefix(PREFIX): list(_rows(before, after))
             for path, before, after in changed
@@ -48,29 +44,27 @@ def record(
         "edits": edits.as_record(),
         "tree": hash_python(listing),
     }
-    return record_text(written | dict(more or {})).encode()
 
 
-def in_tree(
-    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
-) -> dict[str, bytes]:
-    """The same by its path in the tree; nothing where the overlay's package is not laid."""
-    return {LAID: record(files, read, listing, edits)} if PROVENANCE in files else {}
+def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, bytes]:
+    """The two files of a tree that lie beside the overlay's package, by path. about: see
+    `described`."""
+    return {
+        LISTING: to_sha256sum(own_listing(listing)),
+        LAID: record_text(dict(about)).encode(),
+    }
 
 
 def in_git(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, bytes]:
-    """Both records, by their paths, for a tree that goes into git; nothing where the overlay's
-    package is not laid. listing: the whole tree's, with what is laid."""
+    """`records` for a tree that goes into git; nothing where the overlay's package is not applied.
+    Arguments as for `described`."""
     if PROVENANCE not in files:
         return {}
     whole = own_listing(listing)
     ours = {path: digest for path, digest in whole.items() if path in files}
-    return {
-        LISTING: to_sha256sum(ours),
-        LAID: record(files, read, whole, edits, {"rest": rest(whole, ours)}),
-    }
+    return records(described(files, read, whole, edits) | {"rest": rest(whole, ours)}, ours)
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
@@ -84,7 +78,7 @@ def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
     return {"files": len(left), "sha256": sha256(to_sha256sum(left))}
 
 
-def about(text: bytes) -> dict[str, Any]:
+def read(text: bytes) -> dict[str, Any]:
     """laid.json; empty where it cannot be read."""
     try:
         return dict(json.loads(text))
@@ -92,10 +86,9 @@ def about(text: bytes) -> dict[str, Any]:
         return {}
 
 
-def rows_in(text: bytes) -> dict[str, list[dict[str, Any]]]:
-    """The changes that laid.json lists, by file below the folder that holds sglang/; none where it
-    cannot be read."""
-    rows = about(text).get("files")
+def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The changes that laid.json lists, by file below the folder that holds sglang/."""
+    rows = about.get("files")
     return rows if isinstance(rows, dict) else {}
 
 

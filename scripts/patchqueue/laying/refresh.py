@@ -20,10 +20,11 @@ from ..files.locking import locked
 from ..files.tree import differing, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
-from ..queue import guards, patchfile, series
+from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
 from ..queue.series import PROVENANCE, Entry, Queue
+from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
@@ -32,7 +33,7 @@ from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
 from .context import fitted, one_text, rendered
 from .matching import Row, in_front, lay_patch, listing_with
-from .selection import Selection
+from .selection import Plan, Selection
 from .tree_edits import Tree, edited, foreign
 from .worktree import State, WorkTree, read_record
 
@@ -114,7 +115,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         for problem in refusal.problems:
             LOG.info(str(problem))
         return changes, None
-    return changes, apply(root, pin, None, discard=True)
+    return changes, apply(root, pinning.load(root).find(pin.tag), None, discard=True)
 
 
 def _differs(file: Path, content: bytes) -> bool:
@@ -154,16 +155,13 @@ def _plan(
         for other in changed_pins
     }
     changes += change_of(root, trees)
-    selection = Selection(changed_queue, pin)
-    replayed = selection.replay(pristine.read)
-    if replayed.problems:
-        raise Refused(replayed.problems)
-    expected = listing_with(pristine.listing(), replayed.files)
-    now = selection.stack(replayed)
+    planned = Selection(changed_queue, pin).plan(pristine.read, pristine.origin)
+    expected = listing_with(pristine.listing(), planned.files)
+    newer = _moved_on(planned, tree.recorded)
     lost = [
         path
         for path in differing(expected, tree.listing)
-        if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
+        if path in tree.listing and path not in newer
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
@@ -191,10 +189,13 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     return source.is_cached(pin)
 
 
-def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, bytes]) -> set[str]:
+def _moved_on(planned: Plan, recorded: dict[str, str]) -> set[str]:
     """Files that the queue changes otherwise than it did when the tree was made: there the tree is
     only older, not edited."""
-    newer = [patch for patch in patches if recorded.get(patch.name) != sha256(now[patch.name])]
+    now = {name: sha256(text) for name, text in planned.stack.items()}
+    newer = [
+        patch for patch in planned.selection.patches if recorded.get(patch.name) != now[patch.name]
+    ]
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
@@ -214,7 +215,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.guard_for(pin.version, pinned))
+            lines.insert(above, name, edit.guard_for(pin.version, pinned))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..files.tree import GENERATED, differing, hash_listing, list_package, sha256
+from ..files.tree import GENERATED, differing, list_package, sha256, to_sha256sum
 from ..hint import some, to_type
 from ..outcome import Problem, Refused
 from . import source
@@ -107,11 +107,12 @@ class Edited:
     name: str
     edits: Edits
     listed: Mapping[str, str] = field(repr=False)
-    kind: str = "edited"
 
     @property
-    def sha256(self) -> str:
-        return hash_listing(self.listed).removeprefix("sha256:")
+    def origin(self) -> dict[str, str]:
+        """What a tree's record says of its source."""
+        digest = sha256(to_sha256sum(self.listed))
+        return {"kind": "edited", "name": self.name, "sha256": digest}
 
     def read(self, path: str) -> bytes | None:
         """A file by its path in git's layout, or None where the tree has none."""

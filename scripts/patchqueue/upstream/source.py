@@ -91,6 +91,11 @@ class Source(Archive):
     pin: Pin
     sha256: str
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a tree's record says of its source."""
+        return {"kind": self.kind, "name": self.name, "sha256": self.sha256}
+
     def unpack(self, folder: Path) -> dict[str, str]:
         """Write the pristine tree into `folder` and return its listing.
 

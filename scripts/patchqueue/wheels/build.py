@@ -32,7 +32,7 @@ from ..files.tree import (
     GENERATED,
     LAID,
     LISTING,
-    hash_listing,
+    hash_python,
     is_part_of_tree,
     list_folder,
     own_listing,
@@ -183,7 +183,7 @@ def _refuse_another_tree(patched: Mapping[str, bytes], pin: Pin, record: dict[st
         for name, content in patched.items()
         if is_part_of_tree(f"python/{name}")
     }
-    if hash_listing(listing) != record["tree"]["after"]:
+    if hash_python(listing) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
 
