@@ -21,7 +21,6 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from patchqueue.files import atomic, record
-from patchqueue.files.locking import locked
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
@@ -196,7 +195,7 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
 
     stale: take results about an earlier queue too.
     """
-    with locked(root / results.LOCK):
+    with atomic.locked(root / results.LOCK):
         before = results.load(root)
         made: dict[Path, list[Row]] = {}
         gathered: dict[Path, Gathered] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import list_folder
 from ..upstream import source
 from ..upstream.pins import Pin

@@ -19,7 +19,7 @@ from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
 from ..files import run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..hint import counted, some, to_type
 from ..outcome import Refused
 from ..upstream import source

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
-from ..files.tree import hash_python
+from ..files.tree import PREFIX, SGLANG, hash_python
 from ..laying import own_changes
 from ..laying.matching import listing_with
 from ..laying.selection import Selection, settle
 from ..outcome import Problem, Refused
 from ..queue.series import PROVENANCE
-from ..upstream.edits import PACKAGE
 from ..wheels import build, plugin
 from . import ownership, undo
-from .installed import PREFIX, Identity, Installed, read
+from .installed import Identity, Installed, read
 
 # where a server says that it is patched: so it says it with every other file in place
 LAST = "sglang/srt/entrypoints/engine.py"
@@ -40,7 +39,7 @@ def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Change
         selection = settle(selection, files_of, str(here), ownership.resolve(known.pin.tag))
     origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}"}
     planned = selection.plan(files_of, origin)
-    files = {path: content for path, content in planned.files.items() if path.startswith(PACKAGE)}
+    files = {path: content for path, content in planned.files.items() if path.startswith(SGLANG)}
     after = listing_with(here.listing, files)
     about = own_changes.described(files, files_of, after, known.edits)
     tree = {"before": hash_python(here.listing), "after": hash_python(after)}

@@ -19,13 +19,15 @@ from functools import partial
 from pathlib import Path
 
 from ..files import disk
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import (
     LAID,
     LISTING,
+    PREFIX,
     differing,
     digest,
     list_package,
+    names,
     sha256,
 )
 from ..hint import some, to_type
@@ -37,7 +39,7 @@ from ..queue.series import Queue
 from ..upstream import pins as pinning
 from . import installed, ownership, undo
 from .changes import plan
-from .installed import PREFIX, Identity, Installed, Report, names, read
+from .installed import Identity, Installed, Report, read
 from .ownership import Differing
 from .undo import Journal, State
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files.tree import LAID, LISTING, differing, from_sha256sum, own_listing
+from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
 from ..laying import own_changes
 from ..laying.matching import Read, inverted, lay
@@ -25,7 +25,7 @@ from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.edits import between
 from ..upstream.pins import Pins
 from ..wheels import build
-from .installed import PREFIX, Installed, Report, names, read
+from .installed import Installed, Report, read
 from .undo import FOLDER
 
 REST = "sglang/… (files that the queue leaves alone)"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import (
     LAID,
     LISTING,
@@ -74,7 +73,7 @@ def finish_writing(root: Path) -> list[str]:
     paths. Waits for one that writes now."""
     if not (root / atomic.JOURNAL).is_dir():
         return []
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         return atomic.recover(root, root / atomic.JOURNAL)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import hash_python
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
@@ -152,7 +151,7 @@ def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
     """
     finish_writing(root)
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         queue, problems = series.read(root)
         if wrong := [*problems, *lint(root, queue)]:
             raise Refused(wrong)

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from ..files.tree import sha256
 from ..hint import to_type
 from ..outcome import Outcome, Problem
-from ..queue.patchfile import FileDiff, Hunk, Line, Patch
+from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]
 Files = Mapping[str, bytes]  # path in the tree -> content
@@ -171,30 +171,51 @@ def listing_with(listing: Mapping[str, str], files: Files) -> dict[str, str]:
     return {**listing, **{path: sha256(content) for path, content in files.items()}}
 
 
-def replay(patches: Iterable[Patch], overlay: Files, read: Read, tag: str) -> Replay:
-    """Apply overlay and patches, in this order, to the files that `read` gives. tag names the
-    release in messages."""
+def replay(
+    patches: Iterable[Patch], overlay: Files, read: Read, where: str, edited: str = ""
+) -> Replay:
+    """Apply overlay and patches, in this order, to the files that `read` gives.
+
+    where: the release, or a tree with edits of others, in messages. edited: for such a tree, what
+    to do about a conflict; a patch whose change it has already is ALREADY_APPLIED there.
+    """
     files: dict[str, bytes] = dict(overlay)
-    steps = []
-    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
-    shadowed = tuple(
-        Problem("overlay-shadows-upstream", f"overlay/{path} on {tag}", what, hint)
-        for path in overlay
-        if read(path) is not None
-    )
-    if shadowed:
-        steps.append(Row("overlay", Outcome.CONFLICT, problems=shadowed))
+    steps = [] if edited else list(_shadowed(overlay, read, where))
+    unfit_paths: set[str] = set()
     for patch in patches:
-        row = lay_patch(patch, in_front(files, read))
+        below = in_front(files, read)
+        row = lay_patch(patch, below)
         if row.lines is None:
-            reasons = list(misfits(patch, in_front(files, read), tag))
-            worst = next(
-                each for each in WORST_FIRST if each in [outcome for outcome, _ in reasons]
-            )
-            row = replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
+            row = _unfit(patch, row, below, where, edited)
+        if edited and row.problems:
+            paths = {file.path for file in patch.files}
+            # a patch on top of one that does not fit says nothing of its own
+            row = replace(row, problems=()) if paths & unfit_paths else row
+            unfit_paths |= paths
         steps.append(row)
         files |= row.after
     return Replay(tuple(steps), files)
+
+
+def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
+    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
+    problems = tuple(
+        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
+        for path in overlay
+        if read(path) is not None
+    )
+    if problems:
+        yield Row("overlay", Outcome.CONFLICT, problems=problems)
+
+
+def _unfit(patch: Patch, row: Row, below: Read, where: str, edited: str) -> Row:
+    """What became of a patch that cannot be applied."""
+    if edited and lay_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
+        return replace(row, outcome=Outcome.ALREADY_APPLIED)
+    reasons = list(misfits(patch, below, where, edited))
+    outcomes = [outcome for outcome, _ in reasons]
+    worst = next(outcome for outcome in WORST_FIRST if outcome in outcomes)
+    return replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
 
 
 def misfits(

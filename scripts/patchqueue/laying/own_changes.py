@@ -17,12 +17,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..files.record import text_of as record_text
-from ..files.tree import LAID, LISTING, hash_python, own_listing, sha256, to_sha256sum
+from ..files.tree import LAID, LISTING, PREFIX, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
 from .matching import Read, split_lines
 
-PREFIX = "python/"
 NONE = Edits()
 
 

@@ -18,12 +18,12 @@ from ..files.tree import hash_python, sha256
 from ..hint import some, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue.header import NOT_NEEDED, ProbeLine
-from ..queue.patchfile import Patch, of_files
+from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
-from .matching import Read, Replay, in_front, inverted, lay_patch, listing_with, misfits, replay
+from .matching import Read, Replay, listing_with, replay
 
 
 @dataclass(frozen=True)
@@ -173,25 +173,11 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
     read: its files; where: what a user calls it; step: what to do about a conflict. Raises Refused,
     with a problem for each hunk that does not fit, by both sides.
     """
-    problems = list(_shadowed(selection, read, where))
-    files = dict(selection.overlay)
-    present: list[str] = []
-    unfit_paths: set[str] = set()
-    for patch in selection.patches:
-        below = in_front(files, read)
-        match = lay_patch(patch, below)
-        if match.lines is not None:
-            files |= match.after
-        elif lay_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
-            present.append(patch.name)
-        else:
-            paths = {file.path for file in patch.files}
-            # a patch on top of one that does not fit says nothing of its own
-            if not paths & unfit_paths:
-                problems += [problem for _, problem in misfits(patch, below, where, step)]
-            unfit_paths |= paths
-    if problems:
+    replayed = replay(selection.patches, selection.overlay, read, where, step)
+    if problems := [*_shadowed(selection, read, where), *replayed.problems]:
         raise Refused(problems)
+    rows = replayed.steps
+    present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
     return replace(selection, already_present=tuple(present))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import (
     ROOTS,
     differing,

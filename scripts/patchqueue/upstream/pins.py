@@ -17,7 +17,6 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
-from ..files.locking import locked
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
@@ -188,7 +187,7 @@ def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
     """Write one more release into the file, which is made where there is none. Raises Refused where
     the file is broken, or has the version already."""
     check(entry.unwrap())
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         refuse_pinned(root, version)  # another run may have pinned one meanwhile
         text = (
             (root / FILE).read_text("utf-8")

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..files import disk, run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import hash_python, is_part_of_tree, sha256
 from ..outcome import Outcome, Refused
 from . import index
