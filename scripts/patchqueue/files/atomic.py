@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
 JOURNAL = Path("work/.patchqueue/rebase.journal")
-# who reads a file of the queue and writes it anew holds this
+# held while a file of the queue is read and rewritten
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 # by file: this run's threads that hold it or wait for it
 _WITHIN: Counter[tuple[int, int]] = Counter()

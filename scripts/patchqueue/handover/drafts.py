@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..laying.matching import Row, in_front, lay_patch
+from ..laying.matching import Row, apply_patch, in_front
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue
@@ -81,7 +81,7 @@ def draft(ground: Ground, name: str, chosen: list[Patch]) -> Draft:
 
 def _row(ground: Ground, patch: Patch, read: Read) -> Row:
     """A patch where its text stands. Raises Refused where that is nowhere, or no one place."""
-    row = lay_patch(patch, read)
+    row = apply_patch(patch, read)
     if row.outcome is not Outcome.CONFLICT:
         return row
     stem = additions.stem(ground.queue, patch)

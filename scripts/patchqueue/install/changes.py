@@ -91,7 +91,7 @@ def _records(
 
 
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
-    """A RECORD with the rows of `contents` written anew or added, and rows without a hash for
+    """A RECORD with the rows of `contents` replaced or added, and rows without a hash for
     `unhashed`."""
     before = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
     rows = {row[0]: row for row in csv.reader(before) if row}

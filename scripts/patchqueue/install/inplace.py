@@ -100,7 +100,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
     RECORD.
 
-    Raises Refused, with nothing changed, where that would lose edits (unless told to discard them)
+    Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
     or cannot be done.
     """
     with _opened(site) as place:

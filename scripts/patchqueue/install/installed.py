@@ -93,7 +93,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of an installed sglang. record: its provenance; changed, added: the number of
+    """The outcome for an installed sglang. record: its provenance; changed, added: the number of
     files; notes: what to know.
 
     faults: files of the queue that are not as it made them, by their names below the folder.
@@ -279,7 +279,7 @@ def recognise(
     release: what a user says it is made of. The files that the queue does not touch must be that
     release's, but for a few. What it looked like its RECORD says, else the release's own archive.
     ours: the files that the queue touches. Raises Refused where that is no pinned release, or
-    cannot be told.
+    cannot be found out.
     """
     try:
         return identify(here, pins)

@@ -1,5 +1,5 @@
-"""What others did to an installed sglang: their edits, told from the queue's changes; and the queue
-itself, applied by other means than an install in place.
+"""What others did to an installed sglang: their edits, apart from the queue's changes; and the
+queue itself, applied by other means than an install in place.
 
 A patched wheel has the queue's record in its .dist-info. A branch, and the file for `git apply`,
 leave the tree's own record alone.
@@ -16,7 +16,7 @@ from typing import Any
 from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
 from ..laying import own_changes
-from ..laying.matching import Read, inverted, lay
+from ..laying.matching import Read, inverted, match
 from ..laying.selection import Plan, select
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import FileDiff, parse_diff
@@ -129,7 +129,7 @@ def taken_off(
 def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
     text = content.decode("utf-8", "surrogateescape")
     for form in forms:
-        done = lay(text, inverted(form))
+        done = match(text, inverted(form))
         if all(len(spot.lines) == 1 for spot in done.spots):
             yield done.text.encode("utf-8", "surrogateescape")
 

@@ -1,7 +1,7 @@
-"""Lay the queue on one pinned release (and take it off again), and prove the result.
+"""Apply the queue to one pinned release, take it off again, and prove the result.
 
-pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt
--> compare with the replay, byte for byte -> provenance -> rename into work/<tag>/.
+pin -> source -> selected patches -> strict replay -> build aside with quilt -> compare with the
+replay, byte for byte -> record -> rename into work/<tag>/.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
 @dataclass(frozen=True)
-class Row:
-    """One patch (all its variants together) in a report. why: its subject where it was laid, else
-    why it was not."""
+class ReportRow:
+    """One patch (all its variants together) in a report. why: its subject where it was
+    applied, else why it was not."""
 
     patch: str
     outcome: Outcome
@@ -53,13 +53,12 @@ class Report:
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
 def load_queue(root: Path) -> Queue:
-    """The queue below `root`. Raises Refused with everything that lint has against it: no broken
-    queue is ever laid."""
+    """The queue below `root`. Raises Refused with every problem that lint finds."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
@@ -114,8 +113,8 @@ def apply(
 def begin(
     selection: Selection, origin: str | None, base: Path | None
 ) -> tuple[Source | Edited, Selection]:
-    """What the queue is laid on, and the queue as it stands there. Raises Refused where a hunk does
-    not fit what others edited."""
+    """The files that the queue is applied to, and the selection for them. Raises Refused where a
+    hunk does not fit edits of others."""
     if base is None:
         return source.fetch(selection.pin, origin), selection
     tree = open_tree(selection.pin, base, selection.touched)
@@ -167,8 +166,8 @@ def _remove_empty_folders(tree: Path) -> None:
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
-    """Raise Refused where replacing the tree would lose what the user has in it, unless told to
-    discard that."""
+    """Raise Refused where replacing the tree would lose the user's edits, unless `discard` is
+    set."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
     if inspection.untracked:
         what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"
@@ -233,13 +232,13 @@ def _report(
     for finding in probe(queue, pristine.pin, pristine.read):
         header = queue.header(finding.patch)
         if finding.patch in selected:
-            rows.append(Row(finding.patch, outcome, header.get("Subject")))
+            rows.append(ReportRow(finding.patch, outcome, header.get("Subject")))
         elif finding.outcome is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
             why = f"since {merged}" if merged else "the release has it"
-            rows.append(Row(finding.patch, finding.outcome, why))
+            rows.append(ReportRow(finding.patch, finding.outcome, why))
         else:
             rows.append(
-                Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
+                ReportRow(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
             )
     return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

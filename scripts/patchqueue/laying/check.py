@@ -40,8 +40,8 @@ WRITE = f"{to_type('check', '--write')} writes it"
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: what the replay made of each selected patch, where every patch stands upstream, and
-    all problems; tree: the hash of the patched tree."""
+    """One pin: the replay of each selected patch, what the release has of every patch, and all
+    problems; tree: the hash of the patched tree."""
 
     pin: Pin
     steps: tuple[Row, ...]

@@ -1,12 +1,12 @@
-"""What the queue laid in upstream's files, so that a tree can tell it from edits of others:
-laid.json, beside the tree's own listing.
+"""The queue's changes of upstream's files as a tree records them, in laid.json beside its listing:
+edits of others are told apart by it.
 
 Where the tree goes into git, its listing has the queue's files alone, and laid.json one hash of the
 others (`in_git`): a branch would carry thousands of lines that git knows better.
 
 Each change is known by hashes of its lines as they are after it. `whole`: with one line of context
-on both sides; `bare`: the changed lines alone, and how often they stand in the file. A change is in
-place where it stands whole, or where its bare lines stand as often as they did.
+on both sides; `bare`: the changed lines alone, and how often the file has them. A change is in
+place where the file has it whole, or has its bare lines as often as before.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
 
 
 def undone(content: bytes, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The changes of a file that are not in place any more, by the line at which they were laid."""
+    """The changes of a file that are not in place any more, by the line at which they were made."""
     lines = split_lines(content.decode("utf-8", "surrogateescape"))
     return [row["line"] for row in rows if not _stands(lines, row)]
 

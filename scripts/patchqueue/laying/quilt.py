@@ -1,4 +1,4 @@
-"""quilt, the engine that lays the series: found or fetched, and run the same way for everybody.
+"""quilt, which applies the series in a work tree: found or fetched, and run alike for everybody.
 
 No user configuration reaches it (--quiltrc -, QUILT_* and the variables that steer GNU patch
 removed), messages are in English, no hunk is ever applied with fuzz.

@@ -30,7 +30,7 @@ from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
 from .context import fitted, one_text, rendered, unified
-from .matching import Files, Row, in_front, lay_patch, listing_with, misfits, replay
+from .matching import Files, Row, apply_patch, in_front, listing_with, misfits, replay
 from .selection import Plan, Selection
 from .worktree import State, WorkTree, read_record
 
@@ -250,7 +250,7 @@ def _is_edited(
     """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
     today = here[name][1].content if name in here else b""
     if content == today or tree.recorded.get(name) == sha256(content):
-        return False  # what the queue has by now stands
+        return False  # the queue has a newer text
     head, diff = patchfile.split(content.decode("utf-8"))
     is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
     if name in here and is_same_head and _does(name, content, here[name][0]):
@@ -268,13 +268,13 @@ def _is_edited(
 def _does(name: str, content: bytes, row: Row) -> bool:
     """Whether a text makes of the files what the row has."""
     patch, _ = patchfile.read(name, content)
-    return patch is not None and lay_patch(patch, row.before.get).after == row.after
+    return patch is not None and apply_patch(patch, row.before.get).after == row.after
 
 
 def _shared(
     pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines
 ) -> Change:
-    """The patch itself where its changes stand on every release that it is for, with the context on
+    """The patch itself where its changes match on every release that it is for, with the context on
     which they agree; else a variant."""
     patch, _ = patchfile.read(entry.name, content)
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
@@ -388,7 +388,7 @@ def _popped(tree: Path, where: str, layers: list[quilts.Layer]) -> Iterator[quil
         patch, problems = patchfile.read(name, text)
         if patch is None:
             raise Refused(problems)
-        row = lay_patch(patch, read)
+        row = apply_patch(patch, read)
         if row.lines is None:
             step = "correct it in the tree, or the files below it, then refresh again"
             raise Refused([each for _, each in misfits(patch, read, where, step)])

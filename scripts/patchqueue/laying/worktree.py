@@ -40,7 +40,7 @@ IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leav
 
 
 class State(str, enum.Enum):
-    """How a work tree stands against its own record."""
+    """The state of a work tree by its own record."""
 
     ABSENT = "absent"
     APPLIED = "applied"  # every patch, nothing else
@@ -90,7 +90,7 @@ class WorkTree:
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
-        """An empty folder (or a copy of the tree as it stands) to build in, out of everybody's
+        """An empty folder (or a copy of the tree) to build in, out of everybody's
         sight."""
         aside = self._aside("building")
         if copy:
@@ -127,7 +127,7 @@ class WorkTree:
         return from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
     def inspect(self) -> Inspection:
-        """How the tree stands: hashes all of its files (0.1 to 0.5 s)."""
+        """The tree's state. Hashes all of its files (0.1 to 0.5 s)."""
         if not _is_there(self.path):
             return Inspection(State.ABSENT, {}, {})
         record = read_record(self.path)
@@ -177,7 +177,7 @@ class Hashed(Struct):
     sha256: str
 
 
-class Laid(Hashed):
+class AppliedPatch(Hashed):
     name: str
 
 
@@ -190,7 +190,7 @@ class Provenance(Struct):
     """What a tree's record holds, as far as it must. source: what the tree was made of."""
 
     source: Hashed
-    patches: list[Laid]
+    patches: list[AppliedPatch]
     overlay: list[dict[str, str]]
     tree: Hashes
 

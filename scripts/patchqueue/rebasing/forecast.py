@@ -1,8 +1,8 @@
 """What the queue would do on a release that has no variants yet: each patch applies, has moved, is
 merged upstream, or conflicts; and the report of that, in words and as Markdown.
 
-Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid
-at the one place where its text stands; where that fails, git merges the change as it was made on
+The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
+one place that matches its text; where that fails, git merges the change as it was made on
 the nearest pin, file by file. Where the release lies between two pins, the variants of the next
 one are tried before git is, and so are the patches that begin there. What needs no hand is laid, so
 that what builds on it can be judged too. Nothing is written.
@@ -21,7 +21,7 @@ from packaging.version import Version
 from ..files import run
 from ..files.tree import hash_listing
 from ..hint import counted, to_type
-from ..laying.matching import Files, Read, Row, in_front, lay_patch, listing_with
+from ..laying.matching import Files, Read, Row, apply_patch, in_front, listing_with
 from ..laying.selection import Selection, passes
 from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
@@ -35,7 +35,7 @@ KINDS = (
     (Outcome.NEEDS_REFRESH, "to refresh"),
     (Outcome.MERGED_UPSTREAM, "merged upstream"),
     (Outcome.CONFLICT, "in conflict"),
-    (Outcome.NOT_SELECTED, "left out"),  # told where there are such
+    (Outcome.NOT_SELECTED, "left out"),  # only where there are such
 )
 
 
@@ -213,8 +213,8 @@ def _rows(
 
 
 def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, name: str) -> Row:
-    """A patch laid where one of its texts stands; else as git merges it."""
-    rows = [lay_patch(queue.patches[entry.name], read) for entry in candidate.texts]
+    """A patch applied where one of its texts matches; else as git merges it."""
+    rows = [apply_patch(queue.patches[entry.name], read) for entry in candidate.texts]
     applied = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
     if applied:
         return applied
@@ -228,7 +228,7 @@ def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, nam
 def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
-    """What is known of a patch before it is laid: its header says it, or a person has decided."""
+    """What is known of a patch before it is tried: its header says it, or a person has decided."""
     header = queue.header(entry.name)
     if any(passes(line, release.read) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
@@ -245,8 +245,8 @@ def _decided(
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
-    """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text
-    was nowhere else."""
+    """A patch that conflicts, as git merges it: applied where no region is left to solve, and the
+    text was nowhere else."""
     base, theirs = stage
     ours = {path: content for path in theirs if (content := read(path)) is not None}
     if not theirs or len(ours) < len(theirs) or row.ambiguous:

@@ -153,7 +153,7 @@ def _end(target: Target, queue: Queue, entry: Entry, lines: Lines) -> list[Chang
 
 
 def _carry(target: Target, queue: Queue, entry: Entry, row: Row, lines: Lines) -> list[Change]:
-    """The patch for the release: its own text where that stands there, with less context if need
+    """The patch for the release: its own text where that matches, with less context if need
     be; else a variant."""
     version, pinned = target.version, target.pinned
     is_for = entry.is_for(version)

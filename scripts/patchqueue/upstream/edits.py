@@ -105,7 +105,7 @@ def pristine(pin: Pin, repository: Path | None) -> Source:
 @dataclass(frozen=True)
 class Edited:
     """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
-    queue is laid on it."""
+    queue is applied to it."""
 
     pin: Pin
     site: Path

@@ -162,7 +162,7 @@ def load(root: Path) -> Pins:
 
 
 def check(entry: Any, number: int = 0) -> Pin:
-    """An entry of pins.toml. Raises Refused naming the field that may not stand there so."""
+    """An entry of pins.toml. Raises Refused naming the field that is wrong."""
     name = entry.get("version", number) if isinstance(entry, dict) else number
     return record.value(entry, Pin, f"{FILE}: revision {name}", "bad-pins")
 

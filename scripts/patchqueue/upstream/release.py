@@ -60,9 +60,9 @@ class Release:
 def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
     """The release that a user calls `word`.
 
-    word: a version, or a wheel or checkout, whose files are taken as they stand.
+    word: a version, or a wheel or checkout, whose files are taken as they are.
     origin: where a version is taken from, as `source.fetch` means it. A release that is not pinned
-    may have no tag in a checkout yet: then the files are taken as they stand.
+    may have no tag in a checkout yet: then its files are taken as they are.
     Raises Refused where that is none of these, or its files cannot be had.
     """
     is_path = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
