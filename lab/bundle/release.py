@@ -259,7 +259,6 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
         "tag": built.pin.tag,
         "local_version": built.version,
         "queue_release": RELEASE,
-        "queue": built.record["queue"],
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
         "host": {

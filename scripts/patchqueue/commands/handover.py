@@ -46,7 +46,7 @@ def _build(options: argparse.Namespace) -> int:
             f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
             f" {len(built.changes.removed)} removed"
         )
-        if pin.patched not in ("", built.record["tree"]["patched"]):
+        if pin.patched not in ("", built.record["tree"]["after"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
         _show_install(pin, wheel, built.replaced)
     return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..laying import worktree
 from ..laying.apply import apply
 from ..outcome import Refused
