@@ -26,7 +26,7 @@ from packaging.utils import parse_wheel_filename
 from patchqueue import RELEASE
 from patchqueue.laying import quilt
 from patchqueue.queue import series
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import new_pin, pins, source
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def make(folder: Path) -> World:
                 [name for name in files if name.endswith("/METADATA")], _metadata(version)
             ),
         )
-        fakes.pin.add(queue, version, str(project.wheels))
+        new_pin.add(queue, version, str(project.wheels))
     project.write(
         "upstream/pins.toml",
         re.sub(
