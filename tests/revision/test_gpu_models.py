@@ -184,7 +184,6 @@ def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args)
 def test_a_loader_that_replaces_parameters_leaves_zeros_behind(build_model, monkeypatch):
     """tests/gpu/rebind: the model answers as before, and can be loaded again."""
     import importlib.util
-    import sys
 
     from sglang.srt.model_loader import loader
 
