@@ -1057,11 +1057,12 @@ def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
 
 
 def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
+    import experiments
     import proof
 
-    session = session_of(tmp_path, OPT_OUT)
+    session, row = session_of(tmp_path, OPT_OUT), experiments.EXPERIMENTS["proof"]
     plans = {
-        model: proof.job(session, model, "reference", 1).plan
+        model: proof.job(session, row, model, "reference").plan
         for model in ("llama", "falcon-h1", "glm-5")
     }
     assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {
