@@ -28,6 +28,7 @@ EXAMPLES = {  # field -> (accepted, refused)
         ],
         ["Merged", "Merged soon", "pending", "Submitted 12", "Inappropriate", ""],
     ),
+    "Profile": (["fixes", "fixes, rl", None], ["fix", "fixes rl", ""]),
     "Probe": (
         [
             "python/sglang/a.py :: def f",

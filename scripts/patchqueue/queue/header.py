@@ -29,6 +29,9 @@ class Rule:
     repeats: bool = False
 
 
+FIXES = "fixes"
+PROFILES = (FIXES, "rl", "speed")
+PROFILE = "|".join(PROFILES)
 OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
@@ -53,6 +56,12 @@ RULES = (
         rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+",
         "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate:"
         " reason`",
+    ),
+    Rule(
+        "Profile",
+        rf"(?:{PROFILE})(?:, (?:{PROFILE}))*",
+        f"the sets of `--only` that the patch is in, of {', '.join(PROFILES)} (default: {FIXES})",
+        required=False,
     ),
     Rule(
         "Probe",
@@ -162,6 +171,10 @@ class Header:
         return tuple(
             Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split
         )
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        return _names(self.get("Profile")) or (FIXES,)
 
     @property
     def overlay(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything the project lays on a release. patches: each text as its file has it; overlay:
-    path in the tree -> content."""
+    """Everything that the project applies to a release. patches: each text as its file has it;
+    overlay: path in the tree -> content."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
@@ -81,6 +81,11 @@ class Queue:
         own = self.patches[patch].header
         base = self.patches.get(own.get("Variant-Of"))
         return base.header if base else own
+
+    def only(self, profile: str) -> Queue:
+        """The queue with the patches of one profile alone."""
+        kept = (one for one in self.entries if profile in self.header(one.name).profiles)
+        return replace(self, entries=tuple(kept))
 
     def overlay_of(self, patch: str) -> tuple[str, ...]:
         """The overlay files and folders that a patch names, or else the patch that it varies."""
