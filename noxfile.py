@@ -89,10 +89,11 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether nox's line is more than the tool's command line again."""
-    return not re.match(
-        r"Command .* -m (patchqueue|evidence) .* failed with exit code", record.getMessage()
+    """Whether nox's line is more than the command that the user typed, again."""
+    again = (
+        r"Running session|Session .* was successful|Command .* -m (patchqueue|evidence) .* failed"
     )
+    return not re.match(again, record.getMessage())
 
 
 logging.getLogger("nox").addFilter(_is_news)

@@ -20,7 +20,7 @@ from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
 from . import additions, bodies
 from .additions import PENDING, STATUS, Text, stem
-from .backport import PACKAGE, Read, date_of, put, refuse_taken, release_of, text_of
+from .backport import PACKAGE, Read, date_of, release_of, text_of
 from .bodies import Part
 from .repository import Commit, Repository, open_repository
 
@@ -263,8 +263,8 @@ def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRe
     others."""
     before = {request.branch: repository.branch(request.branch) for request in built}
     for request in built:
-        refuse_taken(repository, request.branch, before[request.branch], request.tip)
-    outcomes = (put(repository, one.branch, before[one.branch], one.tip) for one in built)
+        repository.refuse_taken(request.branch, before[request.branch], request.tip)
+    outcomes = (repository.put(one.branch, before[one.branch], one.tip) for one in built)
     return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
 
 
