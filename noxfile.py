@@ -90,10 +90,10 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether nox's line is more than the command that the user typed, again."""
-    again = (
-        r"Running session|Session .* was successful|Command .* -m (patchqueue|evidence) .* failed"
+    session = r"Running session (?!lint)|Session (?!lint\b).* was successful"
+    return not re.match(
+        rf"{session}|Command .* -m (patchqueue|evidence) .* failed", record.getMessage()
     )
-    return not re.match(again, record.getMessage())
 
 
 logging.getLogger("nox").addFilter(_is_news)

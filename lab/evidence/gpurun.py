@@ -14,7 +14,7 @@ from shutil import rmtree
 
 from bundle import untouched
 from patchqueue.environments.lock import until
-from patchqueue.files.locking import locked
+from patchqueue.files.atomic import locked
 from patchqueue.files.run import Failed, uv
 from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused

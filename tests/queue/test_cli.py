@@ -180,7 +180,7 @@ def test_apply_says_what_it_did(run):
     run("unapply")
     _code, out, _ = run("apply")
     record = run.project.apply().record
-    for text in ("work/v9.9.1", f"tree {record['tree']['patched']}"):
+    for text in ("work/v9.9.1", f"tree {record['tree']['after']}"):
         assert text in out
     assert "2 of 2 patches" in out and "1 overlay file" in out
     assert "steps/count-once-more" not in out and len(out.splitlines()) <= 5

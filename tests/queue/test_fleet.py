@@ -21,7 +21,6 @@ from evidence import cells, fleet, harness, matrix, results
 from evidence.commands.cli import main
 from evidence.footprints import Validity
 from evidence.results import Row
-from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -149,7 +148,7 @@ def cells_of(project: Path) -> None:
 
 def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
     """Rows of 0.5.9 on an H200, in place of what was there."""
-    queue = Selection(series.read(ROOT)[0], PINS.find("v0.5.9")).effect_sha256
+    queue = PINS.find("v0.5.9").patched
     rows = [
         Row(
             kind="proof",

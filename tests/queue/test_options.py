@@ -33,7 +33,8 @@ from patchqueue.commands import maintain
 from patchqueue.commands import testing as testing_command
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
-from patchqueue.upstream import new_pin, pins
+from patchqueue.upstream import pins
+from patchqueue.upstream.release import add_pin
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -146,7 +147,7 @@ def compiled(world: World) -> None:
         for machine in (MACHINE, OTHER_MACHINE):
             name = f"sglang-9.9.2-{tag}-{tag}-manylinux_2_34_{machine}.whl"
             fakes.write_wheel(world.at / "wheels" / name, fakes.release_of("9.9.2"))
-    new_pin.add(world.project.root, "9.9.2", str(world.at / "wheels"))
+    add_pin(world.project.root, "9.9.2", str(world.at / "wheels"))
     world.project.edit("series", "==9.9.1", ">=9.9")
     world.project.place()
 

@@ -26,7 +26,8 @@ from packaging.utils import parse_wheel_filename
 from patchqueue import RELEASE
 from patchqueue.laying import quilt
 from patchqueue.queue import series
-from patchqueue.upstream import new_pin, pins, source
+from patchqueue.upstream import pins, source
+from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def make(folder: Path) -> World:
                 [name for name in files if name.endswith("/METADATA")], _metadata(version)
             ),
         )
-        new_pin.add(queue, version, str(project.wheels))
+        add_pin(queue, version, str(project.wheels))
     project.write(
         "upstream/pins.toml",
         re.sub(
@@ -586,15 +587,14 @@ def test_the_words_of_a_command_are_its_own(command):
 @pytest.mark.parametrize(("script", "words"), GPU_CALLS)
 def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
     """A wrong word behind them is all that its parser complains of; or a folder of another engine,
-    which is not there. What releases.py passes on goes to run.py."""
-    given = shlex.split(words)
-    passed = [word.removeprefix("--pass=") for word in given if word.startswith("--pass=")]
-    for name, own in [(script, given), *([("run.py", ["--out", "R", *passed])] if passed else [])]:
-        command = [sys.executable, str(ROOT / "tests/gpu" / name), *own, "--no-such-word"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        said = done.stderr.strip().splitlines()[-1]
-        wanted = "there is no folder" if "--peer" in own else "arguments: --no-such-word"
-        assert done.returncode == 2 and wanted in said
+    which is not there."""
+    command = [sys.executable, str(ROOT / "tests/gpu" / script), *shlex.split(words)]
+    done = subprocess.run(
+        [*command, "--no-such-word"], capture_output=True, text=True, cwd=tmp_path
+    )
+    said = done.stderr.strip().splitlines()[-1]
+    wanted = "there is no folder" if "--peer" in words else "arguments: --no-such-word"
+    assert done.returncode == 2 and wanted in said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -107,7 +107,7 @@ def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
     ],
 )
 def test_code_stays_as_it_is_in_a_table(why, cell):
-    from patchqueue.rebasing.report import _escaped
+    from patchqueue.rebasing.forecast import _escaped
 
     assert _escaped(why) == cell
 

@@ -42,11 +42,11 @@ def _build(options: argparse.Namespace) -> int:
         OUT.print(
             f"{shown(built.path.relative_to(options.root))}: version {built.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
-            f"tree {built.record['tree']['patched']}\n"
+            f"tree {built.record['tree']['after']}\n"
             f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
             f" {len(built.changes.removed)} removed"
         )
-        if pin.patched not in ("", built.record["tree"]["patched"]):
+        if pin.patched not in ("", built.record["tree"]["after"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
         _show_install(pin, wheel, built.replaced)
     return 0

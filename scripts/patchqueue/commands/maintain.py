@@ -20,9 +20,9 @@ from ..laying.check import CheckReport, check, write
 from ..laying.refresh import new, refresh
 from ..laying.selection import Finding
 from ..outcome import Outcome, Refused
-from ..upstream import new_pin
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
+from ..upstream.release import add_pin, named_version
 from . import arguments
 from .arguments import Command, chosen_releases, flag, option, relative
 from .terminal import COLOURS, OUT, show_problems
@@ -134,9 +134,9 @@ def _pin(options: argparse.Namespace) -> int:
         pins = pinning.load(options.root)
         return _lock(options.root, [pins.find(word) for word in options.words])
     for word in options.words:
-        new_pin.version_of(word)  # all of them before the first is fetched
+        named_version(word)  # all of them before the first is fetched
     for word in options.words:
-        pin = new_pin.add(options.root, word, options.origin)
+        pin = add_pin(options.root, word, options.origin)
         OUT.print(
             f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} with one tree {pin.tree}, released"
             f" {pin.released}"

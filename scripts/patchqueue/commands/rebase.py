@@ -17,7 +17,8 @@ from ..files import atomic
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
-from ..rebasing import rebase, report
+from ..rebasing import forecast as report
+from ..rebasing import rebase
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning

@@ -27,7 +27,7 @@ from pathlib import Path
 from threading import Event
 from xml.etree import ElementTree
 
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import differing, list_folder, python_part
 from ..hint import some
 from ..outcome import Outcome, Refused

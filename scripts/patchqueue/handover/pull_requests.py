@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..laying.apply import load_queue
-from ..laying.matching import in_front, lay_patch
+from ..laying.matching import apply_patch, in_front
 from ..laying.selection import passes
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
@@ -174,7 +174,7 @@ def _parts(ground: Ground, patch: Patch) -> tuple[Part, ...]:
 def _changed(ground: Ground, patch: Patch, name: str, read: Read) -> dict[str, bytes]:
     """The files that a patch changes, where its text matches. Raises Refused where it matches at no
     place or at several."""
-    row = lay_patch(patch, read)
+    row = apply_patch(patch, read)
     if row.outcome is not Outcome.CONFLICT:
         return dict(row.after)
     file = additions.change(ground.root, name, ground.pin) or ground.root / "patches" / patch.name

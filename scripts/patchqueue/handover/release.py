@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from .. import RELEASE
 from ..files import run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..hint import counted, some
 from ..outcome import Refused
 from ..upstream import source

@@ -33,7 +33,7 @@ from ..files.tree import (
     GENERATED,
     LAID,
     LISTING,
-    hash_listing,
+    hash_python,
     is_part_of_tree,
     list_folder,
     own_listing,
@@ -199,7 +199,7 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    if hash_listing(_listing(patched)) != record["tree"]["after"]:
+    if hash_python(_listing(patched)) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
