@@ -233,28 +233,17 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     where = f"patches/{base} on {pin.tag}"
     has = any(passes(line, read) for line in header.probes)
     if selected and has:
-        problem = Problem(
-            str(Outcome.MERGED_UPSTREAM),
-            where,
-            "merged upstream: the pristine release passes the patch's Probe",
-            "end the guard before this release",
-        )
+        name = str(Outcome.MERGED_UPSTREAM)
+        what = "merged upstream: the pristine release passes the patch's Probe"
+        problem = Problem(name, where, what, "end the guard before this release")
         return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
-    if selected:
-        return Finding(base, pin, Outcome.APPLIED)
-    if has:
-        return Finding(base, pin, Outcome.MERGED_UPSTREAM)
-    reasons = [
-        gap.reason for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)
-    ]
-    if reasons:
-        return Finding(base, pin, Outcome.NOT_SELECTED, reasons[0])
-    problem = Problem(
-        "unexplained-gap",
-        where,
-        "the release lacks the change, and the guard leaves it out",
-        "widen the guard, or add `Gap: SPECIFIER: reason` to the header",
-    )
+    if selected or has:
+        return Finding(base, pin, Outcome.APPLIED if selected else Outcome.MERGED_UPSTREAM)
+    if gap := header.gap(pin.version):
+        return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
+    what = "the release lacks the change, and the guard leaves it out"
+    step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
+    problem = Problem("unexplained-gap", where, what, step)
     return Finding(base, pin, Outcome.NOT_SELECTED, problem=problem)
 
 

@@ -289,11 +289,8 @@ def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
     """Three lines of context on both sides at most. Where they are fewer, the releases that share
     the text must agree on no more, which needs their trees: see laying/check.py."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
-        fills, empties = (
-            "fills an empty file, and `quilt pop` then",
-            "empties the file, and quilt then",
-        )
-        yield Problem("new-or-deleted-file", at, f"{fills if hunk.new else empties} deletes it")
+        what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
+        yield Problem("new-or-deleted-file", at, f"{what} then deletes it")
     elif all(line.kind == " " for line in hunk.lines):
         yield Problem("empty-hunk", at, "a hunk that changes nothing")
     elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:

@@ -232,8 +232,7 @@ def _decided(
     header = queue.header(entry.name)
     if any(passes(line, release.read) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
-    gaps = (gap for gap in header.gaps if gap.releases.contains(release.version, prereleases=True))
-    gap = next(gaps, None)
+    gap = header.gap(release.version)
     if gap and not entry.is_for(release.version):
         return Row(entry.name, Outcome.NOT_SELECTED, gap.reason)
     if isinstance(decided, str):
