@@ -124,7 +124,7 @@ class Repository:
             git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
             "name": release.name,
-            "tree": tree_of(release),
+            "tree": release.tree,
             "patch": row.patch,
             "below": digest(queue, rows),
             "as_left": hash_listing(_listing(self.path)),
@@ -193,11 +193,6 @@ class Repository:
         if problems:
             raise Refused(problems)
         return changed
-
-
-def tree_of(release: Release) -> str:
-    """The tree hash of a release."""
-    return hash_listing(release.listing())
 
 
 def _listing(folder: Path) -> dict[str, str]:
