@@ -47,7 +47,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What an apply or unapply did. rows: every patch of the queue; record: the tree's
+    """The result of an apply or unapply. rows: every patch of the queue; record: the tree's
     provenance."""
 
     pin: Pin

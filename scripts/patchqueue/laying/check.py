@@ -135,7 +135,7 @@ def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem
 
 
 def _other_tree(pin: Pin, tree: str) -> Iterator[Problem]:
-    """What is wrong with the tree that the queue makes of a release."""
+    """Problems of the tree that the queue makes of a release."""
     where = f"{pinning.FILE}: {pin.version}"
     if not pin.patched:
         yield Problem("no-tree-pinned", where, f"names no patched tree; it is {tree}", WRITE)

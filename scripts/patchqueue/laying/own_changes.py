@@ -28,7 +28,7 @@ NONE = Edits()
 def described(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, Any]:
-    """What laid.json has of a patched tree.
+    """The content of laid.json for a patched tree.
 
     files: all that the queue changes or adds, as it is then; read: the tree as it was before;
     listing: the whole patched tree's, whose hash a server prints.
@@ -67,7 +67,7 @@ def in_git(
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
-    """What laid.json has of the files that the queue leaves alone: how many Python files these are,
+    """The files that the queue leaves alone, for laid.json: how many Python files these are,
     and the hash of their listing. Other files a wheel and a git tag have not in common."""
     left = {
         path: digest

@@ -1,5 +1,5 @@
-"""What of the queue is for one release: selected once for a command, and handed on; and, for each
-patch that is not, whether the release has its change or goes without.
+"""The part of the queue that is for one release; and, for each other patch, whether the release has
+its change or goes without.
 
 On a tree with edits of others, a patch whose every change the tree has already is left out.
 Anything else that does not apply is a conflict, and nothing is applied.
@@ -79,7 +79,7 @@ class Selection:
         return self._own | {PROVENANCE: record.text_of(self._provenance()).encode()}
 
     def _provenance(self) -> dict[str, Any]:
-        """What a server can read of the patches that it runs with."""
+        """The record that a server can read of its patches."""
         return {
             "version": str(self.pin.version),
             "release": RELEASE,
@@ -150,8 +150,8 @@ class Selection:
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
-    """What is for this pin. Raises Refused when there is no patch and pins.toml does not say why,
-    or says so wrongly."""
+    """The selection for a pin. Raises Refused when there is no patch and pins.toml does not say
+    why, or says so wrongly."""
     selection = Selection(queue, pin)
     if not selection.patches and not pin.no_patches:
         step = (

@@ -195,7 +195,7 @@ class Hashes(Struct):
 
 
 class Provenance(Struct):
-    """What a tree's record holds, as far as it must. source: what the tree was made of."""
+    """The fields that every tree's record has. source: what the tree was made of."""
 
     source: Hashed
     patches: list[AppliedPatch]
@@ -241,7 +241,7 @@ def _untracked(tree: Path) -> Iterator[str]:
 
 
 def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
-    """What of the tree's own patches/ is no longer as the record says."""
+    """The files of the tree's patches/ that are not as the record says."""
     folder = tree / "patches"
     recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("~"))
@@ -254,8 +254,8 @@ def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TreeEdits:
-    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its
-    new files.
+    """The content of a tree. texts: (patch, header, diff) of each applied patch, in order; overlay:
+    its new files.
 
     recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
     files, empty likewise.
@@ -268,7 +268,7 @@ class TreeEdits:
 
 
 def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits | None:
-    """What work/<tag>/ holds, its popped patches too; None where it holds no edits.
+    """The content of work/<tag>/ with its popped patches; None where it holds no edits.
 
     add: edits of files that are in no patch go into the top one. Raises Refused where an edit
     belongs to no patch, and where a popped patch does not fit.

@@ -92,7 +92,7 @@ class Patch:
 
     @property
     def diff(self) -> str:
-        """What it does, without the header that says so."""
+        """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
 
 
@@ -193,7 +193,7 @@ def _strip(path: str) -> str:
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """What is wrong with the diff's form: it must be just what `render` makes of it.
+    """Problems of the diff's form: it must be just what `render` makes of it.
 
     That proves the rest to be paths and lines, of which the rules below tell.
     """
@@ -230,7 +230,7 @@ def _misshapen(at: str, line: str, why: str) -> Problem:
 
 
 def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
-    """What is wrong with the files that a patch names, and with their hunks."""
+    """Problems of the files that a patch names, and of their hunks."""
     for before, file in zip([None, *files], files):
         if not file.hunks:
             yield Problem("empty-patch", where, f"has no hunk of {file.path}")

@@ -182,7 +182,7 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
 
 
 def _entry(number: int, line: str) -> Entry | Problem:
-    """What a line lists, or what is wrong with it."""
+    """The entry that a line lists, or the problem of the line."""
     where = f"{FILE}:{number}"
     if "\r" in line:
         return Problem("crlf", where, "has a carriage return", "save it with LF line ends")

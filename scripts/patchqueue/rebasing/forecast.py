@@ -1,5 +1,5 @@
-"""What the queue would do on a release that has no variants yet: each patch applies, has moved, is
-merged upstream, or conflicts; and the report of that, in words and as Markdown.
+"""A forecast of the queue on a release that has no variants yet: each patch applies, has moved, is
+merged upstream, or conflicts; and its report, in words and as Markdown.
 
 The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
 one place that matches its text; where that fails, git merges the change as it was made on
@@ -60,7 +60,7 @@ class Forecast:
 
 @dataclass
 class Stages:
-    """What each patch did on the pin it comes from: patch (the name its variants share) -> its
+    """The effect of each patch on the pin it comes from: patch (the name its variants share) -> its
     files before and after."""
 
     queue: Queue
@@ -130,7 +130,7 @@ def forecast(
 
 
 def contents(queue: Queue, rows: Iterable[Row]) -> dict[str, bytes]:
-    """What lies on the release for these rows, a conflict last: the overlay files that they need,
+    """The files that these rows add or change, a conflict last: the overlay files that they need,
     and those that they change."""
     rows = list(rows)
     files = dict(overlay_of(queue, rows))
@@ -165,7 +165,7 @@ class Candidate:
 
 
 def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release) -> list[Candidate]:
-    """What is tried on a release: the patches that are for it already, and those of the nearest pin
+    """The patches to try on a release: those that are for it already, and those of the nearest pin
     that have no such variant; then those that begin with the next pin, unless the release has their
     change, or a Gap says why it goes without."""
     version = release.version
@@ -228,7 +228,7 @@ def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, nam
 def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
-    """What is known of a patch before it is tried: its header says it, or a person has decided."""
+    """The row of a patch that its header or a person has decided; None for any other."""
     header = queue.header(entry.name)
     if any(passes(line, release.read) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
@@ -292,7 +292,7 @@ def summary(pins: Pins, outlook: Forecast) -> str:
 
 
 def to_read(outlook: Forecast) -> list[str]:
-    """What a person has to look at: a line for each conflict, then for each merge."""
+    """A line for each conflict, then for each merge that a person has to read."""
     names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
     conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
     merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]

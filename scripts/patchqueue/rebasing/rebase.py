@@ -34,8 +34,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step did. changes: what it wrote; folder: the repository with the next conflict, None
-    where none is left.
+    """The result of a step. changes: those written; folder: the repository with the next conflict,
+    None where none is left.
 
     regions: what git left to solve in it; empty where git merged the patch after all, or had
     nothing to merge it with. to_write: whether the next step has something to write although

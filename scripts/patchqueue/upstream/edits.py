@@ -34,7 +34,7 @@ SHARE = 8  # one in so many of the release's files may be edited beside ours
 
 @dataclass(frozen=True)
 class Edits:
-    """What others did to a release: paths in git's layout, sorted. removed: files that it has no
+    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
     more."""
 
     changed: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Edits:
 
 
 def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
-    """What differs from the release's listing.
+    """The differences from the release's listing.
 
     whole: it lists every file that belongs there. Else Python files alone count as added and as
     removed: a wheel and a git tag differ in other files.
@@ -115,7 +115,7 @@ class Edited:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a tree's record says of its source."""
+        """The source, as a tree's record names it."""
         digest = sha256(to_sha256sum(self.listed))
         return {"kind": "edited", "name": self.name, "sha256": digest}
 

@@ -130,7 +130,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
 
 
 def kept(version: Version, name: str, file: Path) -> Release:
-    """What `Release.keep` wrote."""
+    """The release that `Release.keep` wrote."""
     return _of_archive(version, name, Archive(file, "git", file.name))
 
 
@@ -192,7 +192,7 @@ def described(path: Path) -> tuple[str, int]:
 
 
 def _asked(folder: Path, *words: str) -> str:
-    """What git says of a user's repository, and of none above it; empty where it fails."""
+    """The answer of git in a user's repository, and in none above it; empty where it fails."""
     above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     try:
         done = run.git(folder, *words, more=run.NO_CONFIGURATION | above)

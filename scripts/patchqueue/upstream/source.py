@@ -93,7 +93,7 @@ class Source(Archive):
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a tree's record says of its source."""
+        """The source, as a tree's record names it."""
         return {"kind": self.kind, "name": self.name, "sha256": self.sha256}
 
     def unpack(self, folder: Path) -> dict[str, str]:
