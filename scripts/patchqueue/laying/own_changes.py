@@ -91,15 +91,11 @@ def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return rows if isinstance(rows, dict) else {}
 
 
-def opcodes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The changed ranges of two texts' lines: (first, end) before, (first, end) after."""
-    matcher = difflib.SequenceMatcher(None, before, after)
-    return (code[1:] for code in matcher.get_opcodes() if code[0] != "equal")
-
-
 def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
     old, new = (split_lines(text.decode("utf-8", "surrogateescape")) for text in (before, after))
-    for _, _, first, end in opcodes(old, new):
+    for kind, _, _, first, end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if kind == "equal":
+            continue
         whole, bare = new[max(first - 1, 0) : end + 1], new[first:end]
         yield {
             "line": first + 1,

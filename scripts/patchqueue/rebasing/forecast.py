@@ -95,11 +95,6 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     return older[-1]
 
 
-def next_after(pins: Pins, version: Version) -> Pin | None:
-    """The oldest pin behind a version."""
-    return next((pin for pin in pins.all if pin.version > version), None)
-
-
 def forecast(
     queue: Queue, pins: Pins, release: Release, decisions: Mapping[str, Files | str] | None = None
 ) -> Forecast:
@@ -108,7 +103,8 @@ def forecast(
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
-    nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
+    nearest = nearest_to(pins, release.version)
+    behind = next((pin for pin in pins.all if pin.version > release.version), None)
     stages = Stages(queue, nearest)
     tried_patches = candidates(queue, nearest, behind, release)
     overlay = queue.overlay_for(
@@ -185,14 +181,13 @@ def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release)
             more = (after,) if behind and after and after is not entry else ()
             tried_patches.append(Candidate((entry, *more)))
         elif (
-            base not in old and behind and entry is after and not _is_decided(queue, entry, release)
+            base not in old
+            and behind
+            and entry is after
+            and _decided(queue, entry, release, None, release.read) is None
         ):
             tried_patches.append(Candidate((entry,), behind.tag))
     return tried_patches
-
-
-def _is_decided(queue: Queue, entry: Entry, release: Release) -> bool:
-    return _decided(queue, entry, release, None, release.read) is not None
 
 
 def _rows(
