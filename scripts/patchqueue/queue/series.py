@@ -222,13 +222,17 @@ def _around(guard: Iterable[Specifier]) -> list[Version]:
     """Versions at and beside the bounds of a guard, newest first."""
     bounds = [Version("0"), *(Version(each.version.removesuffix(".*")) for each in guard)]
     nearby = {
-        Version(f"{bound.major}.{bound.minor}.{micro}{end}")
+        f"{bound.major}.{bound.minor}.{micro}{end}"
         for bound in bounds
-        for micro in range(max(bound.micro - 1, 0), bound.micro + 2)
-        for end in ("", ".1", ".post1", ".post9", "rc1")
+        for micro, ends in (
+            (max(bound.micro - 1, 0), [""]),
+            (bound.micro, ["", ".1", ".post1", ".post9", "rc1"]),
+            (bound.micro + 1, [""]),
+        )
+        for end in ends
     }
-    nearby |= {Version(f"{bound.major}.{bound.minor + 1}") for bound in bounds}  # behind `!=0.5.*`
-    return sorted({*nearby, *bounds}, reverse=True)
+    nearby |= {f"{bound.major}.{bound.minor + 1}" for bound in bounds}  # behind a whole `!=0.5.*`
+    return sorted({*map(Version, nearby), *bounds}, reverse=True)
 
 
 def as_patch(files: dict[str, bytes]) -> bytes:
