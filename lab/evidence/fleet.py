@@ -128,8 +128,8 @@ def _labels(rows: Sequence[Row], gpus: Sequence[str]) -> list[str]:
     labels = list(dict.fromkeys(map(label, gpus or _seen(rows))))
     if labels and "" not in labels:
         return labels
-    where, what = ("--gpu", "names no GPU") if labels else ("matrix", "evidence/ names no GPU yet")
-    step = f"name what the fleet has: {to_type('matrix', '--gpu H200')}"
+    where, what = ("--gpu", "names no GPU") if labels else ("--plan", "evidence/ names no GPU yet")
+    step = f"name what the fleet has: {to_type('gpu', '--plan --gpu H200')}"
     raise Refused(Problem("no-gpu-kind", where, what, step))
 
 

@@ -347,7 +347,7 @@ def parser(command: str) -> argparse.ArgumentParser:
 
 
 def _line(words: Sequence[str]) -> ModuleType:
-    return proving if proving.EXAMPLES.keys() & {*words} else cli
+    return proving if {command.name for command in proving.COMMANDS} & {*words} else cli
 
 
 def program(path: Path, line: str) -> Path:

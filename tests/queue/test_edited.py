@@ -438,7 +438,7 @@ def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
 
 
 def one_file(project: fakes.Project, out: Path, **options) -> onefile.Written:
-    return onefile.write(project.root, project.pin, None, options.get("base"), out)
+    return onefile.write(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):

@@ -10,8 +10,9 @@ from pathlib import Path
 import fakes
 import pytest
 
+from bundle import untouched
 from patchqueue.files.tree import hash_python, list_package
-from patchqueue.wheels import build, untouched
+from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAY = "sglang/srt/steps/__init__.py"

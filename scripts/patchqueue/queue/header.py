@@ -31,6 +31,11 @@ class Rule:
     repeats: bool = False
 
 
+FIXES = "fixes"
+SPEED = "speed"
+PROFILES = (FIXES, "rl", SPEED)
+PROFILE = "|".join(PROFILES)
+OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
@@ -56,6 +61,12 @@ RULES = (
         " reason`",
     ),
     Rule(
+        "Profile",
+        rf"(?:{PROFILE})(?:, (?:{PROFILE}))*",
+        f"the sets of `--only` that the patch is in, of {', '.join(PROFILES)} (default: {FIXES})",
+        required=False,
+    ),
+    Rule(
         "Probe",
         rf"{TREE_PATH} :: \S[^\n]*",
         "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH ::"
@@ -72,7 +83,7 @@ RULES = (
     ),
     Rule(
         "Overlay",
-        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        OVERLAY_FILES,
         "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
         " /), or `none`; what these import comes with them",
     ),
@@ -94,6 +105,12 @@ VARIANT_RULES = (
         "Description",
         r"(?s).{20,}",
         "how the variant differs, where it is more than the line numbers",
+        required=False,
+    ),
+    Rule(
+        "Overlay",
+        OVERLAY_FILES,
+        "the overlay files that the variant's lines import, where they are others",
         required=False,
     ),
 )
@@ -162,6 +179,10 @@ class Header:
         """The first gap that a release is in."""
         fitting = (gap for gap in self.gaps if gap.releases.contains(version, prereleases=True))
         return next(fitting, None)
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        return _names(self.get("Profile")) or (FIXES,)
 
     @property
     def overlay(self) -> tuple[str, ...]:
