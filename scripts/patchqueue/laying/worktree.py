@@ -179,14 +179,11 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Hashed(Struct):
-    """Anything that is known by a hash."""
+class NamedFile(Struct):
+    """A file, or the archive that a tree was made of."""
 
-    sha256: str
-
-
-class AppliedPatch(Hashed):
     name: str
+    sha256: str
 
 
 class Hashes(Struct):
@@ -197,8 +194,8 @@ class Hashes(Struct):
 class Provenance(Struct):
     """The fields that every tree's record has. source: what the tree was made of."""
 
-    source: Hashed
-    patches: list[AppliedPatch]
+    source: NamedFile
+    patches: list[NamedFile]
     overlay: list[dict[str, str]]
     tree: Hashes
 
