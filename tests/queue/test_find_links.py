@@ -1,8 +1,8 @@
 """pip and uv take a patched release from the page of links that `release` makes, beside an index
 that stands for PyPI, as docs/install.md has it.
 
-Both are folders on a local server: no network. The releases are the small ones of test_pages.py,
-under the names of real ones.
+Both are folders on a local server: no network. The releases are small, under the names of real
+ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from threading import Thread
 
 import fakes
 import pytest
-import test_pages
 from served import Site
 
 from patchqueue.files.run import find_uv
@@ -30,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = "0.5.9"  # patched, on the page
 LACKING = "0.5.11"  # on the index alone
 PATCHED = f"{PURE}+{fakes.LABEL}"
+OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
 @dataclass
@@ -62,6 +62,30 @@ class Served:
         return info.name.removesuffix(".dist-info").partition("-")[2]
 
 
+def make_queue(folder: Path) -> fakes.Project:
+    """A queue for one release, with the overlay's own package; the release is cached."""
+    project = fakes.Project(folder / "queue", folder / "cache", folder / "wheels")
+    project.write("upstream/.keep", "")
+    project.release(PURE)
+    project.warm()
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / OVERLAY, project.root / OVERLAY, ignore=ignored)
+    cut = fakes.RELEASE["sglang/srt/cut.py"]
+    probe = "python/sglang/srt/cut.py :: six = 6"
+    patches = {
+        "count-once-more": fakes.patch_text(Overlay="python/sglang/srt/prefill_graph/"),
+        "name-the-cut": fakes.patch_text(
+            "python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe
+        ),
+    }
+    for name, text in patches.items():
+        project.write(f"patches/steps/{name}.patch", text)
+    project.write("series", "".join(f"steps/{name}.patch  # =={PURE}\n" for name in patches))
+    project.write("tests/revision/test_steps.py", "")
+    project.place()
+    return project
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, quilt_home) -> Path:
     """pypi/ is an index of upstream's wheels, queue/ what `release` made."""
@@ -71,7 +95,7 @@ def folders(tmp_path_factory, quilt_home) -> Path:
         if quilt_home:
             (home / "cache/quilt").symlink_to(quilt_home)
         patch.setenv("PATCHQUEUE_CACHE", str(home / "cache"))
-        project = test_pages.make(home).project
+        project = make_queue(home / "made")
         made = release.make(project.root, release.Choice([pins.load(project.root).find(PURE)]))
     made.folder.rename(home / "queue")
     for version in (PURE, LACKING):
