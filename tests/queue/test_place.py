@@ -18,7 +18,6 @@ from patchqueue.laying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
-from patchqueue.queue.series import PACKAGE
 from patchqueue.upstream import pins, source
 
 BASE = numbered(40)
@@ -137,26 +136,6 @@ def test_what_releases_share_has_no_more_context_than_they_agree_on():
     )
 
 
-def test_two_hunks_never_share_a_line_of_context():
-    """Where lines repeat, four lines between two changes could be three below the one and three
-    above the other.
-    """
-    befores = [
-        numbered(5) + "".join(f"c{n}\n" for n in between) + numbered(9, "more")
-        for between in ((1, 2, 3, 4), (1, 2, 3, 2, 3, 4))
-    ]
-    afters = [
-        before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
-        for before in befores
-    ]
-    owns = [patch(before, after) for before, after in zip(befores, afters)]
-    text = context.shared(owns)
-    assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
-    for before, after in zip(befores, afters):
-        row = matching.lay_patch(text, lambda path, content=before: content.encode())
-        assert row.after == {RUNNER: after.encode()}
-
-
 @pytest.mark.parametrize(
     ("old", "new", "fits"),
     [
@@ -244,20 +223,6 @@ def test_one_text_serves_two_releases(two):
         )
 
 
-def test_the_record_in_the_tree_is_one_for_both_engines(two):
-    """It names the texts; quilt's own have more context than the queue's."""
-    two.write(f"overlay/{PACKAGE}report.py", "x = 1\n")
-    two.edit(
-        f"patches/{COUNT}",
-        "Overlay: python/sglang/srt/steps/",
-        f"Overlay: python/sglang/srt/steps/, {PACKAGE}",
-    )
-    two.place()
-    for tag in ("v9.9.1", f"v{SHORT}"):
-        assert apply(two.root, every(two).find(tag), None).outcome is Outcome.APPLIED
-        assert apply(two.root, every(two).find(tag), None).outcome is Outcome.ALREADY_APPLIED
-
-
 @pytest.mark.parametrize("tag", ["v9.9.1", f"v{SHORT}"])
 def test_refresh_with_nothing_edited_changes_no_file(two, tag):
     folders = [two.root / name for name in ("patches", "overlay", "upstream")]
@@ -341,14 +306,6 @@ def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
     ]
 
 
-def test_the_patched_tree_is_that_of_the_python_files(two):
-    apply(two.root, two.pin, None)
-    files = (two.tree / "python/sglang").rglob("*.py")
-    names = sorted(path.relative_to(two.tree).as_posix() for path in files)
-    names.remove("python/sglang/_version.py")
-    assert two.pin.patched == "sha256:" + fakes.sha256sum(two.tree, names)
-
-
 @pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
 def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
     """A text with the lines of no release applies as before, and nothing is to be written anew."""
@@ -395,3 +352,23 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
             b"offset" not in done.stdout
             and (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
         )
+
+
+def test_two_hunks_never_share_a_line_of_context():
+    """Where lines repeat, four lines between two changes could be three below the one and three
+    above the other.
+    """
+    befores = [
+        numbered(5) + "".join(f"c{n}\n" for n in between) + numbered(9, "more")
+        for between in ((1, 2, 3, 4), (1, 2, 3, 2, 3, 4))
+    ]
+    afters = [
+        before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
+        for before in befores
+    ]
+    owns = [patch(before, after) for before, after in zip(befores, afters)]
+    text = context.shared(owns)
+    assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
+    for before, after in zip(befores, afters):
+        row = matching.lay_patch(text, lambda path, content=before: content.encode())
+        assert row.after == {RUNNER: after.encode()}

@@ -170,13 +170,6 @@ def test_without_a_command_the_list_is_printed(call, tmp_path, words):
     )
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"), [("aply", "apply"), ("chekc", "check"), ("instal", "install")]
-)
-def test_a_word_that_is_nearly_a_command_names_the_command(call, word, meant):
-    assert f"there is no command '{word}' (did you mean {meant}?)" in call(word).stderr
-
-
 def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypatch):
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(tmp_path / "cache"))
     for name in ("queue/work", "queue/dist", "cache"):
