@@ -191,11 +191,6 @@ def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_
     assert not planned(tmp_path, asleep.SLEEP, "llama", "breakable")["enforce"]
 
 
-def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
-    known = importlib.import_module("asleep_engine").STEPS
-    assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())
-
-
 def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch, tmp_path):
     """0.5.9's answer to a flush is read by nobody before something was generated: the run hung."""
     at_work = importlib.import_module("asleep_engine")
