@@ -924,7 +924,6 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path,
 
 
 def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
-    import proof
     import run as module
 
     facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
@@ -933,7 +932,8 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
     monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
     monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
     monkeypatch.setattr(module.commandline, "fields", lambda _: set())
-    monkeypatch.setattr(proof, "left_out", lambda *_: {"it lacks them": [MOE]})
+    lacks = {"it lacks them": [MOE]}
+    monkeypatch.setattr(module.experiments.proof, "left_out", lambda *_: lacks)
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +24,7 @@ from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes
+from ..queue.header import PROFILES
 from ..queue.lint import lint
 from ..queue.series import Queue
 from ..upstream import pins as pinning
@@ -129,8 +130,24 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
         own_problems = _not_carried(pin, carried, replayed.steps) or replayed.problems
     else:
         tree = hash_python(listing_with(pristine.listing(), replayed.files))
-        own_problems = tuple(_other_tree(pin, tree))
+        own_problems = (*_other_tree(pin, tree), *_profiles(queue, pristine))
     return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
+
+
+def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
+    """Why the patches of a profile do not apply alone, or lack one that they need."""
+    pin = pristine.pin
+    released = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for profile in PROFILES:
+        selection = Selection(queue.only(profile), pin)
+        kept = {queue.base(patch.name) for patch in selection.patches}
+        for problem in selection.replay(pristine.read).problems:
+            yield replace(problem, what=f"with --only {profile}: {problem.what}")
+        for patch in selection.patches:
+            for needed in sorted(released.intersection(queue.header(patch.name).needs) - kept):
+                what = f"with --only {profile}: needs {needed}, which is not in the profile"
+                step = "add the profile to that one's header, or remove it here"
+                yield Problem("profile", f"patches/{patch.name} on {pin.tag}", what, step)
 
 
 def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem, ...]:

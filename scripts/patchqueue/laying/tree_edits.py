@@ -54,17 +54,8 @@ def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
             for layer in [*layers, *popped]
         }
     layers += popped
-    if stray and not (add and layers):
-        step = (
-            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-        )
-        what = f"edited, but in no patch: {' '.join(stray)}"
-        raise Refused.of("stray-edits", where, what, step)
     if stray:
-        original = {path: pristine.read(path) or b"" for path in stray}
-        top = layers[-1]
-        layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
+        layers[-1:] = _with_stray(pin, layers[-1:], stray, add, pristine)
     overlay = {layer.patch: layer.after for layer in layers}.get(OVERLAY_PATCH, {})
     texts = tuple(
         (layer.patch, headers[layer.patch], unified(layer.before, layer.after))
@@ -79,6 +70,23 @@ def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
         recorded,
         listing_with(inspection.listing, pushed),
     )
+
+
+def _with_stray(
+    pin: Pin, top: list[quilts.Layer], stray: dict[str, bytes], add: bool, pristine: Source
+) -> list[quilts.Layer]:
+    """The top patch with the edits that are in no patch. Raises Refused where they are not to be
+    added, or no patch is applied."""
+    if not (add and top):
+        step = (
+            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
+        )
+        what = f"edited, but in no patch: {' '.join(stray)}"
+        raise Refused.of("stray-edits", f"work/{pin.tag}", what, step)
+    original = {path: pristine.read(path) or b"" for path in stray}
+    (layer,) = top
+    return [replace(layer, before=layer.before | original, after=layer.after | stray)]
 
 
 def _stray(
