@@ -21,7 +21,6 @@ from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST = ROOT / host.DEFAULT
 GPU = ROOT / "tests/gpu"
 
 
@@ -137,11 +136,6 @@ def test_trimming_says_how_much_it_took(folder):
     assert not (folder / "deep").exists()
 
 
-def test_kernels_of_other_gpus_are_trimmed():
-    patterns = [pattern for rule in bundle.trim_rules(90) for pattern in rule.patterns]
-    assert "sgl_kernel/sm100" in patterns and "sgl_kernel/sm90" not in patterns
-
-
 def test_flash_attention_is_packed_where_it_is_asked_for(project):
     """And nothing stands in for it then."""
     pin = pins.load(project.root).default
@@ -228,15 +222,6 @@ def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
     pin = SimpleNamespace(version=Version(version))
     assert ("nvidia-cutlass-dsl" not in bundle._never_reached(pin)) is packed
     assert "xgrammar" in bundle._never_reached(pin)
-
-
-def test_the_host_as_it_is_for_each_release():
-    old, new = host.load(HOST, Version("0.5.9")), host.load(HOST, Version("0.5.11"))
-    assert old.kernel and old.shims and not new.kernel and not new.shims
-    assert [one.instead_of for one in old.others] == [("torch-memory-saver",)] and not new.others
-    assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version(
-        "0.5.11"
-    ) and old.dependencies_of == Version("0.5.9")
 
 
 @pytest.mark.parametrize(

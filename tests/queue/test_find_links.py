@@ -8,7 +8,6 @@ ones.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -148,20 +147,6 @@ SITUATIONS = {  # what a user asks for -> what pip and uv give
 def test_what_a_request_gives(served, request_):
     found = tuple(WORDS[client(served, request_)] for client in (pip, uv))
     assert found == SITUATIONS[request_]
-
-
-def test_the_page_says_so():
-    """docs/install.md has the table of all this."""
-    text = (ROOT / "docs/install.md").read_text(encoding="utf-8")
-    table = re.search(r"(?s)<!-- links -->\n(.*?)<!-- /links -->", text)[1]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
-    assert rows == [[f"`{request}`", *said] for request, said in SITUATIONS.items()]
-
-
-@pytest.mark.parametrize("client", [pip, uv])
-def test_a_folder_without_a_server_serves_too(served, client):
-    links = ("--find-links", str(served.folder))
-    assert client(served, f"sglang=={PATCHED}", *links) == PATCHED
 
 
 def test_what_is_installed_verifies_itself(served):

@@ -336,13 +336,3 @@ def test_an_option_that_another_one_makes_idle_is_refused(world, capsys, words, 
 def test_the_release_is_named_once(world):
     """`check` means every release as it is: there is no --all that would say so again."""
     assert world.run("check --all") == 2 and world.run(f"check {TAG}") == 0
-
-
-def test_a_word_that_is_no_pinned_release_is_not_called_one(world, capsys):
-    for command, meant in (
-        ("new", "the patch's name"),
-        ("pin", "a release that is not pinned yet"),
-    ):
-        assert world.run(f"{command} --help") == 0
-        said = " ".join(capsys.readouterr().out.split())
-        assert meant in said and "default:" not in said
