@@ -118,13 +118,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Wh
     return Whole(out, *run(out, *words, HOME=str(home)))
 
 
-def test_results_are_small_beside_their_scratch_folder(whole):
-    folders = {path.name for path in whole.out.iterdir() if path.is_dir()}
-    modes = [entry["mode"] for entry in whole.found["runs"]]
-    assert folders == {"scratch", *(f"{MODEL}.{mode}.runtime" for mode in modes)}
-    assert {path.name for path in (whole.out / "scratch").iterdir()} == {"bytecode", "models"}
-
-
 def one_mode(tmp_path, fault: str) -> dict:
     """The graph mode's verdict with a fault planted in it."""
     code, found, _ = run(tmp_path, "--model", MODEL, "--mode", "piecewise", fault=fault)
@@ -340,11 +333,6 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
             time.sleep(0.01)
         assert len(alive(tmp_path)) == len(kernels.KINDS) and (tmp_path / "3.device").exists()
     assert alive(tmp_path) == []
-
-
-def test_engines_have_ports_of_their_own(whole):
-    plans = [json.loads(file.read_text()) for file in whole.out.glob("*.plan.json")]
-    assert sorted(plan["port"] for plan in plans) == [40000, 40020, 40040, 40060, 40080]
 
 
 @pytest.fixture
@@ -936,15 +924,6 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
     monkeypatch.setattr(module.experiments.proof, "left_out", lambda *_: lacks)
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
-
-
-@pytest.mark.parametrize(
-    "name, routed", [("kimi-linear", True), ("qwen3-next", True), ("deepseek-v32-fp8", False)]
-)
-def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
-    import models
-
-    assert models.has_router(models.MODELS[name]) is routed
 
 
 def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):

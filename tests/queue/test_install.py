@@ -764,13 +764,6 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     )
 
 
-def test_a_folder_that_root_cannot_write_is_called_read_only(site, do, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    name, text = refused(do["install"])
-    assert name == "not-writable" and "is read-only" in text and "as root" not in text
-
-
 @pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
 def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, said):
     """As `git restore` does, or an installer that knows nothing of the journal."""

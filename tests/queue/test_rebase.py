@@ -49,11 +49,6 @@ def rows(project: fakes.Project, origin: Path | None = None) -> dict[str, tuple[
     return {row.patch: (row.outcome, row.why) for row in found.rows}
 
 
-def test_an_equal_tree_takes_every_patch(project):
-    next_release(project)
-    assert rows(project) == {COUNT: (Outcome.APPLIED, ""), CUT: (Outcome.APPLIED, "")}
-
-
 def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     """A second patch changes the line that the first one adds."""
     before = fakes.numbered(40)
@@ -795,13 +790,6 @@ def test_a_version_written_in_a_folder(project, tmp_path, written, version):
     shutil.rmtree(checkout / ".git")
     (checkout / "python/sglang/version.py").write_text(f'__version__ = "{written}"\n')
     assert version_of(checkout, pins.load(project.root)) == Version(version)
-
-
-def test_a_wheel_in_place_of_a_version(project, tmp_path):
-    wheel = next_release(project)
-    assert run(project, str(wheel.rename(tmp_path / wheel.name))) == 0
-    with pytest.raises(Refused, match="is not named as a wheel is"):
-        version_of(Path("sglang.whl"), pins.load(project.root))
 
 
 def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys):

@@ -62,21 +62,6 @@ def test_tree_hash_is_what_sha256sum_says(applied):
             applied.unapply()
 
 
-def test_tree_hash_sees_every_change(applied):
-    before = hash_listing(list_folder(applied.tree))
-    runner = applied.tree / fakes.RUNNER
-    text = runner.read_text()
-    seen = {before}
-    for change in (
-        lambda: runner.write_text(text + "\n"),
-        lambda: runner.rename(runner.with_name("r.py")),
-        lambda: runner.with_name("new.py").write_text(""),
-    ):
-        change()
-        seen.add(hash_listing(list_folder(applied.tree)))
-    assert len(seen) == 4
-
-
 def test_compiled_parts_and_byte_code_do_not_count(applied):
     before = hash_listing(list_folder(applied.tree))
     for name in ("python/sglang/a.so", "python/sglang/__pycache__/a.cpython-311.pyc"):
