@@ -396,15 +396,6 @@ def test_a_server_of_users_fits_its_gpu(gpu, gpu_gib, tracked, running):
     assert 0.6 <= words["mem_fraction_static"] <= 0.9
 
 
-def test_attention_kernels_that_cannot_be_compiled_say_why(gpu, tmp_path):
-    """Here there is nothing to compile with: each process says so in its log, and none is left."""
-    kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
-    assert kernels.make(launch.Place((), tmp_path), "0", limit_s=60) < 60
-    logs = {file.name: file.read_text() for file in tmp_path.glob("kernels.*.log")}
-    assert set(logs) == {f"kernels.{kind}.log" for kind in kernels.KINDS}
-    assert all("flashinfer" in text for text in logs.values()), logs
-
-
 def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in
     its time."""
@@ -491,16 +482,6 @@ def test_traffic_is_the_same_for_every_tree_and_other_each_time(traffic):
         assert traffic.made(kind, 1) == traffic.made(kind, 1) != traffic.made(kind, 2)
     with pytest.raises(KeyError):
         traffic.made("nonsense", 1)
-
-
-def test_chats_come_at_their_rate(traffic, monkeypatch):
-    monkeypatch.setattr(traffic, "SECONDS", 60)
-    for rate in traffic.RATES:
-        found = traffic.made(f"chat-{rate}", 1)
-        times = [talk.at_s for talk in found.conversations]
-        assert times == sorted(times) and times[-1] < 60 and found.in_flight == 0
-        assert len(times) == pytest.approx(60 * rate, rel=0.2)
-        assert {len(talk.turns[0].new) for talk in found.conversations} == {223}
 
 
 def test_an_agent_sends_all_before_it_again(traffic):
@@ -661,13 +642,6 @@ def test_another_release_of_sglang_runs_as_published(beside, release, tmp_path):
     assert peer["mode_why"] == "the release has no breakable graph"
     assert peer["profile"]["1x512"]["busy_ms"] == 1.28, "its own tree, which is slower"
     assert peer["prefills"]["on_graph"] == 0 and peer["loads"][0]["prefills"] == 20
-
-
-def test_another_release_that_cannot_be_made_is_a_peer_that_failed(beside, release):
-    (release / "untouched/plan.json").unlink()
-    code, peer, _ = beside("--peer", f"sglang={release}")
-    assert code == 0 and peer["verdict"] == "failed"
-    assert peer["why"].startswith("no untouched tree:")
 
 
 @pytest.mark.parametrize(

@@ -41,43 +41,31 @@ def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
     (tmp_path / "scratch/bytecode").symlink_to(engine_bytecode)
 
 
-def run(
-    out: Path,
-    *words: str,
-    rows: Sequence[str] = (),
-    fault: str = "",
-    tree: Path = FAKE / "tree",
-    **variables: str,
-) -> tuple[int, dict, str]:
-    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
-    rows the last one's facts, with the runs of all), what it said."""
+def started(
+    out: Path, *words: str, fault: str = "", tree: Path = FAKE / "tree", **variables: str
+) -> subprocess.Popen[str]:
+    """A run of the fake engine, under way."""
     (out / "scratch/models" / MODEL).mkdir(parents=True, exist_ok=True)
     (out / "scratch/models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
-    environment = (
-        os.environ
-        | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault}
-        | variables
-    )
+    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "FAKE_FAULT": fault} | variables
     if "CUDA_VISIBLE_DEVICES" not in variables:
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    command = [
-        sys.executable,
-        "-c",
-        HASTY,
-        *rows,
-        "--out",
-        str(out),
-        "--tree",
-        str(tree),
-        "--site",
-        str(FAKE / "site"),
-        *words,
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    place = {"--out": out, "--tree": tree, "--site": FAKE / "site"}
+    named = [str(word) for pair in place.items() for word in pair]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-c", HASTY, *words, *named], env=environment, **pipes)
+
+
+def run(out: Path, *words: str, rows: Sequence[str] = (), **how) -> tuple[int, dict, str]:
+    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
+    rows the last one's facts, with the runs of all), what it said."""
+    with started(out, *rows, *words, **how) as process:
+        said, _ = process.communicate(timeout=300)
     names = [f"{row}.json" for row in rows] or ["evidence.json"]
     found = [json.loads((out / name).read_text()) for name in names]
     runs = [run for one in found for run in one["runs"]]
-    return done.returncode, found[-1] | {"runs": runs}, done.stdout + done.stderr
+    return process.returncode, found[-1] | {"runs": runs}, said
 
 
 @pytest.fixture
@@ -220,48 +208,22 @@ def test_what_had_no_time_was_not_run(tmp_path):
 
 
 def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
-    environment = os.environ | {
-        "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "FAKE_FAULT": "stuck",
-    }
-    (tmp_path / "scratch/models" / MODEL).mkdir(parents=True)
-    (tmp_path / "scratch/models" / MODEL / "model.safetensors").touch()
-    words = [
-        "--out",
-        str(tmp_path),
-        "--tree",
-        str(FAKE / "tree"),
-        "--site",
-        str(FAKE / "site"),
-        "--model",
-        MODEL,
-        "--mode",
-        "piecewise",
-        "--width",
-        "1",
-    ]
-    with subprocess.Popen(
-        [sys.executable, str(GPU / "run.py"), *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    words = ("--model", MODEL, "--mode", "piecewise", "--width", "1")
+
+    def verdicts() -> list[tuple[str, str]]:
+        written = json.loads((tmp_path / "evidence.json").read_text())
+        return [(one["verdict"], one["why"]) for one in written["runs"]]
+
+    with started(tmp_path, *words, fault="stuck") as process:
         try:
             until = time.time() + 100
             while not (tmp_path / f"{MODEL}.piecewise.json.ready").exists() and time.time() < until:
                 time.sleep(0.05)
-            assert [
-                one["verdict"]
-                for one in json.loads((tmp_path / "evidence.json").read_text())["runs"]
-            ] == ["passed", "not run"]
+            assert [verdict for verdict, _ in verdicts()] == ["passed", "not run"]
         finally:
             process.terminate()
-    found = json.loads((tmp_path / "evidence.json").read_text())
     assert process.returncode and alive(tmp_path) == []
-    assert [(one["verdict"], one["why"]) for one in found["runs"]] == [
-        ("passed", ""),
-        ("not run", "the run was ended"),
-    ] and not found["passed"]
+    assert verdicts() == [("passed", ""), ("not run", "the run was ended")]
 
 
 def alive(folder: Path) -> list[int]:
