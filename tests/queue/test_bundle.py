@@ -146,52 +146,35 @@ def test_flash_attention_is_packed_where_it_is_asked_for(project):
         assert "sgl_kernel/infllm_ops*" in patterns and "tilelang" in bundle.stand_ins(pin, flash)
 
 
+def ran(code: str, *folders: Path) -> str:
+    """What Python says of this code, with packages of these folders."""
+    path = os.pathsep.join(map(str, folders))
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):
-    package = tmp_path / "sgl_kernel"
-    package.mkdir()
-    (package / "__init__.py").write_text("known = 1\n")
-    bundle._let_missing_kernels_raise(package / "__init__.py")
-    code = (
-        "from sgl_kernel import known, gone\ntry: gone(1)\nexcept NotImplementedError as e:"
-        " print(e)\nimport sgl_kernel; print(hasattr(sgl_kernel, '__path__x'))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout.split("\n")[0] == "this kernel package has no sgl_kernel.gone"
-
-
-def test_a_module_of_the_kernel_package_is_loaded_not_taken_for_a_missing_kernel(tmp_path):
+    """And a module of the kernels' package is none."""
     package = tmp_path / "sgl_kernel"
     package.mkdir()
     (package / "__init__.py").write_text("known = 1\n")
     (package / "flashmla_ops.py").write_text("print('loaded')\n")
     bundle._let_missing_kernels_raise(package / "__init__.py")
-    said = subprocess.run(
-        [sys.executable, "-c", "from sgl_kernel import flashmla_ops"],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
+    code = (
+        "from sgl_kernel import known, gone, flashmla_ops\n"
+        "try: gone(1)\nexcept NotImplementedError as e: print(e)\n"
     )
-    assert said.stdout == "loaded\n", said.stderr
+    assert ran(code, tmp_path) == "loaded\nthis kernel package has no sgl_kernel.gone\n"
 
 
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
-    bundle.lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
-    assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == [
-        "leftout"
-    ]
+    folder = tmp_path / "hostsite"
+    bundle.lay_host_files(folder, {"stand_ins": ["leftout"], "shims": []})
+    assert json.loads((folder / "patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]
     code = "import leftout.inner; from leftout import Grammar; Grammar(1).anything(); print('ok')"
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path / "hostsite")},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout == "ok\n", said.stderr
+    assert ran(code, folder) == "ok\n"
 
 
 def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
@@ -202,14 +185,7 @@ def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     (inner / "found.py").write_text("print('found')")
     line = "import sys, os, outer; sys.path.append(os.path.join(outer.__path__[0], 'inner'))"
     (tmp_path / "site/outer.pth").write_text(line)
-    folders = tmp_path / "hostsite", tmp_path / "site"
-    said = subprocess.run(
-        [sys.executable, "-c", "import found"],
-        env={"PYTHONPATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout == "found\n", said.stderr
+    assert ran("import found", tmp_path / "hostsite", tmp_path / "site") == "found\n"
 
 
 @pytest.mark.parametrize(

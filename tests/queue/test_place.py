@@ -253,33 +253,16 @@ def test_an_edit_of_a_shared_text_reaches_the_other_release_and_its_tree(two):
 
 
 @pytest.mark.parametrize(
-    ("change", "tags"),
+    ("edit", "tags"),
     [
-        (
-            lambda project: project.edit(
-                "overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"
-            ),
-            ["9.9.1", SHORT],
-        ),
-        (
-            lambda project: project.edit(
-                "patches/steps/name-the-cut.patch", "+six = 6", "+six = 7"
-            ),
-            ["9.9.1"],
-        ),
-        (
-            lambda project: project.edit(
-                f"patches/{COUNT}",
-                "Subject: Count the steps once more",
-                "Subject: Count all steps once more",
-            ),
-            [],
-        ),
+        (("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"), ["9.9.1", SHORT]),
+        (("patches/steps/name-the-cut.patch", "+six = 6", "+six = 7"), ["9.9.1"]),
+        ((f"patches/{COUNT}", "Subject: Count the steps", "Subject: Count all steps"), []),
     ],
     ids=["overlay", "patch", "header"],
 )
-def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, change, tags):
-    change(two)
+def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
+    two.edit(*edit)
     problems = check(two.root, every(two).all, None).all_problems
     assert [(problem.name, problem.where) for problem in problems] == [
         ("tree mismatch", f"upstream/pins.toml: {tag}") for tag in tags
@@ -293,17 +276,9 @@ def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
     other = fakes.release_of("9.9.4") | {"sglang/srt/runner.py": numbered(9, "other")}
     two.release("9.9.4", other)
     two.warm()
-    assert [
-        (problem.name, problem.where, problem.what, problem.hint)
-        for problem in check(two.root, every(two).all, None).all_problems
-    ] == [
-        (
-            "not-carried",
-            "v9.9.4",
-            "is pinned, and the queue is not carried to it: 1 of 1 patch to refresh or to solve",
-            "`scripts/nox rebase 9.9.4` sorts them",
-        )
-    ]
+    problems = check(two.root, every(two).all, None).all_problems
+    assert [(one.name, one.where) for one in problems] == [("not-carried", "v9.9.4")]
+    assert "`scripts/nox rebase 9.9.4`" in problems[0].hint
 
 
 @pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])

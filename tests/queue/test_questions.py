@@ -6,13 +6,11 @@ import dataclasses
 import importlib
 import json
 import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import gpumodules
 import pytest
 import questions
-from test_gpu_compare import session_of
 
 # as 0.5.6.post2 logs it
 CAPTURED = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
@@ -102,49 +100,6 @@ def test_the_first_call_is_the_prompt_and_some_later_ones_are_behind_a_flush(loa
     assert server.calls[0] == "generate" and server.calls.count("flush") == 1
     assert server.calls[-1] == "generate"
     assert len(first_answer.first().prompts) == 1
-
-
-def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(load, monkeypatch):
-    """What first_answer's plan makes of sglang.Engine's words, and that start() calls nothing."""
-    load("run")
-    started: list[object] = []
-
-    class Recorded:
-        def __init__(self, **words: object) -> None:
-            self.words = words
-            started.append(self)
-
-    known = [
-        ("attention_backend", str),
-        ("cuda_graph_bs", list),
-        ("cuda_graph_max_bs", int),
-        ("disable_cuda_graph", bool),
-        ("disable_radix_cache", bool),
-        ("enable_piecewise_cuda_graph", bool),
-        ("model_path", str),
-        ("skip_server_warmup", bool),
-    ]
-    sglang, srt, args = (ModuleType(name) for name in ("sglang", "srt", "server_args"))
-    sglang.Engine = Recorded  # type: ignore[attr-defined]
-    args.ServerArgs = dataclasses.make_dataclass("ServerArgs", known)  # type: ignore[attr-defined]
-    for name, module in {
-        "sglang": sglang,
-        "sglang.srt": srt,
-        "sglang.srt.server_args": args,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    row = importlib.import_module("experiments").EXPERIMENTS["first_answer"]
-    [job] = row.plan(session_of(Path("out"), set(), "first_answer"), row, row.models).jobs
-    importlib.import_module("engine").start(job.plan)
-    assert [one.words for one in started] == [
-        {
-            "attention_backend": "triton",
-            "cuda_graph_bs": [1, 2, 4, 8],
-            "cuda_graph_max_bs": 8,
-            "disable_radix_cache": True,
-            "model_path": "out/scratch/models/qwen3-next",
-        }
-    ]
 
 
 @pytest.mark.parametrize(("version", "starts"), [("0.5.6.post2", [3, 1]), ("0.5.7", [4, 2])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -54,21 +53,6 @@ def test_each_new_release_gets_a_report(project, tmp_path, capsys):
         in text
     )
     assert text.endswith(f"`scripts/nox pin {NEXT}`, then `scripts/nox rebase {NEXT}`.\n")
-
-
-def test_an_unchanged_report_has_the_same_bytes(project, tmp_path):
-    """The issue's history shows what changed, and no times."""
-    released(project, NEXT, runner=fakes.numbered(40, "other"))
-    for name in ("one", "two"):
-        assert watch(project, tmp_path / name) == 0
-    one, two = (tmp_path / name / f"{NEXT}.md" for name in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_nothing_new_leaves_no_report(project, tmp_path, capsys):
-    assert watch(project, tmp_path / "reports") == 0
-    assert "no release is newer" in capsys.readouterr().out
-    assert not (tmp_path / "reports").exists()
 
 
 def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, tmp_path, capsys):
@@ -150,8 +134,3 @@ def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
     assert "permissions: {}\n" in report and "contents: read" in report
     assert ": write" not in report and issue.count(": write") == 1
     assert "issues: write" in issue and "checkout" not in issue and "scripts/" not in issue
-
-
-def test_the_words_of_the_workflow_are_the_commands_own():
-    (words,) = re.findall(r"scripts/nox (rebase --newer .*)", WORKFLOW)
-    assert fakes.parser("rebase").parse_args(words.split()).out == Path("reports")
