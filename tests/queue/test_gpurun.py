@@ -79,7 +79,7 @@ def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi):
     assert fakes.snapshot(host.root) == before
 
 
-@pytest.mark.parametrize("words", [("gpu",), ("sweep",), ("bench",)])
+@pytest.mark.parametrize("words", [("gpu",), ("sweep",), ("gpu", "--bench")])
 def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, capsys, words):
     (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     before = fakes.snapshot(host.root)

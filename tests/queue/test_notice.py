@@ -10,7 +10,7 @@ import pytest
 from test_build import INFO, LOCAL, make, members
 
 from patchqueue.outcome import Refused
-from patchqueue.upstream import new_pin
+from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import notice
 
 OURS = "https://example.org/queue"
@@ -88,7 +88,7 @@ def test_the_notice_lies_beside_upstreams_licence(project):
     )
     pins = project.root / "upstream/pins.toml"
     pins.unlink()
-    new_pin.add(project.root, "9.9.1", str(project.wheels))
+    add_pin(project.root, "9.9.1", str(project.wheels))
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
     assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found

@@ -19,7 +19,6 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, TAG
-from test_fleet import LLAMA, cells_of, keep
 from test_results import result
 
 from bundle import host
@@ -27,6 +26,7 @@ from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
+from patchqueue.commands import testing
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,28 +87,8 @@ def plain(world: World) -> None:
     """The project as it is applied."""
 
 
-def lonely(world: World) -> None:
-    """The release's wheel is in kept/ alone: no cache, no index."""
-    (world.at / "wheels").rename(world.at / "kept")
-    (world.at / "wheels").mkdir()
-    shutil.rmtree(world.at / "cache/archives")
-    shutil.rmtree(world.project.root / "work")
+def locked(world: World) -> None:
     world.project.write("upstream/locks/9.9.1.txt", "")
-
-
-def two(world: World) -> None:
-    """A second release is pinned; neither has a work tree."""
-    world.project.release("9.9.2")
-    world.project.edit("series", "==9.9.1", ">=9.9")
-    world.project.place()
-    shutil.rmtree(world.project.root / "work")
-    for version in ("9.9.1", "9.9.2"):
-        world.project.write(f"upstream/locks/{version}.txt", "")
-
-
-def two_applied(world: World) -> None:
-    two(world)
-    assert world.run("apply --all") == 0
 
 
 def gpu(world: World) -> None:
@@ -126,20 +106,10 @@ def gpu(world: World) -> None:
     )
 
 
-def lonely_gpu(world: World) -> None:
-    gpu(world)
-    lonely(world)
-
-
 def to_pack(world: World) -> None:
     gpu(world)
     for name in (str(host.DEFAULT), "../other-host.toml"):
         world.project.write(name, (ROOT / host.DEFAULT).read_bytes())
-
-
-def lonely_to_pack(world: World) -> None:
-    to_pack(world)
-    lonely(world)
 
 
 def to_merge(world: World) -> None:
@@ -158,17 +128,6 @@ def to_plot(world: World) -> None:
     (world.project.root / "docs/images").mkdir(parents=True)
 
 
-def real(world: World) -> None:
-    """The real queue, with evidence about one model of 0.5.9."""
-    (world.at / "real").mkdir()
-    for name in ("series", "patches", "overlay", "upstream", "tests"):
-        (world.at / "real" / name).symlink_to(ROOT / name)
-    cells_of(world.at / "real")
-    keep(world.at / "real", *LLAMA)
-    text = (ROOT / host.DEFAULT).read_text()
-    (world.at / "other-host.toml").write_text(text)
-
-
 def conflict(world: World) -> None:
     rival = fakes.numbered(40).replace("step_20 = 20", "step_20 = 200")
     files = fakes.release_of("9.9.2") | {"sglang/srt/runner.py": rival}
@@ -176,25 +135,6 @@ def conflict(world: World) -> None:
     assert world.run("rebase 9.9.2") == 0
     solved = rival.replace("step_20 = 200\n", "step_20 = 200\nadded_step = 200\n")
     world.project.write(f"work/rebase-9.9.2/{RUNNER}", solved)
-
-
-def checkouts(world: World) -> None:
-    """Two checkouts of the release, with another commit on top of it."""
-    (world.at / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
-    for name in ("sglang", "second"):
-        notes = world.at / name / "python/sglang/srt/steps/notes.txt"
-        notes.parent.mkdir(parents=True)
-        notes.write_text("upstream has this folder\n")
-        folder = world.project.checkout(world.at / name)
-        fakes.git(folder, "branch", "first")
-        (folder / "python/sglang/srt/page.py").write_text("first = 3\n")
-        fakes.git(folder, "commit", "-qam", name)
-
-
-def untagged(world: World) -> None:
-    """The checkouts, without the tag that names the release."""
-    checkouts(world)
-    fakes.git(world.at / "sglang", "tag", "-d", TAG)
 
 
 @dataclass(frozen=True)
@@ -223,34 +163,18 @@ def gpu_cases(command: str) -> dict[str, Case]:
             on_gpu(command, "--python", "--python {at}/other-python"),
             (f"{command} --here", Case(here, run, gpu)),
             (f"{command} --out", Case(here, f"{command} --here", gpu)),
-            (f"{command} --from", Case(f"{here} --from {{at}}/kept", here, lonely_gpu)),
         ]
     )
 
 
 # options that no test of their own command tries
 CASES: dict[str, Case] = {
-    "unapply --all": Case("unapply --all", "unapply", two_applied),
-    "refresh --all": Case("refresh --all", "refresh", two),
     "bundle --host": Case("bundle --host {at}/other-host.toml", "bundle", to_pack),
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
-    "bundle --from": Case("bundle --from {at}/kept", "bundle", lonely_to_pack),
     **gpu_cases("gpu"),
-    "bench --stale": Case("bench --stale --take {at}/old.json", "bench --take {at}/old.json", gpu),
+    "sweep --experts": on_gpu("sweep", "--experts")[1],
     "status --plot": Case("status --plot", "status", to_plot),
-    "matrix --host": Case(
-        "matrix v0.5.9 --host {at}/other-host.toml", "matrix v0.5.9", real, root="real"
-    ),
-    "backport --release": Case(
-        f"backport --onto {{at}}/sglang --release {TAG} b",
-        "backport --onto {at}/sglang b",
-        untagged,
-    ),
-    "export --base": Case(
-        "export --onto {at}/sglang --base first",
-        "export --onto {at}/sglang",
-        checkouts,
-    ),
+    "test --coverage": Case("test --coverage", "test --plan", locked),
 }
 
 
@@ -261,6 +185,7 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made = World(tmp_path, applied)
     fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
     monkeypatch.setenv("PATH", str(tmp_path / "driver"), prepend=os.pathsep)
+    monkeypatch.setattr(testing, "measure_coverage", lambda root: made.note("lines") or 0)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
     monkeypatch.setattr(
         gpurun,
@@ -308,17 +233,18 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
     ("words", "idle"),
     [
         ("gpu --stale", "--stale"),
-        ("bench --stale", "--stale"),
-        ("gpu --take x.json --model llama", "--model"),
-        ("gpu --take x.json --out y", "--out"),
-        ("gpu --agree --take x.json", "--take"),
-        ("matrix --cpu --gpu H100", "--gpu"),
+        ("gpu --gpu H100", "--gpu"),
+        ("gpu --plan --here", "--here"),
+        ("gpu --agree --bench", "--bench"),
+        ("test --upstream x --tool", "--tool"),
+        ("test --coverage -k x", "-k"),
+        ("build --release --from x", "--from"),
+        ("backport --onto x --pull-requests --without y", "--without"),
         ("install --site-packages x --verify --discard", "--discard"),
         ("install --site-packages x --verify --pristine", "--pristine"),
         ("apply --base x --from y", "--from"),
-        ("patches --base x --from y", "--from"),
         ("rebase 9.9.2 --abort --from x", "--from"),
-        ("rebase 9.9.2 --out x", "--out"),
+        ("rebase --newer --from x", "--from"),
         ("rebase 9.9.2 --continue --from x", "--from"),
     ],
 )

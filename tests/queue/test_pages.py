@@ -64,28 +64,27 @@ def test_the_words_of_a_command_are_its_own(command):
     known, tools = read_pins(ROOT), read_sessions()
     for name in names if "--help" not in words and names != ["-l"] else ():
         assert name in {*tools, "clean"}
-        if name in ("lint", "coverage", "clean"):  # noxfile.py's and scripts/nox's: without words
+        if name in ("lint", "clean"):  # noxfile.py's and scripts/nox's: without words
             assert not words
             continue
         options = make_parser(name).parse_args([name, *words])
         assert options.run
         if name not in TO_COME:
-            named = getattr(options, "revisions", [])
+            named = getattr(options, "releases", [])
             assert all(known.find(word) for word in named if not word.isupper())  # a placeholder
 
 
 @pytest.mark.parametrize(("script", "words"), GPU_CALLS)
 def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
     """A wrong word behind them is all that its parser complains of; or a folder of another engine,
-    which is not there. What releases.py passes on goes to run.py."""
-    given = shlex.split(words)
-    passed = [word.removeprefix("--pass=") for word in given if word.startswith("--pass=")]
-    for name, own in [(script, given), *([("run.py", ["--out", "R", *passed])] if passed else [])]:
-        command = [sys.executable, str(ROOT / "tests/gpu" / name), *own, "--no-such-word"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        said = done.stderr.strip().splitlines()[-1]
-        wanted = "there is no folder" if "--peer" in own else "arguments: --no-such-word"
-        assert done.returncode == 2 and wanted in said
+    which is not there."""
+    command = [sys.executable, str(ROOT / "tests/gpu" / script), *shlex.split(words)]
+    done = subprocess.run(
+        [*command, "--no-such-word"], capture_output=True, text=True, cwd=tmp_path
+    )
+    said = done.stderr.strip().splitlines()[-1]
+    wanted = "there is no folder" if "--peer" in words else "arguments: --no-such-word"
+    assert done.returncode == 2 and wanted in said
 
 
 def test_topics_and_releases_in_commands_are_there():

@@ -10,7 +10,7 @@ from fakes import RELEASE
 
 from patchqueue.files.tree import hash_python
 from patchqueue.outcome import Refused
-from patchqueue.upstream import new_pin, pins, source
+from patchqueue.upstream import pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -164,7 +164,7 @@ def test_many_at_once_are_all_kept(project):
         if child == 0:
             code = 1
             try:
-                new_pin.add(project.root, name, str(project.wheels))
+                release.add_pin(project.root, name, str(project.wheels))
                 code = 0
             finally:
                 os._exit(code)
@@ -185,7 +185,7 @@ def test_add_takes_every_wheel_for_linux(project):
     }
     for name in (*linux, "sglang-9.9.2-cp311-cp311-macosx_14_0_arm64.whl"):
         fakes.write_wheel(project.wheels / name, files)
-    assert [wheel.file for wheel in new_pin.add(project.root, "9.9.2", None).wheels] == linux
+    assert [wheel.file for wheel in release.add_pin(project.root, "9.9.2", None).wheels] == linux
 
 
 def platform_wheels(project, second: dict[str, str]) -> None:
@@ -200,7 +200,7 @@ def platform_wheels(project, second: dict[str, str]) -> None:
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
     platform_wheels(project, {"sglang/srt/kernels.so": "another"})
-    assert len(new_pin.add(project.root, "9.9.2", str(project.wheels)).wheels) == 2
+    assert len(release.add_pin(project.root, "9.9.2", str(project.wheels)).wheels) == 2
 
 
 def missing_wheels(project):
@@ -254,5 +254,5 @@ def evil(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refusal(new_pin.add, project.root, version, str(project.wheels))[0] == name
+    assert refusal(release.add_pin, project.root, version, str(project.wheels))[0] == name
     assert fakes.snapshot(project.root) == before

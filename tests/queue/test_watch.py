@@ -33,7 +33,7 @@ def released(project: fakes.Project, version: str, **changes: str) -> None:
 
 
 def watch(project: fakes.Project, out: Path) -> int:
-    return cli.main(["--root", str(project.root), "rebase", "--newer", "--out", str(out)])
+    return cli.main(["--root", str(project.root), "rebase", "--newer", str(out)])
 
 
 def test_each_new_release_gets_a_report(project, tmp_path, capsys):
@@ -53,6 +53,29 @@ def test_each_new_release_gets_a_report(project, tmp_path, capsys):
         in text
     )
     assert text.endswith(f"`scripts/nox pin {NEXT}`, then `scripts/nox rebase {NEXT}`.\n")
+
+
+def test_an_unchanged_report_has_the_same_bytes(project, tmp_path):
+    """The issue's history shows what changed, and no times."""
+    released(project, NEXT, runner=fakes.numbered(40, "other"))
+    for name in ("one", "two"):
+        assert watch(project, tmp_path / name) == 0
+    one, two = (tmp_path / name / f"{NEXT}.md" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_without_a_folder_no_report_is_written(project, tmp_path, monkeypatch):
+    released(project, NEXT)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
+    assert not [*(tmp_path / "here").iterdir()]
+
+
+def test_nothing_new_leaves_no_report(project, tmp_path, capsys):
+    assert watch(project, tmp_path / "reports") == 0
+    assert "no release is newer" in capsys.readouterr().out
+    assert not (tmp_path / "reports").exists()
 
 
 def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, tmp_path, capsys):
@@ -83,7 +106,7 @@ def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
     ],
 )
 def test_code_stays_as_it_is_in_a_table(why, cell):
-    from patchqueue.rebasing.report import _escaped
+    from patchqueue.rebasing.forecast import _escaped
 
     assert _escaped(why) == cell
 

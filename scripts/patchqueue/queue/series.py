@@ -50,8 +50,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything the project lays on a release. patches: each text as its file has it; overlay:
-    path in the tree -> content."""
+    """Everything that the project applies to a release. patches: each text as its file has it;
+    overlay: path in the tree -> content."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
