@@ -452,19 +452,10 @@ def test_what_is_no_repository_is_refused(project, tmp_path, author):
 def test_the_command_says_what_it_did(project, checkout, capsys):
     words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
     assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    assert (
-        f"HEAD is {fakes.TAG}" in said
-        and "Count the steps once more" in said
-        and f"{BRANCH} made, at " in said
-    )
+    assert f"{BRANCH} made, at " in capsys.readouterr().out
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert (
-        f"{BRANCH} is there already" in said
-        and said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
-    )
-    git(checkout, "switch", "-q", BRANCH)
+    assert said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
     assert cli.main([*words[:-1], "no..branch"]) == 1
     assert "next: " in capsys.readouterr().err
 

@@ -67,14 +67,6 @@ def test_the_patch_file_makes_the_patched_tree(project, tmp_path, program):
             assert (checkout / name).read_bytes() == path.read_bytes(), name
 
 
-def test_a_release_without_patches_is_refused(project, run):
-    tag = f'tag = "{fakes.TAG}"'
-    project.edit("upstream/pins.toml", tag, f'{tag}\nno_patches = "has all of it"')
-    code, said = run(project, "build", "--release")
-    assert code == 1 and "no patch is for it [nothing-to-build]" in said
-    assert not (project.root / FOLDER).exists()
-
-
 @pytest.mark.parametrize("change", ["a patch", "an overlay file", "nothing"])
 def test_other_content_under_a_tagged_number_is_refused(project, run, tmp_path, change):
     fakes.to_repository(project, tmp_path / "home")
