@@ -44,7 +44,8 @@ def test_it_fills_every_parameter(folder):
     from sglang.srt.models.qwen3_5 import Qwen3_5ForConditionalGeneration
 
     model = host.construct(Qwen3_5ForConditionalGeneration, read(folder), device="cpu")
-    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in images.shapes()}
+    shapes = models.shapes(images.CONFIG)
+    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in shapes}
     left, drawn, held = filled.by(model, tensors)
     assert left == [] and drawn == held
 
@@ -53,7 +54,6 @@ def test_it_fills_every_parameter(folder):
 def process(folder, default_server_args):
     """process(call): each prompt with images, as the release's tokenizer manager has it
     processed."""
-    import images_engine
     from host import process as host
     from sglang.srt.managers import multimodal_processor
     from sglang.srt.utils.hf_transformers_utils import get_processor
@@ -66,7 +66,7 @@ def process(folder, default_server_args):
         disable_fast_image_processor=True,
     )
     host.use_server_args(args)
-    images_engine.do_without_videos()
+    images.prepare()
     multimodal_processor.import_processors("sglang.srt.multimodal.processors")
     made = multimodal_processor.get_mm_processor(
         read(folder), args, get_processor(str(folder), use_fast=True), "default"
@@ -83,10 +83,9 @@ def process(folder, default_server_args):
 @pytest.mark.parametrize("name", ["image-128x96", "image-two"])
 def test_the_releases_processor_puts_images_in_their_places(process, name):
     """Prompts are token ids: the processor writes them as text, and reads that again."""
-    import images_engine
 
     call = next(one for one in images.asks() if one.name == name)
-    made = process(call.prompts[0], [images_engine.picture(*one) for one in call.images[0]])
+    made = process(call.prompts[0], [images.picture(*one) for one in call.images[0]])
     found = made if isinstance(made, dict) else vars(made)
     ids, pad = list(found["input_ids"]), images.vocabulary()["<|image_pad|>"]
     # of 16 pixels, four in one
@@ -104,12 +103,11 @@ def test_the_releases_processor_puts_images_in_their_places(process, name):
 
 
 def test_the_release_takes_a_call_of_both_kinds():
-    import images_engine
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     call = next(one for one in images.asks() if one.kind == images.MIXED)
-    words = images_engine.request(call)
+    words = images.request(call)
     assert words.keys() <= inspect.signature(Engine.generate).parameters.keys()
     asked = GenerateReqInput(**words)
     asked.normalize_batch_and_arguments()
@@ -117,4 +115,4 @@ def test_the_release_takes_a_call_of_both_kinds():
 
 
 def test_the_release_knows_the_engines_words(default_server_args):
-    assert default_server_args(**images.words()).mm_attention_backend == "triton_attn"
+    assert default_server_args(**images.WORDS).mm_attention_backend == "triton_attn"

@@ -95,7 +95,7 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
 def test_the_hash_is_the_one_that_the_tool_recorded(tree):
     assert (
         provenance.tree_hash()
-        == json.loads((tree / "provenance.json").read_text())["tree"]["patched"]
+        == json.loads((tree / "provenance.json").read_text())["tree"]["after"]
     )
 
 
