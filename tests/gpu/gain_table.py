@@ -12,7 +12,7 @@ from visit import spoken
 def states(entry: dict) -> str:
     """What the environment said of layers with recurrent states, behind a comma; nothing where it
     said nothing."""
-    return f", states: {entry['states']}" if entry["states"] else ""
+    return f", states: {entry['states']}" if entry.get("states") else ""
 
 
 def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:

@@ -202,10 +202,12 @@ def test_the_table_is_listed(monkeypatch, capsys):
         assert f"{row.name}: {row.what}\n  models: {' '.join(row.models)}\n" in "".join(blocks)
 
 
-def test_the_runner_needs_the_standard_library_alone(tmp_path):
+@pytest.mark.parametrize("words", [("run.py", "--list"), ("gain.py", "--help")])
+def test_the_runners_need_the_standard_library_alone(words):
     """A host may have nothing but a bundle, whose packages its engines have."""
-    words = [sys.executable, "-I", "-S", str(GPU / "run.py"), "--list"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    script, *more = words
+    command = [sys.executable, "-I", "-S", str(GPU / script), *more]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
