@@ -28,9 +28,9 @@ from patchqueue.environments import lock
 from patchqueue.environments.lock import body, until
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin, Pins
-from patchqueue.wheels import build, untouched
+from patchqueue.wheels import build
 
-from . import carried, elf, packages, packing
+from . import carried, elf, packages, packing, untouched
 from .host import Host, with_release_torch
 from .host import load as load_host
 
@@ -249,7 +249,6 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
         "tag": built.pin.tag,
         "local_version": built.version,
         "queue_release": RELEASE,
-        "queue": built.record["queue"],
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
         "host": {

@@ -93,8 +93,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
         "version": made["version"],
         "tag": made["tag"],
         "queue_release": made.get("release"),
-        "queue": made["queue"],
-        "changes": made["changes"],
         "tree": made["tree"]["after"],
         "tree_untouched": untouched,
         "patches": made["patches"],
@@ -129,4 +127,4 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
 
 def queue_of(facts: dict) -> str:
     """Which queue a tree was made by, in words."""
-    return f"queue {facts['queue_release']}" if facts["queue"] else "made by no queue"
+    return f"queue {facts['queue_release']}" if facts["patches"] else "made by no queue"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from bundle.release import SCRIPTS
-from patchqueue.files.tree import hash_listing, list_package
+from patchqueue.files.tree import hash_python, list_package
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
@@ -95,8 +95,8 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
     code, found, said = run(tmp_path, *words, tree=unrecorded)
     assert code == 0 and "0.5.9 (made by no queue) on 1 x NVIDIA Fake" in said
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
-    assert found["queue"] == found["changes"] == "" and found["patches"] == []
-    assert found["tree"] == hash_listing(list_package(unrecorded))
+    assert found["patches"] == []
+    assert found["tree"] == hash_python(list_package(unrecorded))
 
 
 def test_an_unpacked_bundle_needs_no_word_of_where_it_lies(tmp_path):
@@ -1273,7 +1273,6 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path,
 
 
 def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
-    import proof
     import run as module
 
     facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
@@ -1282,7 +1281,8 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
     monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
     monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
     monkeypatch.setattr(module.commandline, "fields", lambda _: set())
-    monkeypatch.setattr(proof, "left_out", lambda *_: {"it lacks them": [MOE]})
+    lacks = {"it lacks them": [MOE]}
+    monkeypatch.setattr(module.experiments.proof, "left_out", lambda *_: lacks)
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
 
