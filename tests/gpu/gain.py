@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import compare
 import engine as engines
 import floor
 import judging
@@ -419,7 +420,7 @@ def counted(ran: Sequence[dict]) -> dict:
     largest = max((max(line["captured"]) for line in ran if line.get("captured")), default=None)
     return {
         "prefills": len(ran),
-        "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran),
+        "on_graph": sum(map(compare.on_graph, ran)),
         "too_long": sum(line["tokens"] > largest for line in ran) if largest else 0,
     }
 

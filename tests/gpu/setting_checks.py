@@ -171,17 +171,13 @@ def given_back(
 
 def counted(prefills: Sequence[dict]) -> dict:
     """How many prefills ran on a graph, and why the others did not."""
-    eager = [line for line in prefills if not launched(line)]
+    eager = [line for line in prefills if not compare.on_graph(line)]
     reasons = Counter(line.get("why") or "" for line in eager)
     return {
         "all": len(prefills),
         "on_graph": len(prefills) - len(eager),
         "eager": dict(reasons.most_common()),
     }
-
-
-def launched(line: dict) -> bool:
-    return bool(line["runner"] and line["launches"])
 
 
 def ran(prefills: Sequence[dict], graph: bool) -> compare.Verdict:
@@ -210,7 +206,7 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
     """Whether every rank ran prefills, and where they share each one, all ran it the same way."""
     by_rank: dict[str, list[bool]] = {}
     for line in prefills:
-        by_rank.setdefault(line["process"], []).append(launched(line))
+        by_rank.setdefault(line["process"], []).append(compare.on_graph(line))
     said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
     alike = "dp_size" in plan["engine"] or len({tuple(rank) for rank in by_rank.values()}) == 1
     good = (
