@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from patchqueue.files.tree import hash_listing, list_package
+from patchqueue.files.tree import hash_python, list_package
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
@@ -94,8 +94,8 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
     code, found, said = run(tmp_path, *words, tree=unrecorded)
     assert code == 0 and "0.5.9 (made by no queue) on 1 x NVIDIA Fake" in said
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
-    assert found["queue"] == found["changes"] == "" and found["patches"] == []
-    assert found["tree"] == hash_listing(list_package(unrecorded))
+    assert found["patches"] == []
+    assert found["tree"] == hash_python(list_package(unrecorded))
 
 
 def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecorded):
@@ -1057,11 +1057,12 @@ def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
 
 
 def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
+    import experiments
     import proof
 
-    session = session_of(tmp_path, OPT_OUT)
+    session, row = session_of(tmp_path, OPT_OUT), experiments.EXPERIMENTS["proof"]
     plans = {
-        model: proof.job(session, model, "reference", 1).plan
+        model: proof.job(session, row, model, "reference").plan
         for model in ("llama", "falcon-h1", "glm-5")
     }
     assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {

@@ -11,7 +11,7 @@ import pytest
 from test_build import INFO, LOCAL, make, members
 
 from patchqueue.outcome import Refused
-from patchqueue.upstream import new_pin
+from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import notice
 
 OURS = "https://example.org/queue"
@@ -89,7 +89,7 @@ def test_the_notice_lies_beside_upstreams_licence(project):
     )
     pins = project.root / "upstream/pins.toml"
     pins.unlink()
-    new_pin.add(project.root, "9.9.1", str(project.wheels))
+    add_pin(project.root, "9.9.1", str(project.wheels))
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
     assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found
@@ -105,7 +105,9 @@ def test_the_notice_lies_beside_upstreams_licence(project):
 def test_changes_of_two_wheels():
     old = {"sglang/a": b"1", "sglang/b": b"1", "sglang/c": b"1", "other": b"1"}
     new = {"sglang/a": b"2", "sglang/b": b"1", "sglang/d": b"1", "else": b"1"}
-    assert notice.changes(old, new) == notice.Changes(("sglang/a",), ("sglang/d",), ("sglang/c",))
+    assert notice.changes(old, new) == notice.Changes(
+        ("sglang/a",), ("else", "sglang/d"), ("other", "sglang/c")
+    )
 
 
 @pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])

@@ -25,6 +25,7 @@ QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
 LABEL = re.compile(r"[^a-z0-9]")
+INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 
 class About(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +46,7 @@ def repository(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Changes:
-    """Names of sglang's files in a patched wheel that differ from the upstream wheel's; each
-    sorted."""
+    """Members of a patched wheel that differ from the upstream wheel's; each sorted."""
 
     changed: tuple[str, ...]
     added: tuple[str, ...]
@@ -54,12 +54,18 @@ class Changes:
 
 
 def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes:
-    """The difference of two wheels' sglang/, each by member name."""
+    """The difference of two wheels; their RECORDs and the version in .dist-info's name do not
+    count."""
     old, new = (
-        {name for name in wheel if name.startswith("sglang/")} for wheel in (upstream, made)
+        {
+            INFO.sub(".dist-info/", name): content
+            for name, content in wheel.items()
+            if not name.endswith(".dist-info/RECORD")
+        }
+        for wheel in (upstream, made)
     )
-    changed = sorted(name for name in old & new if upstream[name] != made[name])
-    return Changes(tuple(changed), tuple(sorted(new - old)), tuple(sorted(old - new)))
+    changed = sorted(name for name in old.keys() & new if old[name] != new[name])
+    return Changes(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
 
 
 def text(version: str, wheel: str, found: Changes, address: str) -> str:
@@ -68,24 +74,28 @@ def text(version: str, wheel: str, found: Changes, address: str) -> str:
     address: the queue's repository; "" where it has none.
     """
     public, _, local = version.partition("+")
+    _, number, *profile = local.split(".")
+    part = f", profile {profile[0]}" if profile else ""
     where = f" ({address})" if address else ""
     head = f"""\
 This is a changed sglang: version {version}, not the sglang project's own {public}.
 
 {QUEUE[0].upper()}{QUEUE[1:]}{where} made it of upstream's wheel
-{wheel}. It is release {local.rpartition(".")[2]} of the queue.
+{wheel}. It is release {number} of the queue{part}.
 The sglang project neither made nor checked it. Report what goes wrong to the queue{where}.
 
 Both are under the Apache License 2.0. As its section 4(b) asks, the files that
 were changed are listed here. patch_queue.json names every patch.
 """
-    parts = (
-        ("Changed", found.changed),
-        ("Added", found.added),
-        ("Removed", found.removed),
-    )
+    parts = {"Changed": found.changed, "Added": found.added, "Removed": found.removed}
+    own = {
+        what: [name for name in names if name.startswith("sglang/")]
+        for what, names in parts.items()
+    }
     lists = (
-        f"\n{what}:\n" + "".join(f"  {name}\n" for name in names) for what, names in parts if names
+        f"\n{what}:\n" + "".join(f"  {name}\n" for name in names)
+        for what, names in own.items()
+        if names
     )
     return head + "".join(lists)
 
