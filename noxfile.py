@@ -54,7 +54,7 @@ USERS = {
     "uninstall": ("patchqueue", "Undo install, to the last byte."),
     "backport": ("patchqueue", "Make a release branch in a checkout of sglang."),
     "patches": ("patchqueue", "Write one patch file, for `git apply`."),
-    "gpu": ("evidence", "Prove a release on this host's GPU."),
+    "gpu": ("evidence", "Prove or time a release on this host's GPU."),
     "sweep": ("evidence", "Find tiles of kernels on this host's GPU."),
 }
 MAINTAINERS = {
@@ -64,13 +64,8 @@ MAINTAINERS = {
     "rebase": ("patchqueue", "Carry the queue to another release."),
     "quilt": ("patchqueue", "Run quilt in work/TAG/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
-    "upstream-tests": ("patchqueue", "Run upstream's unit tests, patched and not."),
     "bundle": ("evidence", "Pack a release for a host without an index."),
-    "release": ("patchqueue", "Make the files of a release of the queue."),
-    "export": ("patchqueue", "Make pull requests in a checkout."),
-    "matrix": ("evidence", "Print the proofs a fleet has to run."),
     "status": ("evidence", "Make the matrix and the lists of patches."),
-    "bench": ("evidence", "Time a release on this host's GPU."),
 }
 
 
@@ -110,12 +105,6 @@ def with_packages(*names: str) -> list[str]:
     return ["uv", "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
 
 
-def run_with(session: nox.Session, names: str, *command: str, silent: bool = False) -> None:
-    """Run a command with such packages, as `plots coverage`."""
-    run = [*with_packages(*names.split()), *command]
-    session.run(*run, env={"PYTHONPATH": PATH}, external=True, silent=silent)
-
-
 LINTS = (
     ("ruff", "format", "--check", "--quiet"),
     ("ruff", "check", "--quiet"),
@@ -127,7 +116,8 @@ LINTS = (
 def linted(session: nox.Session) -> None:
     """Form, types and imports of the project's own Python, as pyproject.toml says."""
     for command in LINTS:
-        run_with(session, "lint", *command, silent=True)
+        run = [*with_packages("lint"), *command]
+        session.run(*run, env={"PYTHONPATH": PATH}, external=True, silent=True)
 
 
 def add(name: str, tool: str, said: str, group: str) -> None:
@@ -160,11 +150,3 @@ for name, (tool, said) in MAINTAINERS.items():
 def lint(session: nox.Session) -> None:
     """Check the form, types and imports of the Python."""
     linted(session)
-
-
-@nox.session(default=False, tags=["maintainers"])
-def coverage(session: nox.Session) -> None:
-    """Count the tool's lines that its tests run."""
-    tests = ["coverage", "run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
-    for command in (tests, ["coverage", "combine", "-q"], ["coverage", "report"]):
-        run_with(session, "plots coverage", *command)

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import datetime
 import enum
-import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -24,11 +22,11 @@ from typing import Any
 
 from patchqueue.environments import cuda_stubs, lock
 from patchqueue.environments.lock import body, until
-from patchqueue.files import atomic, run
+from patchqueue.files import atomic
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import cache_folder
 
-from . import elf, packing
+from . import elf, packages, packing
 from .host import Host
 from .packing import Trimmed
 
@@ -43,8 +41,8 @@ LIBRARIES = f"{lock.CUDA} cuda-runtime"
 # What binds Python to one CUDA: the host's own is for the host's torch.
 BOUND_TO_CUDA = ("cuda-bindings", "cuda-pathfinder", "cuda-python")
 PLAN = "patchqueue_libraries.json"  # in the folder of packages: what `unpack` links
+INSTALLED = "torch and its CUDA libraries"
 EFFORT = 3  # xz's: 6 takes three times as long and packs 5 % smaller
-INSTALL = ("pip", "install", "--no-deps", "--no-build", "--require-hashes", "--link-mode=hardlink")
 ASSEMBLER, LATER = "ptxas", "ptxas-blackwell"  # the latter is for capability 10.0 and later alone
 
 TRIMMED = (
@@ -182,10 +180,10 @@ def check(site: Mapping[str, Any], torch: Carried) -> None:
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
 
 
-def asks(site: Path, packages: Iterable[str] = MADE_FOR_TORCH) -> list[str]:
-    """The CUDA libraries that `packages`, made for one torch, want, less those that they bring
+def asks(site: Path, names: Iterable[str] = MADE_FOR_TORCH) -> list[str]:
+    """The CUDA libraries that these packages, made for one torch, want, less those that they bring
     themselves."""
-    names = list(packages)
+    names = list(names)
     files = [file for name in names for file in (site / name).rglob("*.so*")]
     own = {file.name for name in names for file in (site / f"{name}.libs").glob("*.so*")}
     return sorted(asked_of(file for file in files if file.is_file()).keys() - own)
@@ -232,8 +230,8 @@ def pack(
 
     excluded: packages that the resolution leaves out. Raises Refused with uv's reason.
     """
-    words = ["--exclude-newer", until(as_of), "--prerelease=allow", *_target(host)]
-    found = _required(wanted, words, excluded)
+    words = ["--exclude-newer", until(as_of), "--prerelease=allow"]
+    found = _index(host).resolve([wanted], words, excluded)["packages"]
     locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
     version = lock.version_of(locked, "torch")
     if not version:
@@ -244,62 +242,43 @@ def pack(
     own = _host_libraries(host)
     made_of = [locked, sorted(own), [rule.patterns for rule in TRIMMED], sm, EFFORT, SCHEMA]
     made_of += [[rule.libraries for rule in STOOD_IN_FOR], host.python, host.platform]
-    kept = cache_folder() / "torch" / hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
-    if not (kept / "facts.json").is_file():
-        LOG.info(f"packing torch {version} for sm_{sm} (some minutes and GBs, once)")
-        _make(kept, locked, host, own, sm)
-    facts = json.loads((kept / "facts.json").read_text())
+    said = f"packing torch {version} for sm_{sm} (some minutes and GBs, once)"
+    archive, facts = packages.kept(
+        "torch",
+        made_of,
+        said,
+        "torch.tar.xz",
+        lambda scratch: _made(scratch, locked, host, own, sm),
+    )
     holds = tuple(
         f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
     )
-    return Carried(kept / "torch.tar.xz", facts["own_cuda"], facts, holds)
+    return Carried(archive, facts["own_cuda"], facts, holds)
 
 
-def _target(host: Host) -> list[str]:
-    return ["--python-version", host.python, "--python-platform", host.platform]
-
-
-def _required(wanted: str, words: list[str], excluded: Iterable[str]) -> list[dict[str, Any]]:
-    """The packages that `wanted` requires, as uv's lock has them. Raises Refused."""
-    try:
-        return list(lock.resolve([wanted], words, sorted(set(excluded)))["packages"])
-    except run.Failed as failure:
-        raise _refused(f"resolve {wanted}", failure) from None
-
-
-def _of(packages: Iterable[dict[str, Any]], names: set[str]) -> str:
-    """Those of `names`, as hashed requirements."""
-    return body({"packages": [one for one in packages if one["name"] in names]})
-
-
-def _refused(what: str, failure: run.Failed) -> Refused:
+def _index(host: Host) -> packages.Index:
     step = "see the host description's python, platform and torch"
-    return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
+    return packages.Index(host, "no-bundle", step)
 
 
-def _install(locked: str, host: Host, site: Path) -> None:
-    wanted = site.with_name(f"{site.name}.txt")
-    wanted.write_text(locked)
-    where = ["--target", str(site), "--requirement", str(wanted)]
-    try:
-        run.uv(*INSTALL, *_target(host), *where)
-    except run.Failed as failure:
-        raise _refused("install torch and its CUDA libraries", failure) from None
+def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
+    """Those of `names`, as hashed requirements."""
+    return body({"packages": [one for one in found if one["name"] in names]})
 
 
 def _host_libraries(host: Host) -> dict[str, Library]:
     """The CUDA libraries that the host's own torch requires, by file name (kept)."""
     names = set(lock.cuda_libraries(LIBRARIES))
-    locked = _of(_required(f"torch=={host.torch}", _target(host), []), names)
-    made_of = [locked, [rule.patterns for rule in TRIMMED], SCHEMA]
-    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    index = _index(host)
+    locked = _of(index.resolve([f"torch=={host.torch}"])["packages"], names)
+    key = packages.key([locked, [rule.patterns for rule in TRIMMED], SCHEMA])
     kept = cache_folder() / "libraries" / f"{key}.json"
     if not kept.is_file():
         LOG.info(f"reading the CUDA libraries of torch {host.torch} (2 GB from the index, once)")
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
             site = Path(scratch) / "site"
-            _install(locked, host, site)
+            index.install(locked, site, INSTALLED)
             for rule in TRIMMED:
                 packing.trim(site, rule)
             found = libraries(site)
@@ -311,20 +290,17 @@ def _host_libraries(host: Host) -> dict[str, Library]:
     }
 
 
-def _make(kept: Path, locked: str, host: Host, own: Mapping[str, Library], sm: int) -> None:
-    """Install, choose, trim and pack into `kept`; facts.json last, so that a killed run leaves
-    nothing that looks whole."""
-    kept.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
-        site, archive = Path(scratch) / "site", Path(scratch) / "torch.tar.xz"
-        _install(locked, host, site)
-        facts = lay(site, own, sm)
-        plan = {"torch": host.torch, "libraries": facts["linked"]}
-        (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
-        packing.archive(archive, [(site, "site")], EFFORT)
-        os.replace(archive, kept / archive.name)
+def _made(
+    scratch: Path, locked: str, host: Host, own: Mapping[str, Library], sm: int
+) -> packages.Packed:
+    """Install, choose and trim."""
+    site = scratch / "site"
+    _index(host).install(locked, site, INSTALLED)
+    facts = lay(site, own, sm)
+    plan = {"torch": host.torch, "libraries": facts["linked"]}
+    (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
     about = {"torch": lock.version_of(locked, "torch"), "host_torch": host.torch, **facts}
-    atomic.write(kept / "facts.json", (json.dumps(about, indent=1) + "\n").encode())
+    return packages.Packed([(site, "site")], about, EFFORT)
 
 
 def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
@@ -340,20 +316,18 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     own_cuda = not any(_is_runtime(name) and name in own for name in pinned)
     own = {} if own_cuda else own
     chosen, asked = settle(site, own, pinned)
-    packages = {
-        pinned[name].package for name, one in chosen.items() if one.origin is Origin.CARRIED
-    }
+    carried = {pinned[name].package for name, one in chosen.items() if one.origin is Origin.CARRIED}
     for one in pinned.values():
-        if one.package not in packages:
+        if one.package not in carried:
             (site / one.path).unlink()
-    _forget(site, packages)
+    _forget(site, carried)
     for name, found in chosen.items():
         if found.origin is Origin.STAND_IN:
             (site / pinned[name].path).write_bytes(cuda_stubs.shared_library(name, asked[name]))
     linked = sorted(one.path for one in own.values() if not (site / one.path).exists())
     return {
         "own_cuda": own_cuda,
-        "packages": _names(site, packages),
+        "packages": _names(site, carried),
         "libraries": {
             name: {"from": one.origin.value, "reason": one.reason}
             for name, one in sorted(chosen.items())
@@ -382,11 +356,11 @@ def settle(
         files += [file for file in more if file not in files]
 
 
-def _forget(site: Path, packages: set[str]) -> None:
+def _forget(site: Path, carried: set[str]) -> None:
     """Remove what says that CUDA's packages are installed, but for these."""
     folders = {
         f"{name.replace('-', '_')}-{version}.dist-info"
-        for name, _, version in (package.partition("==") for package in packages)
+        for name, _, version in (package.partition("==") for package in carried)
     }
     for folder in site.glob("nvidia_*.dist-info"):
         if folder.name not in folders:

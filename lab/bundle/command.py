@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from patchqueue.commands import paths
-from patchqueue.commands.entry import OUT
-from patchqueue.commands.wheels import chosen_of, command, shown
+from patchqueue.commands import arguments
+from patchqueue.commands.arguments import Command, chosen_releases, flag, option, shown
+from patchqueue.commands.terminal import OUT
 from patchqueue.environments import testing
 from patchqueue.hint import counted
 from patchqueue.outcome import Refused
@@ -19,46 +19,6 @@ from . import carried, host, release
 from . import peer as peers
 
 MIB = 2**20
-
-
-def add(commands: Any) -> None:
-    """Add the command to the parser's."""
-    packed = command(
-        commands,
-        "bundle",
-        _bundle,
-        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
-    )
-    packed.add_argument(
-        "--host", type=paths.path, help=f"the host's description (default: {host.DEFAULT})"
-    )
-    packed.add_argument(
-        "--sm", type=int, default=90, help="the GPU's compute capability (default 90, Hopper)"
-    )
-    packed.add_argument(
-        "--part-size",
-        type=_size,
-        default=60,
-        metavar="MIB",
-        help="the largest size of one part (default 60)",
-    )
-    packed.add_argument(
-        "--carry-torch",
-        action="store_true",
-        help="pack the release's torch, triton and torchvision too, where the host has another",
-    )
-    packed.add_argument(
-        "--flash",
-        action="store_true",
-        help="pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
-        " `run.py --attention fa3` asks for it there",
-    )
-    packed.add_argument(
-        "--peer",
-        type=_peer,
-        metavar="NAME==VERSION",
-        help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
-    )
 
 
 def _peer(text: str) -> peers.Peer:
@@ -97,15 +57,15 @@ def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
 
 
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
-    if options.revisions or options.flash or options.origin:
+    if options.releases or options.flash:
         what = "a peer is packed on its own, as the package index has it"
-        step = "leave out VERSION, --flash and --from"
+        step = "leave out VERSION and --flash"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
     wanted = release.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
     pins = pinning.load(options.root)
     made = peers.pack(options.root, pins, options.peer, description, wanted)
     OUT.print(
-        f"{shown(options, made.path)}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
+        f"{shown(made.path.relative_to(options.root))}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
         f" {counted(len(made.manifest['packages']), 'package')} as of"
         f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
     )
@@ -122,14 +82,14 @@ def _bundle(options: argparse.Namespace) -> int:
     description = options.host or options.root / host.DEFAULT
     if options.peer:
         return _peer_bundle(options, description)
-    pins, chosen = chosen_of(options)
+    pins = pinning.load(options.root)
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
-    for pin in chosen:
-        made = release.pack(options.root, pins, pin, description, options.origin, wanted)
+    for pin in chosen_releases(options, pins):
+        made = release.pack(options.root, pins, pin, description, None, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
-            f"{shown(options, made.path)}: {sizes},"
+            f"{shown(made.path.relative_to(options.root))}: {sizes},"
             f" {counted(len(made.manifest['packages']), 'package')},"
             f" {counted(len(made.manifest['parts']), 'part')}"
         )
@@ -142,3 +102,50 @@ def _bundle(options: argparse.Namespace) -> int:
             " FOLDER/tests/gpu/run.py --out RESULTS`"
         )
     return 0
+
+
+COMMANDS = (
+    Command(
+        "bundle",
+        _bundle,
+        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
+        "v0.5.9",
+        (
+            arguments.releases(),
+            option(
+                "--host",
+                type=arguments.path,
+                metavar="FILE",
+                help=f"the host's description (default: {host.DEFAULT})",
+            ),
+            option(
+                "--sm",
+                type=int,
+                default=90,
+                help="the GPU's compute capability (default 90, Hopper)",
+            ),
+            option(
+                "--part-size",
+                type=_size,
+                default=60,
+                metavar="MIB",
+                help="the largest size of one part (default 60)",
+            ),
+            flag(
+                "--carry-torch",
+                "pack the release's torch, triton and torchvision too, where the host has another",
+            ),
+            flag(
+                "--flash",
+                "pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
+                " `run.py --attention fa3` asks for it there",
+            ),
+            option(
+                "--peer",
+                type=_peer,
+                metavar="NAME==VERSION",
+                help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
+            ),
+        ),
+    ),
+)

@@ -8,12 +8,7 @@ request torch is packed too, as for a release (carried.py).
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
-import logging
-import os
 import re
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +18,12 @@ from packaging.version import Version
 
 from patchqueue.environments import lock
 from patchqueue.environments.testing import pinned_torch
-from patchqueue.files import atomic, run
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pins
-from patchqueue.upstream.source import cache_folder
 
-from . import carried, elf, packing, release
+from . import carried, elf, packages, packing, release
 from .host import Host, with_release_torch
 from .host import load as load_host
-
-LOG = logging.getLogger(__name__)
 
 SCHEMA = 2
 DAYS = 3  # after a release, until what its requirements resolve to is fixed
@@ -89,6 +80,10 @@ class Peer:
     def tag(self) -> str:
         return f"{self.name}-{self.version}"
 
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
 
 KNOWN = ("vllm",)
 
@@ -123,12 +118,14 @@ def pack(
         host = with_release_torch(host, HIGHEST, torch.besides)
     locked = _without_torch(_resolve(peer, host, as_of))
     made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
-    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
-    kept = cache_folder() / "peers" / key
-    if not (kept / "facts.json").is_file():
-        LOG.info(f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)")
-        _make(kept, peer, locked, host, sm)
-    facts = json.loads((kept / "facts.json").read_text())
+    said = f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)"
+    archive, facts = packages.kept(
+        "peers",
+        made_of,
+        said,
+        "site.tar.xz",
+        lambda scratch: _made(scratch, peer, locked, host, sm),
+    )
     if torch:
         carried.check(facts, torch)
     manifest: dict[str, Any] = {
@@ -141,7 +138,7 @@ def pack(
         "carried": torch.facts if torch else None,
     }
     folder = release.emptied(root / "dist/bundle" / peer.tag)
-    archives = {"site": kept / "site.tar.xz", **({"torch": torch.archive} if torch else {})}
+    archives = {"site": archive, **({"torch": torch.archive} if torch else {})}
     sizes = release.write(folder, archives, wanted.part_size, manifest)
     return release.Bundle(folder, manifest, sizes)
 
@@ -165,67 +162,41 @@ def _minor(version: str) -> tuple[int, ...]:
 
 def released(peer: Peer, host: Host) -> datetime.date:
     """The day on which the index got the release's wheel. Raises Refused."""
-    found = _compile(peer, [*_target(host), "--no-deps"], [])
+    found = _index(host).resolve([peer.requirement], ["--no-deps"])
     times: list[datetime.datetime] = [
         wheel["upload-time"] for one in found["packages"] for wheel in one["wheels"]
     ]
     return max(time.date() for time in times)
 
 
-def _target(host: Host) -> list[str]:
-    return ["--python-version", host.python, "--python-platform", host.platform]
-
-
 def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
     """What is installed, and torch, as hashed requirements. Raises Refused."""
-    words = [*_target(host), "--exclude-newer", lock.until(as_of)]
+    words = ["--exclude-newer", lock.until(as_of)]
     left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
     brought = [name for name in host.brings if name != "torch"]
     excluded = [*left_out, *brought, *lock.cuda_libraries(release.CUDA)]
-    return lock.body(_compile(peer, words, excluded))
+    return lock.body(_index(host).resolve([peer.requirement], words, excluded))
 
 
 def _without_torch(locked: str) -> str:
     return re.sub(r"(?m)^torch==.*\n(?:    --hash.*\n)*", "", locked)
 
 
-def _compile(peer: Peer, words: list[str], excluded: list[str]) -> dict[str, Any]:
-    try:
-        return lock.resolve([f"{peer.name}=={peer.version}"], words, sorted({*excluded}))
-    except run.Failed as failure:
-        raise _refused("resolve", peer, failure) from None
-
-
-def _refused(what: str, peer: Peer, failure: run.Failed) -> Refused:
+def _index(host: Host) -> packages.Index:
     step = "see the host description, and LEFT_OUT in lab/bundle/peer.py"
-    return Refused.of("no-peer", f"uv could not {what} {peer.tag}", failure.said, step)
+    return packages.Index(host, "no-peer", step)
 
 
-def _make(kept: Path, peer: Peer, locked: str, host: Host, sm: int) -> None:
-    """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
-    looks whole."""
-    kept.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
-        wanted, site = Path(scratch) / "requirements.txt", Path(scratch) / "site"
-        wanted.write_text(locked)
-        where = ["--target", str(site), "--requirement", str(wanted)]
-        try:
-            run.uv(*release.INSTALL, *_target(host), *where)
-        except run.Failed as failure:
-            raise _refused("install", peer, failure) from None
-        trimmed = [packing.trim(site, rule) for rule in TRIMMED]
-        zeroed = elf.zero_all(site, sm)
-        asks = carried.asks(site, (peer.name, *carried.MADE_FOR_TORCH))
-        hostsite = Path(scratch) / "hostsite"
-        release.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
-        folders = [(site, "site"), (hostsite, "hostsite")]
-        packing.archive(Path(scratch) / "site.tar.xz", folders)
-        os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
+def _made(scratch: Path, peer: Peer, locked: str, host: Host, sm: int) -> packages.Packed:
+    """Install and trim."""
+    site, hostsite = scratch / "site", scratch / "hostsite"
+    _index(host).install(locked, site, peer.tag)
     facts = {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
         "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
-        "trimmed": trimmed,
-        "zeroed": asdict(zeroed),
-        "asks": asks,
+        "trimmed": [packing.trim(site, rule) for rule in TRIMMED],
+        "zeroed": asdict(elf.zero_all(site, sm)),
+        "asks": carried.asks(site, (peer.name, *carried.MADE_FOR_TORCH)),
     }
-    atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+    release.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
+    return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)

@@ -1,5 +1,5 @@
 """Pack what a GPU host needs that reaches no package index: the patched wheel, its dependencies,
-tests/gpu.
+and SCRIPTS.
 
 untouched/ beside the patched tree holds the release's own content of what the queue changed.
 
@@ -11,10 +11,7 @@ edit of the queue and they do not. On request torch itself is packed too (carrie
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import os
 import re
 import shutil
 import tempfile
@@ -29,24 +26,17 @@ from packaging.specifiers import SpecifierSet
 from patchqueue import RELEASE
 from patchqueue.environments import lock
 from patchqueue.environments.lock import body, until
-from patchqueue.files import atomic, run
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin, Pins
-from patchqueue.upstream.source import cache_folder
-from patchqueue.wheels import build, untouched
+from patchqueue.wheels import build
 
-from . import carried, elf, packing
+from . import carried, elf, packages, packing, untouched
 from .host import Host, with_release_torch
 from .host import load as load_host
 
-LOG = logging.getLogger(__name__)
-
 HOSTSITE = Path(__file__).parent / "hostsite"
+SCRIPTS = ("tests/gpu", "tests/models")  # what runs on the host, and the configs of its models
 SCHEMA = 1
-INSTALL = (
-    *("pip", "install", "--no-deps", "--no-build", "--require-hashes"),
-    *("--link-mode", "hardlink"),
-)
 KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
 
 
@@ -237,7 +227,7 @@ def stand_ins(pin: Pin, flash: bool) -> list[str]:
 
 
 def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: bool) -> None:
-    """The patched wheel's files, what the host needs beside them, and tests/gpu."""
+    """The patched wheel's files, what the host needs beside them, and what runs on a GPU."""
     plan = {
         "stand_ins": stand_ins(built.pin, flash),
         "shims": [shim.module for shim in host.shims],
@@ -249,7 +239,7 @@ def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: boo
         untouched.lay(built, Path(scratch) / untouched.FOLDER)
         own = ("tree", "hostsite", untouched.FOLDER)
         folders = [(Path(scratch) / name, name) for name in own]
-        packing.archive(out, [*folders, (root / "tests/gpu", "tests/gpu")])
+        packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
 
 
 def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str, object]:
@@ -259,7 +249,6 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
         "tag": built.pin.tag,
         "local_version": built.version,
         "queue_release": RELEASE,
-        "queue": built.record["queue"],
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
         "host": {
@@ -295,12 +284,14 @@ def dependencies(
     edited = KERNEL_EDIT if host.kernel else False
     made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
     made_of += [sm] if one_gpu else []
-    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
-    kept = cache_folder() / "sites" / f"{key[:24]}"
-    if not (kept / "facts.json").is_file():
-        LOG.info(f"packing the dependencies of {pin.version} (a few minutes, once)")
-        _make_site(kept, locked, pin, host, sm, one_gpu, flash)
-    return kept / "site.tar.xz", json.loads((kept / "facts.json").read_text())
+    said = f"packing the dependencies of {pin.version} (a few minutes, once)"
+    return packages.kept(
+        "sites",
+        made_of,
+        said,
+        "site.tar.xz",
+        lambda scratch: _made(scratch / "site", locked, pin, host, sm, one_gpu, flash),
+    )
 
 
 def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
@@ -318,27 +309,16 @@ def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
         *instead,
         *lock.cuda_libraries(CUDA),
     ]
-    common = ["--python-version", host.python, "--python-platform", host.platform]
-    text = _compile(
-        [f"sglang=={pin.version}", "dill", *holds],
-        [*common, "--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"],
-        excluded,
-    )
+    index, words = _index(host), ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"]
+    text = body(index.resolve([f"sglang=={pin.version}", "dill", *holds], words, excluded))
     if replaced:
-        text += _compile([one.package for one in replaced], [*common, "--no-deps"], [])
+        text += body(index.resolve([one.package for one in replaced], ["--no-deps"]))
     return re.sub(r"(?m)^sglang==.*\n(?:    --hash.*\n)*", "", text)
 
 
-def _compile(wanted: Iterable[str], words: list[str], excluded: list[str]) -> str:
-    try:
-        return body(lock.resolve(wanted, words, sorted(set(excluded))))
-    except run.Failed as failure:
-        raise _refused("resolve", failure) from None
-
-
-def _refused(what: str, failure: run.Failed) -> Refused:
+def _index(host: Host) -> packages.Index:
     step = "see the host description, and LEFT_OUT in lab/bundle/release.py"
-    return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
+    return packages.Index(host, "no-bundle", step)
 
 
 def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
@@ -349,28 +329,14 @@ def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
     return (*unwanted, *TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _make_site(
-    kept: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
-) -> None:
-    """Install, trim and pack into `kept`; facts.json last, so that a killed run leaves nothing that
-    looks whole."""
-    kept.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
-        wanted, site = Path(scratch) / "requirements.txt", Path(scratch) / "site"
-        wanted.write_text(locked)
-        words = ["--python-version", host.python, "--python-platform", host.platform]
-        where = ["--target", str(site), "--requirement", str(wanted)]
-        try:
-            run.uv(*INSTALL, *words, *where)
-        except run.Failed as failure:
-            raise _refused(f"install {pin.version}'s dependencies", failure) from None
-        trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
-        if host.kernel:
-            _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
-        zeroed = elf.zero_all(site, sm) if one_gpu else None
-        asks = carried.asks(site) if one_gpu else []
-        packing.archive(Path(scratch) / "site.tar.xz", [(site, "site")])
-        os.replace(Path(scratch) / "site.tar.xz", kept / "site.tar.xz")
+def _made(
+    site: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
+) -> packages.Packed:
+    """Install and trim."""
+    _index(host).install(locked, site, f"{pin.version}'s dependencies")
+    trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
+    if host.kernel:
+        _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
     facts = {
         "resolved_as_of": pin.resolve_as_of.isoformat(),
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
@@ -378,10 +344,10 @@ def _make_site(
             {"reason": rule.reason, "names": rule.packages.split()} for rule in left_out(pin)
         ],
         "trimmed": trimmed,
-        "zeroed": asdict(zeroed) if zeroed else None,
-        "asks": asks,
+        "zeroed": asdict(elf.zero_all(site, sm)) if one_gpu else None,
+        "asks": carried.asks(site) if one_gpu else [],
     }
-    atomic.write(kept / "facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+    return packages.Packed([(site, "site")], facts)
 
 
 def _let_missing_kernels_raise(init: Path) -> None:

@@ -19,7 +19,6 @@ from bundle.host import load as load_host
 from patchqueue.environments.testing import lock_file
 from patchqueue.hint import to_type
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin
@@ -87,7 +86,7 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
-        now = Selection(queue, pin).effect_sha256
+        now = pin.patched
         validity = Validity(root, pin, now, harness.identity(root))
         for gpu, seconds in took.items():
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
@@ -129,8 +128,8 @@ def _labels(rows: Sequence[Row], gpus: Sequence[str]) -> list[str]:
     labels = list(dict.fromkeys(map(label, gpus or _seen(rows))))
     if labels and "" not in labels:
         return labels
-    where, what = ("--gpu", "names no GPU") if labels else ("matrix", "evidence/ names no GPU yet")
-    step = f"name what the fleet has: {to_type('matrix', '--gpu H200')}"
+    where, what = ("--gpu", "names no GPU") if labels else ("--plan", "evidence/ names no GPU yet")
+    step = f"name what the fleet has: {to_type('gpu', '--plan --gpu H200')}"
     raise Refused(Problem("no-gpu-kind", where, what, step))
 
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
+from bundle import untouched
 from patchqueue.environments.lock import until
-from patchqueue.files.locking import locked
+from patchqueue.files.atomic import locked
 from patchqueue.files.run import Failed, uv
 from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
-from patchqueue.wheels import build, untouched
+from patchqueue.wheels import build
 
 from . import harness
 

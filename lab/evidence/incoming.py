@@ -21,12 +21,8 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from patchqueue.files import atomic, record
-from patchqueue.files.locking import locked
 from patchqueue.hint import counted, to_type
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Problem, Refused
-from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import footprints, harness, questions, results
@@ -68,13 +64,11 @@ class Kernel(Struct, frozen=True):
 class Result(Struct, frozen=True, kw_only=True):
     """What every file says: which release and tree a host ran, and on what.
 
-    queue, changes: identities of the queue and of what it does; tree: hash of the patched tree.
+    tree: hash of the patched tree.
     """
 
     schema: Literal[1]
     version: str
-    queue: str
-    changes: str
     tree: str
     tree_untouched: bool
     gpu: Gpu
@@ -201,7 +195,7 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
 
     stale: take results about an earlier queue too.
     """
-    with locked(root / results.LOCK):
+    with atomic.locked(root / results.LOCK):
         before = results.load(root)
         made: dict[Path, list[Row]] = {}
         gathered: dict[Path, Gathered] = {}
@@ -211,7 +205,7 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
             except Refused as refusal:
                 why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
                 gathered[file] = Gathered(file, Fate.REFUSED, why)
-        today = {str(pin.version): results.today(root, pin) for pin in pins.all}
+        today = {str(pin.version): pin.patched for pin in pins.all}
         new = [row for rows in made.values() for row in rows]
         rules = harness.identity(root)
         bound = _without_contradicted(root, pins, before, new, rules)
@@ -236,7 +230,7 @@ def _without_contradicted(
         old = kept.get(row.subject)
         if old and row.verdict != NOT_RUN and old.verdict not in (NOT_RUN, row.verdict):
             pin = pins.find(row.release)
-            validity = footprints.Validity(root, pin, results.today(root, pin), rules)
+            validity = footprints.Validity(root, pin, pin.patched, rules)
             if old.queue != validity.today and validity.same_files(old):
                 wrong.add(row.release)
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]
@@ -320,17 +314,11 @@ def _read(file: Path) -> Proof | Times | Answer:
 def check_tree(root: Path, pin: Pin, result: Result, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
-    selection = select(load_queue(root), pin)
     what = ""
     if not result.tree_untouched:
         bad, what = "touched-tree", "files of the tree were changed after it was built"
-    elif result.changes != selection.effect_sha256:
+    elif result.tree != pin.patched:
         bad, what = "stale-evidence", f"is about another queue than today's for {pin.tag}"
-    # a header that was edited since changes the tree's provenance, and nothing that ran
-    elif result.queue == selection.stack_sha256 and result.tree != selection.tree_after(
-        source.fetch(pin, None)
-    ):
-        bad, what = "tree-mismatch", f"names the tree {result.tree}, which the queue does not make"
     if what:
         again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
         raise Refused(Problem(bad, name, what, again))
@@ -344,7 +332,7 @@ def _common(result: Result) -> dict[str, Any]:
         "gpu": result.gpu.name,
         "torch": torch.version.partition("+")[0],
         "torch_pin": torch.pinned if torch.off_pin else "",
-        "queue": result.changes,
+        "queue": result.tree,
         "attention": result.attention,
         "kernels": result.kernel.package if result.kernel else "",
     }

@@ -13,7 +13,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import Selection
 from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
@@ -61,7 +60,7 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     found = []
     for pin in reversed(pins.all):
         proofs = results.of_release(rows, pin.version, "proof")
-        validity = Validity(root, pin, Selection(queue, pin).effect_sha256, rules)
+        validity = Validity(root, pin, pin.patched, rules)
         found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
     return found
 
@@ -168,7 +167,7 @@ def answer(rows: Sequence[Row], queue: Queue, pin: Pin, name: str, question: Que
     asked = [row for row in rows if not row.control]
     if not asked:
         return _unasked(queue, pin, name, question)
-    now = Selection(queue, pin).effect_sha256
+    now = pin.patched
     # one that failed about today's tree outweighs all that passed, on whatever GPU
     last = max(asked, key=lambda row: (row.queue == now, bool(row.why), row.date))
     state = State.FAILED if last.why else State.PROVEN

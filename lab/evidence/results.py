@@ -16,9 +16,6 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from patchqueue.files import atomic, record
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
-from patchqueue.upstream.pins import Pin
 
 FOLDER = Path("evidence")
 FILE, RAW = FOLDER / "results.jsonl", FOLDER / "raw"
@@ -154,11 +151,6 @@ def newest(rows: Iterable[Row], today: Mapping[str, str], rules: str) -> list[Ro
         if not kept or weight(row, now, rules) > max(weight(one, now, rules) for one in kept):
             kept[:] = [row]
     return [row for kept in best.values() for row in kept]
-
-
-def today(root: Path, pin: Pin) -> str:
-    """The identity of what the queue does to a release now."""
-    return select(load_queue(root), pin).effect_sha256
 
 
 def slug(gpu: str) -> str:

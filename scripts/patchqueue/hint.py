@@ -28,7 +28,7 @@ def to_type(name: str, *words: object) -> str:
     """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
     v0.5.9`.
 
-    A path is quoted for a shell where it has to be; other words stand as they are, so that one may
+    A path is quoted for a shell where it has to be; other words stay as they are, so that one may
     hold several.
     """
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)

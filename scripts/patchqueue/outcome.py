@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 
 class Outcome(str, enum.Enum):
-    """What became of one patch, or of one whole tree."""
+    """The outcome of one patch, or of one whole tree."""
 
     APPLIED = "applied"
     ALREADY_APPLIED = "already applied"

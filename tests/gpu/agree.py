@@ -15,19 +15,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import compare
+import judging
 import launch
 import models
 import modes
 from experiment import (
-    HERE,
     Experiment,
     Plan,
     Session,
     Stage,
-    answer_of,
-    base_plan,
-    engine_words,
-    judged,
+    engine_job,
+    judged_run,
     unanswered,
 )
 
@@ -55,28 +53,20 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
 
 
 def _job(session: Session, row: Experiment, model: str, name: str) -> launch.Job:
-    label = f"agree.{model}.{name}"
-    made = base_plan(session, label, model) | {
-        "tree": name,
-        "mode": modes.EAGER,
-        "enforce": False,
-        "keep_eager": False,
-        "breakable": True,
-        "engine": engine_words(session, model),
-    }
-    return launch.Job(label, HERE / "engine.py", made, session.engine_limit(row))
+    words = {"tree": name, "enforce": False, "breakable": True}
+    return engine_job(session, row, f"agree.{model}.{name}", model, modes.EAGER, **words)
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     """The engines of each model, compared."""
     runs = []
-    for model in dict.fromkeys(job.plan["of"] for job in made.jobs):
-        jobs = [job for job in made.jobs if job.plan["of"] == model]
+    for model in made.models:
+        jobs = made.of_model(model)
         checks = unanswered(session, jobs)
         if not checks:
-            answers = {job.plan["tree"]: answer_of(job)["passes"] for job in jobs}
+            answers = {job.plan["tree"]: judging.answers(job)["passes"] for job in jobs}
             checks = compared(model, answers)
-        runs.append(judged(row, model, jobs, checks))
+        runs.append(judged_run(row, model, jobs, checks))
     return {"runs": runs}
 
 

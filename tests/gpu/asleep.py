@@ -8,27 +8,29 @@ graph may pick other kernels, and a router other experts then. So the answers of
 router are held against an engine that has the graph and keeps each prefill eager, within what
 compare.py lets eager prefill move itself at most: no control is asked here. What the GPU
 has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
-eager server holds, and one that is captured anew may take no more than that again. On the way
-rebind a loader replaces parameters: without a recapture a graph must answer otherwise there, or the
-case shows nothing. The way rounds sleeps, wakes and gets the same weights three times, with other
-memory of the GPU soiled meanwhile (dirty/sitecustomize.py): each time the graphs must find what
-they held, and long answers, which graphs decode, must be those from before and a new eager
-engine's. --without makes a control of it, in which something must be wrong.
+eager server holds, and one that is captured anew may take no more than that again. The way rounds
+sleeps, wakes and gets the same weights three times, with other memory of the GPU soiled meanwhile
+(dirty.py): each time the graphs must find what they held, and long answers, which graphs decode,
+must be those from before and a new eager engine's. --without makes a control of it, in which
+something must be wrong.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import cases
 import commandline
 import compare
+import experiment
 import judging
 import launch
+import machine
 import models
 import modes
 import settings
@@ -38,18 +40,18 @@ from experiment import (
     Plan,
     Session,
     Stage,
-    answer_of,
-    base_plan,
+    engine_job,
     engine_words,
-    judged,
-    log_of,
+    judged_run,
+    unanswered,
 )
 
 CHUNK = 4096
 CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
-# wide, so that a graph's memory shows
-MODELS = models.MODELS | {"llama": models.OTHERS["llama-wide"]}
-SLEEP, REBIND, ROUNDS = "sleep", "rebind", "rounds"
+WIDE = {"llama": "llama-wide"}  # so that a graph's memory shows
+KINDS = ("single", "batch", "chunked")  # of the calls after a step; the cache is empty then
+NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
+SLEEP, ROUNDS = "sleep", "rounds"
 NUMBERS = (1, 2, 3)  # of the rounds
 DECODED = 32  # tokens of an answer in them
 WITHOUT = ("back-up-captured-graphs", "copy-all-reduce-inputs")
@@ -67,7 +69,6 @@ STEPS = {
         "captured anew",
         "captured again",
     ),
-    REBIND: ("start", "other weights", "captured anew", "captured again"),
     ROUNDS: (
         "start",
         *(
@@ -81,13 +82,11 @@ STEPS = {
 FIRST = {
     SLEEP: dict.fromkeys(("woken", "same weights", "same weights again"), "start")
     | dict.fromkeys(("other tensors", "captured anew", "captured again"), "other weights"),
-    REBIND: {"captured again": "captured anew"},
     ROUNDS: {f"same weights, round {number}": "start" for number in NUMBERS},
 }
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
+WORDS = dict(chunked_prefill_size=CHUNK, enable_memory_saver=True)  # sglang.Engine's
 ASLEEP = ("nap", "sleep")
-# Way -> a folder whose sitecustomize.py its engines run first.
-BESIDE = {REBIND: (HERE / "rebind",), ROUNDS: (HERE / "dirty",)}
 
 
 HELD_MIB = 64  # that a sleeping graph may hold beside an eager server
@@ -115,7 +114,6 @@ def row(way: str, what: str, checked: str) -> Experiment:
 def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     """Engines one after another: each has the GPU to itself, so that its memory is what is in
     use."""
-    place = launch.Place((*BESIDE.get(row.name, ()), *session.place.path), session.place.out)
     stages, known = [], session.known
     for model in asked:
         tried = session.modes(row)
@@ -126,64 +124,42 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
                 commandline.say(f"{mode}: {chosen.reason}")
                 continue
             one = job(session, row, model, mode)
-            stages.append(Stage([one], place, environment(session, row.name, one.name), lead=False))
+            more = environment(session, row.name, one.name)
+            stages.append(Stage([one], environment=more, lead=False))
     return Plan(stages)
 
 
 def write_models(session: Session, made: Plan) -> None:
     """Two checkpoints of each model."""
-    for model in dict.fromkeys(job.plan["of"] for job in made.jobs):
-        for number, folder in enumerate(folders(session.place, model)):
-            words = [session.place.python, str(HERE / "asleep.py"), model, str(number), str(folder)]
-            subprocess.run(words, env=session.place.environment(), check=True)
+    wanted = {
+        folder.name: (WIDE.get(model, model), seed)
+        for model in made.models
+        for seed, folder in enumerate(folders(session.place, model))
+    }
+    experiment.make_models(session.place, wanted)
 
 
 def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
     """Two checkpoints of one shape."""
-    return (
-        place.scratch / "models" / f"{model}-wide",
-        place.scratch / "models" / f"{model}-wide-other",
+    first, second = (
+        place.scratch / "models" / f"{model}-{name}" for name in ("wide", "wide-other")
     )
-
-
-def write(model: str, seed: int, folder: Path) -> None:
-    """A checkpoint whose weights `seed` settles."""
-    import torch
-    from safetensors.torch import save_file
-
-    if (folder / "model.safetensors").is_file():
-        return
-    config = MODELS[model]
-    models.write_config(folder, config)
-    tensors = {
-        name: models.draw(name, shape, kind, seed).to(torch.bfloat16).contiguous()
-        for name, shape, kind in models.shapes(config)
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return first, second
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     """The engines of each model, compared. In a control something must be wrong."""
     runs = []
-    for model in dict.fromkeys(job.plan["of"] for job in made.jobs):
-        jobs = {job.plan["mode"]: job for job in made.jobs if job.plan["of"] == model}
+    for model in made.models:
+        jobs = made.of_model(model)
         found = {
-            mode: answer_of(one) | {"woken": woken(notes(session.place, one.name))}
-            for mode, one in jobs.items()
+            one.plan["mode"]: judging.answers(one)
+            | {"woken": woken(notes(session.place, one.name))}
+            for one in jobs
             if one.code == 0
         }
-        checks = [
-            compare.Verdict(
-                f"{mode}: the engine answered",
-                False,
-                f"{one.why}: {judging.error(log_of(session, one))}",
-            )
-            for mode, one in jobs.items()
-            if one.code != 0
-        ]
-        run = judged(
-            row, model, [*jobs.values()], checks + _held_against(session, model, row, found)
-        )
+        checks = unanswered(session, jobs) + _held_against(session, model, row, found)
+        run = judged_run(row, model, jobs, checks)
         if session.options.without:
             run["verdict"] = "passed" if run["verdict"] == "failed" else "failed"
         run["memory_mib"] = {
@@ -216,7 +192,7 @@ def _held_against(
 
 
 def notes(place: launch.Place, name: str) -> Path:
-    """Where dirty/sitecustomize.py writes of an engine's graphs."""
+    """Where dirty.py writes of an engine's graphs."""
     return place.out / f"{name}.notes"
 
 
@@ -239,42 +215,37 @@ def kept(mode: str, found: Sequence[dict], ranks: int) -> compare.Verdict:
 def environment(session: Session, way: str, name: str) -> dict[str, str]:
     """What an engine's environment has on a way beside what all have."""
     if way != ROUNDS:
-        return SAVER if way == SLEEP else {}
-    file = notes(session.place, name)
+        return SAVER
+    file, hooks = notes(session.place, name), str(HERE / "dirty.py")
     file.unlink(missing_ok=True)
-    return SAVER | {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": session.options.without}
+    more = {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": session.options.without}
+    return SAVER | more | {"PREFILL_HOOKS": hooks}
 
 
 def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
     """The mode that the answers of each mode are held against, where it is not the eager server."""
-    if not models.has_router(MODELS[model]):
+    if not models.has_router(models.MODELS[model]):
         return {}
     return {mode: modes.reference(mode, known) for mode in asked}
 
 
 def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     way, tp = row.name, session.options.tp or 1
-    name = f"asleep.{model}.{way}.{mode}"
     same, other = folders(session.place, model)
     ranks = {"tp_size": tp} | settings.TENSOR_PARALLEL if tp > 1 else {}
-    made = base_plan(session, name, model) | {
+    more = {
+        "question": "asleep",
         "model": str(same),
         "other": str(other),
-        "mode": mode,
         "gpus": tp,
         "keep_eager": mode in modes.REFERENCES,
         "enforce": commandline.enforced(model),
         "capture": list(CAPTURE),
         "steps": list(STEPS[way] if mode in modes.GRAPHS or way != ROUNDS else ["start"]),
-        "engine": words(way) | engine_words(session, model) | ranks,
+        "engine": WORDS | engine_words(session, model) | ranks,
         "new_tokens": DECODED if way == ROUNDS else None,
     }
-    return launch.Job(name, HERE / "asleep_engine.py", made, session.engine_limit(row))
-
-
-def words(way: str) -> dict:
-    """sglang.Engine's words on top of those for all engines."""
-    return dict(chunked_prefill_size=CHUNK, enable_memory_saver=way != REBIND)
+    return engine_job(session, row, f"asleep.{model}.{way}.{mode}", model, mode, **more)
 
 
 def compared(
@@ -292,15 +263,9 @@ def compared(
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
-        # parameters were replaced, and nothing was captured anew
-        stale = way == REBIND and step == "other weights"
-        answers = compare.same_answers(
-            f"{mode}, {step}: agrees with eager prefill",
-            done["answers"],
-            right["steps"].get(step, right["steps"]["start"])["answers"],
-            limits,
-        )
-        found.append(otherwise(answers) if stale else answers)
+        expected = right["steps"].get(step, right["steps"]["start"])["answers"]
+        what = f"{mode}, {step}: agrees with eager prefill"
+        found.append(compare.same_answers(what, done["answers"], expected, limits))
         found.append(replayed(f"{mode}, {step}: prefills were replayed", mine["prefills"], done))
         first = FIRST[way].get(step)
         if first:
@@ -334,14 +299,6 @@ def compared(
     return found
 
 
-def otherwise(answers: compare.Verdict) -> compare.Verdict:
-    """A case in which the old graph must show."""
-    what = answers.what.replace(
-        "agrees with", "a graph that was not captured anew answers otherwise than"
-    )
-    return compare.Verdict(what, not answers.good, answers.why, answers.numbers)
-
-
 def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict:
     """Whether graphs ran each prefill that fits one, from the step's first question to its last
     answer."""
@@ -352,5 +309,95 @@ def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict
     return compare.Verdict(what, 0 < count == len(fit), said)
 
 
-if __name__ == "__main__":
-    write(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+# What follows runs in the engine's own process.
+
+
+def calls(new_tokens: int | None = None) -> list[cases.Call]:
+    chosen = [call for call in cases.calls() if call.kind in KINDS]
+    return [replace(call, new_tokens=new_tokens or call.new_tokens) for call in chosen]
+
+
+def release(engine, **parts) -> None:
+    """Give memory up. The step behind the last answer may still be under way, and a scheduler that
+    is asked meanwhile ends: emptying its cache waits for that step."""
+    import engine as engines
+
+    engines.flush(engine)
+    engine.release_memory_occupation(**parts)
+
+
+def update(engine, folder: str, recapture: bool = False) -> None:
+    """Weights from disk. Raises RuntimeError where the release says that it failed."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    asked = UpdateWeightFromDiskReqInput(model_path=folder, recapture_cuda_graph=recapture)
+    _check(
+        engine.loop.run_until_complete(
+            engine.tokenizer_manager.update_weights_from_disk(asked, None)
+        )
+    )
+
+
+def update_from_tensors(engine, folder: str) -> None:
+    """From tensors of this process, as a trainer beside the engine has them. Its own use of the GPU
+    stays. Raises RuntimeError where the release says that it failed."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(Path(folder) / "model.safetensors", device="cuda:0")
+    sessions = hasattr(engine, "begin_weight_update")  # 0.5.23 takes tensors within one alone
+    if sessions:
+        _check(engine.begin_weight_update())
+    _check(engine.update_weights_from_tensor(list(tensors.items())))
+    if sessions:
+        _check(engine.end_weight_update())
+    del tensors
+    torch.cuda.empty_cache()
+
+
+def _check(said: object) -> None:
+    success, message = said[:2] if isinstance(said, tuple) else (said.success, said.message)
+    if not success:
+        raise RuntimeError(message)
+
+
+# By the begin of a step's name: what is done, given the engine and its plan. Answers are asked for
+# behind all but those that leave the weights asleep.
+ACTIONS: dict[str, Callable[[Any, dict], None]] = {
+    "start": lambda engine, plan: None,
+    "nap": lambda engine, plan: release(engine, tags=[*NAP]),
+    "woken": lambda engine, plan: engine.resume_memory_occupation(tags=[*NAP]),
+    "sleep": lambda engine, plan: release(engine),
+    "wake": lambda engine, plan: engine.resume_memory_occupation(),
+    "same weights": lambda engine, plan: update(engine, plan["model"]),
+    "other weights": lambda engine, plan: update(engine, plan["other"]),
+    "other tensors": lambda engine, plan: update_from_tensors(engine, plan["other"]),
+    "captured anew": lambda engine, plan: update(engine, plan["other"], recapture=True),
+    "captured again": lambda engine, plan: update(engine, plan["other"], recapture=True),
+}
+UNASKED = (*ASLEEP, "wake")
+
+
+def action(step: str) -> str:
+    """The name in ACTIONS: a round's steps and a second time have words behind it."""
+    return step.partition(",")[0].removesuffix(" again") if step not in ACTIONS else step
+
+
+def asked(engine: Any, plan: dict) -> dict:
+    """The answers behind each step that has some, and what the whole GPU had in use, in MiB."""
+    import engine as engines
+
+    steps: dict[str, dict] = {}
+    for name in plan["steps"]:
+        began = time.time()
+        ACTIONS[action(name)](engine, plan)
+        seconds, used = round(time.time() - began, 2), machine.used_mib()
+        done = {"seconds": seconds, "used_mib": used, "asked": time.time()}
+        if action(name) not in UNASKED:
+            if steps:  # a new engine's cache is empty
+                engines.flush(engine)
+            made = calls(plan.get("new_tokens"))
+            done["answers"] = {call.name: engines.ask(engine, call) for call in made}
+        steps[name] = done | {"answered": time.time()}
+        print(f"{launch.MARK}{name}: {seconds} s, {used} MiB in use", flush=True)
+    return {"steps": steps}

@@ -21,13 +21,7 @@ SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' v
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
 # Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities,
 # which are never mixed.
-CONTEXT, RETURNED, MIXED, MIXED_EAGERLY, TURNS = (
-    "context",
-    "returned",
-    "mixed",
-    "mixed eagerly",
-    "turns",
-)
+CONTEXT, RETURNED, MIXED, MIXED_EAGERLY = "context", "returned", "mixed", "mixed eagerly"
 ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
 # behind a pass's name: its batches prompt by prompt, and its single prompts beside another
 ASKED_BESIDE = "-beside"
@@ -40,7 +34,6 @@ FLUSHED = (
     RETURNED,
     MIXED,
     MIXED_EAGERLY,
-    TURNS,
     f"{CONTEXT}{ASKED_ALONE}",
     f"{RETURNED}{ASKED_BESIDE}",
 )
@@ -68,7 +61,7 @@ def calls(seed: int = 7) -> list[Call]:
     source = random.Random(seed)
 
     def tokens(count: int) -> tuple[int, ...]:
-        return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
+        return drawn(source, count)
 
     made = [
         Call(f"single-{n}", "single", (tokens(n),))
@@ -136,12 +129,9 @@ def size_calls(seed: int = 8) -> list[Call]:
     """
     source = random.Random(seed)
     lengths = [size - number // 2 % 2 for number, size in enumerate(walk(CAPTURE))]
-    drawn = [
-        tuple(source.randrange(SMALLEST, LARGEST) for _ in range(length)) for length in lengths
-    ]
     return [
-        Call(f"size-{number}-{len(prompt)}", "sizes", (prompt,), new_tokens=2)
-        for number, prompt in enumerate(drawn)
+        Call(f"size-{number}-{length}", "sizes", (drawn(source, length),), new_tokens=2)
+        for number, length in enumerate(lengths)
     ]
 
 
@@ -167,7 +157,7 @@ def beside(made: Sequence[Call]) -> list[Call]:
         for call in single
     }
     pairs = [
-        (call, _draw(random.Random(call.name), room[call.name]))
+        (call, drawn(random.Random(call.name), room[call.name]))
         for call in single
         if room[call.name]
     ]
@@ -206,7 +196,7 @@ def within_context(seed: int = 9) -> list[Call]:
     return [
         *shorter,
         *(
-            Call(name, "context", tuple(_draw(source, length) for length in sizes))
+            Call(name, "context", tuple(drawn(source, length) for length in sizes))
             for name, sizes in lengths.items()
         ),
     ]
@@ -228,13 +218,14 @@ def mixed_calls(seed: int = 10) -> list[Call]:
     lengths = ((9, 70, 1500, 1300), (16, 200, 5, 1024), (1, 2, 3, 40, 64, 1400), (300, 64, 1900))
     return [
         Call(
-            f"chunked-mixed-{number}", "mixed", tuple(_draw(source, length) for length in sizes), 16
+            f"chunked-mixed-{number}", "mixed", tuple(drawn(source, length) for length in sizes), 16
         )
         for number, sizes in enumerate(lengths)
     ]
 
 
-def _draw(source: random.Random, count: int) -> tuple[int, ...]:
+def drawn(source: random.Random, count: int) -> tuple[int, ...]:
+    """Token ids of a prompt."""
     return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
 
 
@@ -260,7 +251,6 @@ def of_pass(name: str) -> list[Call]:
         RETURNED: whole_prompts,
         MIXED: mixed_calls,
         MIXED_EAGERLY: mixed_calls,
-        TURNS: whole_prompts,
     }.get(name, calls)()
 
 

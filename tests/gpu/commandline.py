@@ -104,22 +104,21 @@ def tree_of(options: argparse.Namespace) -> Path:
     return options.tree or HERE.parents[1] / "tree"
 
 
-def with_tree(place: launch.Place, options: argparse.Namespace, other: Path) -> launch.Place:
-    """The same place with another folder than the patched tree."""
-    tree = tree_of(options).absolute()
-    path = tuple(other.absolute() if folder == tree else folder for folder in place.path)
-    return launch.Place(path, place.out, place.python)
-
-
-def untouched_place(place: launch.Place, options: argparse.Namespace) -> launch.Place:
-    """The same place with the release's own tree. Ends the run with a sentence where it cannot be
-    made."""
+def make_untouched(place: launch.Place, options: argparse.Namespace) -> Path:
+    """The release's own tree. Ends the run with a sentence where it cannot be made."""
     out = place.scratch / "untouched"
     try:
         untouched.make(tree_of(options), options.untouched or HERE.parents[1] / "untouched", out)
     except untouched.Unmade as reason:
         sys.exit(f"no untouched tree: {reason}")
-    return with_tree(place, options, out)
+    return out
+
+
+def untouched_place(place: launch.Place, options: argparse.Namespace) -> launch.Place:
+    """The same place with the release's own tree in place of the patched one."""
+    own, tree = make_untouched(place, options).absolute(), tree_of(options).absolute()
+    path = tuple(own if folder == tree else folder for folder in place.path)
+    return launch.Place(path, place.out, place.python)
 
 
 def sites_of(options: argparse.Namespace) -> list[Path]:

@@ -49,7 +49,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -96,8 +96,16 @@ class Verdict:
     why: str
     numbers: dict = field(default_factory=dict)
 
-    def as_json(self) -> dict:
-        return asdict(self)
+
+def verdict_of(checks: Sequence[Verdict]) -> dict:
+    """The checks as they are written, and what comes of them: the first that is bad is the
+    reason."""
+    bad = next((check for check in checks if not check.good), None)
+    return {
+        "verdict": "failed" if bad else "passed",
+        "why": f"{bad.what}: {bad.why}" if bad else "",
+        "checks": [asdict(check) for check in checks],
+    }
 
 
 @dataclass

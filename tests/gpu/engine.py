@@ -1,24 +1,24 @@
-"""One engine in one mode, asked everything: `python engine.py PLAN.json`. Started by run.py, which
-sets its environment.
+"""One engine in one mode: `python engine.py PLAN.json`. Started by run.py, which sets its
+environment.
 
 PLAN: model (folder), mode, enforce, breakable and piecewise (as modes.flags), engine
 (sglang.Engine's words for this model), port, watch (where watch/sitecustomize.py writes), out (the
 answers, as JSON).
-Optional: capture (sizes; empty: the release's own), passes (instead of the mode's), ask (pass ->
-more of generate()'s words), logprobs (whether they are asked for), peer (the `out` of the engine
-that it takes turns with).
+Optional: question (the module whose `asked` asks, and whose `prepare` runs before the engine
+starts; without one `asked` below), capture (sizes; empty: the release's own), passes (instead of
+the mode's), ask (pass -> more of generate()'s words), logprobs (whether they are asked for).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import alternate
 import cases
 import launch
 import modes
@@ -182,29 +182,28 @@ def report() -> object:
         return {"error": (done.stderr or done.stdout)[-500:]}
 
 
+def asked(engine, plan: dict) -> dict:
+    """The answers to the plan's passes, and what the queue's report says afterwards."""
+    passes, seconds = {}, {}
+    for name in plan.get("passes") or cases.passes(plan["mode"]):
+        if name in cases.FLUSHED and passes:  # a new engine's cache is empty
+            flush(engine)
+        more = {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {})
+        began = time.time()
+        passes[name] = {call.name: ask(engine, call, **more) for call in cases.of_pass(name)}
+        seconds[name] = round(time.time() - began, 1)
+        print(f"{launch.MARK}pass {name} answered in {seconds[name]} s", flush=True)
+    return {"passes": passes, "pass_s": seconds, "report": report()}
+
+
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    alternate.Turns.announce(plan)
+    question = importlib.import_module(plan.get("question", "engine"))
+    getattr(question, "prepare", lambda: None)()
     engine, result = start(plan)
     Path(plan["out"] + ".ready").touch()
-    result |= {"passes": {}, "pass_s": {}}
-    for name in plan.get("passes") or cases.passes(plan["mode"]):
-        if name in cases.FLUSHED and result["passes"]:  # a new engine's cache is empty
-            flush(engine)
-        began, more = (
-            time.time(),
-            {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {}),
-        )
-        turns = alternate.Turns.of(plan) if name == cases.TURNS else alternate.NONE
-        result["passes"][name] = {
-            call.name: turns.take(lambda call=call: ask(engine, call, **more))
-            for call in cases.of_pass(name)
-        }
-        result |= {"turns": turns.counts()} if name == cases.TURNS else {}
-        result["pass_s"][name] = round(time.time() - began, 1)
-        print(f"{launch.MARK}pass {name} answered in {result['pass_s'][name]} s", flush=True)
+    result |= question.asked(engine, plan)
     result["prefills"] = watched(plan["watch"])
-    result["report"] = report()
     Path(plan["out"]).write_text(json.dumps(result))
     print("all answers written", flush=True)
     engine.shutdown()

@@ -9,9 +9,8 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +80,13 @@ class Plan:
     def jobs(self) -> list[launch.Job]:
         return [job for stage in self.stages for job in stage.jobs]
 
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(job.plan["of"] for job in self.jobs))
+
+    def of_model(self, model: str) -> list[launch.Job]:
+        return [job for job in self.jobs if job.plan["of"] == model]
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -88,8 +94,8 @@ class Experiment:
 
     what: engines are asked; passes: the questions; checked: what the verdict rests on.
     plan: (session, row, models) -> Plan; judge: (session, row, plan) -> what is written of it, with
-    "runs", each with experiment, model, verdict, why and checks. act: in place of both, for a row
-    that is more than engines which end. prepare: writes the checkpoints of the plan.
+    "runs", each with experiment, model, verdict, why and checks. prepare: writes the checkpoints of
+    the plan.
     modes: tried by default. takes: the options of run.py that it has beside those of all rows;
     controls: what --without may leave out. beside: its engines run beside those of other rows;
     width, limit, engine_limit: engines at once on a GPU, seconds of all and of one, by default.
@@ -102,9 +108,8 @@ class Experiment:
     passes: tuple[str, ...]
     checked: str
     port: int
-    plan: Callable[[Session, Experiment, Sequence[str]], Plan] | None = None
-    judge: Callable[[Session, Experiment, Plan], dict] | None = None
-    act: Callable[[Session, Experiment], dict] | None = None
+    plan: Callable[[Session, Experiment, Sequence[str]], Plan]
+    judge: Callable[[Session, Experiment, Plan], dict]
     prepare: Callable[[Session, Plan], None] | None = None
     modes: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
@@ -123,37 +128,30 @@ class Experiment:
 
 def write_models(session: Session, plan: Plan) -> None:
     """The checkpoint of each model that the plan names."""
-    make_models(session.place, sorted({job.plan["of"] for job in plan.jobs}))
+    make_models(session.place, {name: (name, 0) for name in sorted(plan.models)})
 
 
-def make_models(place: launch.Place, names: Iterable[str]) -> None:
-    """Write every model's weights, all at once: each takes a core, and eight of them in a row took
-    79 s beside FlashInfer's compiler. Raises RuntimeError naming those that failed."""
-    words = [place.python, str(HERE / "models.py"), str(place.scratch / "models")]
-    environment = place.environment()
+def make_models(place: launch.Place, wanted: Mapping[str, tuple[str, int]]) -> None:
+    """Write checkpoints, all at once: each takes a core, and eight of them in a row took 79 s
+    beside FlashInfer's compiler. wanted: by folder the model and the seed of its weights. Raises
+    RuntimeError naming those that failed."""
+    words, environment = [place.python, str(HERE / "models.py")], place.environment()
     with contextlib.ExitStack() as stack:
-        making = {
-            name: stack.enter_context(subprocess.Popen([*words, name], env=environment))
-            for name in names
-        }
-        codes = {name: process.wait() for name, process in making.items()}
-    if failed := [f"{name} (exit code {code})" for name, code in codes.items() if code]:
+        making = {}
+        for folder, (name, seed) in wanted.items():
+            own = [str(place.scratch / "models" / folder), name, str(seed)]
+            process = subprocess.Popen([*words, *own], env=environment)
+            making[folder] = stack.enter_context(process)
+        codes = {folder: process.wait() for folder, process in making.items()}
+    if failed := [f"{folder} (exit code {code})" for folder, code in codes.items() if code]:
         raise RuntimeError(f"no weights of {', '.join(failed)}")
-
-
-def log_of(session: Session, job: launch.Job) -> str:
-    """What an engine said; empty where it did not run."""
-    file = session.place.out / f"{job.name}.log"
-    return file.read_text(errors="replace") if file.is_file() else ""
-
-
-def answer_of(job: launch.Job) -> dict:
-    return json.loads(Path(job.plan["out"]).read_text())
 
 
 def unanswered(session: Session, jobs: Iterable[launch.Job]) -> list[compare.Verdict]:
     """One bad check that says why engines did not answer; none where all did."""
-    why = [f"{job.why} {judging.error(log_of(session, job))}" for job in jobs if job.code != 0]
+    failed = [job for job in jobs if job.code != 0]
+    logs = [judging.log_of(session.place, job) for job in failed]
+    why = [f"{job.why} {judging.error(log)}" for job, log in zip(failed, logs)]
     return [compare.Verdict("every engine answered", False, "; ".join(why))] if why else []
 
 
@@ -164,19 +162,13 @@ def otherwise(agree: Sequence[compare.Verdict], without: str) -> compare.Verdict
     return compare.Verdict(f"answers otherwise without {without}, as it must", bool(bad), why)
 
 
-def judged(
+def judged_run(
     row: Experiment, model: str, jobs: Sequence[launch.Job], checks: Sequence[compare.Verdict]
 ) -> dict:
     """One run of several engines, as it is written."""
-    bad = [check for check in checks if not check.good]
-    return {
-        "experiment": row.name,
-        "model": model,
-        "seconds": round(sum(job.seconds for job in jobs)),
-        "verdict": "failed" if bad else "passed",
-        "why": f"{bad[0].what}: {bad[0].why}" if bad else "",
-        "checks": [check.as_json() for check in checks],
-    }
+    seconds = round(sum(job.seconds for job in jobs))
+    about = {"experiment": row.name, "model": model, "seconds": seconds}
+    return about | compare.verdict_of(checks)
 
 
 def title(run: dict) -> str:
@@ -184,16 +176,21 @@ def title(run: dict) -> str:
     return " ".join(run[name] for name in ("experiment", "model", "mode") if run.get(name))
 
 
-def base_plan(session: Session, name: str, model: str) -> dict:
-    """What the plan of every engine has. name: of its files; model: its checkpoint's folder."""
+def engine_job(
+    session: Session, row: Experiment, name: str, model: str, mode: str, /, **plan: object
+) -> launch.Job:
+    """One engine. name: of its files; model: its checkpoint; plan: more of engine.py's."""
     out = session.place.out / name
-    return {
+    made = {
         "model": str(session.place.scratch / "models" / model),
         "of": model,
+        "mode": mode,
         "port": session.port(),
         "out": f"{out}.json",
         "watch": f"{out}.watch",
+        "engine": engine_words(session, model),
     }
+    return launch.Job(name, HERE / "engine.py", made | plan, session.engine_limit(row))
 
 
 def engine_words(session: Session, model: str) -> dict:

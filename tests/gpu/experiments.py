@@ -5,14 +5,12 @@ from __future__ import annotations
 import agree
 import asleep
 import cases
-import first_answer
 import images
 import mixed_states
 import models
 import modes
 import next_turn
 import proof
-import ready
 import saturated
 import settings
 import solo
@@ -55,11 +53,6 @@ _ROWS = (
         "agrees with an eager server at each step; a sleeping graph gives its memory up",
     ),
     asleep.row(
-        asleep.REBIND,
-        "a loader that replaces parameters",
-        "an old graph answers otherwise; a recaptured one agrees, and keeps no old graph",
-    ),
-    asleep.row(
         asleep.ROUNDS,
         "three rounds of sleep, with the GPU's other memory soiled meanwhile",
         "graphs find what they held; long answers are those of a new eager server",
@@ -73,17 +66,6 @@ _ROWS = (
         port=28500,
         plan=images.plan,
         judge=images.judge,
-        prepare=images.write_model,
-    ),
-    Experiment(
-        name="ready",
-        what="`--require` beside real engines, as a start script asks it",
-        models=(ready.MODEL,),
-        passes=("before", "starting", "ready", "counts", "after"),
-        checked="each exit code is the one of docs/install.md; counts name every prompt",
-        port=30500,
-        act=ready.act,
-        engine_limit=240,
     ),
     solo.row(
         saturated,
@@ -91,13 +73,6 @@ _ROWS = (
         ("together", "alone"),
         "a saturated server answers each prompt as alone",
         34000,
-    ),
-    solo.row(
-        first_answer,
-        "an engine's first answer, and the same again",
-        ("first", "later", "others"),
-        "the first answer agrees with a later one",
-        31000,
     ),
     solo.row(
         next_turn,

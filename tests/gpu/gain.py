@@ -3,10 +3,9 @@
 
 Each tree in turn has one engine with the whole GPU, and all have the same pools and dummy weights.
 An engine answers rounds of first tokens, one call of every shape after the other. Then it takes a
-prefill node's load, its GPU is profiled for every shape, and each prefill follows itself 20 times.
-With --traffic it takes the loads of users instead, with a prefix cache, and graphs of the release's
-default sizes. A --peer comes after the trees and is measured as they are, but for the last. Ends
-within --limit and writes what it has:
+prefill node's load, and its GPU is profiled for every shape. With --traffic it takes the loads of
+users instead, with a prefix cache, and graphs of the release's default sizes. A --peer comes after
+the trees and is measured as they are. Ends within --limit and writes what it has:
 RESULTS/gain.json. Exit code 0: all was measured of the trees.
 """
 
@@ -18,7 +17,6 @@ import datetime
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -117,12 +115,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "(default: what it says here)",
     )
     add(
-        "--own-kernels",
-        action="store_true",
-        help="each engine compiles its Triton kernels itself, as on a new host: "
-        "its first calls show what it waits for",
-    )
-    add(
         "--traffic",
         nargs="+",
         choices=traffic.KINDS,
@@ -148,16 +140,21 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
     options = parser.parse_args(words)
-    if len(options.mode) not in (1, len(options.trees)):
-        parser.error(f"--mode: one for all trees, or {len(options.trees)}, one for each")
-    options.mode = options.mode * (len(options.trees) // len(options.mode))
+    options.mode = _for_each(parser, "--mode", options.mode, options.trees)
     options.states = options.states or [os.environ.get(STATES, "")]
-    if len(options.states) not in (1, len(options.trees)):
-        parser.error(f"--states: one for all trees, or {len(options.trees)}, one for each")
-    options.states = options.states * (len(options.trees) // len(options.states))
+    options.states = _for_each(parser, "--states", options.states, options.trees)
     if options.peer and options.traffic:
         parser.error("--peer: peers take shapes, not the loads of --traffic; leave one of them out")
     return options
+
+
+def _for_each(
+    parser: argparse.ArgumentParser, option: str, given: list[str], trees: Sequence[str]
+) -> list[str]:
+    """One value for each tree. Ends the run where there are neither one nor as many."""
+    if len(given) not in (1, len(trees)):
+        parser.error(f"{option}: one for all trees, or {len(trees)}, one for each")
+    return given * (len(trees) // len(given))
 
 
 def _shape(word: str) -> tuple[int, int]:
@@ -216,7 +213,6 @@ class Gain:
             "order": [*self.options.trees],
             "engine": self.words,
             "capture": self._sizes(),
-            "own_kernels": self.options.own_kernels,
             "traffic": [*self.options.traffic],
         }
         return facts | {
@@ -244,8 +240,6 @@ class Gain:
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
         with self._kernels() as self.making:
-            if self.options.own_kernels:  # then a start itself is timed
-                self.compiled(self.until)
             self._visits(own)
 
     def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
@@ -281,21 +275,10 @@ class Gain:
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
-        given: Path | None = self.options.against
-        if given:
-            self.facts["gain"]["untouched"] = untouched.tree_hash(given)
-            return given
-        out = self.place.scratch / UNTOUCHED
-        patched = self.options.tree or HERE.parents[1] / "tree"
-        try:
-            found = untouched.make(
-                patched, self.options.untouched or HERE.parents[1] / UNTOUCHED, out
-            )
-        except untouched.Unmade as why:
-            sys.exit(f"no untouched tree: {why}")
-        self.facts["gain"]["untouched"] = found
-        self.say(f"untouched tree made: {found[:20]}…, as the release is pinned")
-        return out
+        own: Path = self.options.against or commandline.make_untouched(self.place, self.options)
+        found = self.facts["gain"]["untouched"] = untouched.tree_hash(own)
+        self.say(f"untouched tree: {found[:20]}…")
+        return own
 
     def _floor(self) -> None:
         """The rate of large matrix products on this GPU, and every shape's floor at it."""
@@ -375,11 +358,7 @@ class Gain:
     def _measure(self, label: str, its: peers.Ready, entry: dict, until: float) -> None:
         """One engine: started, asked everything, ended."""
         _clear(Path(its.plan["watch"]))
-        caches = {"TRITON_CACHE_DIR": str(self.place.scratch / f"{label}.triton")}
-        for folder in caches.values():
-            shutil.rmtree(folder, ignore_errors=True)
-        own = caches if self.options.own_kernels else {}
-        self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment, **own)
+        self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment)
         asked = (self.options.shapes, self.options.rounds, self.options.traffic)
         run = Run(*asked, self.place.scratch, self.compiled, self.say, self.write)
         visit = Visit(run, self.now, entry, until)
@@ -400,7 +379,7 @@ class Gain:
     def _close(self, entry: dict, plan: dict) -> None:
         """End the engine, and read what its log and its watch say."""
         log = self.now.log.read_text(errors="replace")
-        turns.end([self.now])
+        self.now.end()
         entry["seconds"] = round(time.time() - self.now.began)
         entry["captured"] = [asdict(found) for found in judging.captures(log)]
         if self.options.traffic:
@@ -431,7 +410,7 @@ class Gain:
     def end(self) -> None:
         """Leave no engine, and what was found."""
         if self.now:
-            turns.end([self.now])
+            self.now.end()
         self.write()
 
 

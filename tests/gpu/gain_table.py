@@ -62,13 +62,6 @@ def show_peer(entry: dict, shapes: Sequence[str]) -> None:
         print(f"  {shape:8}{spoken(calls) if calls else '-':>26}{busy:>30}")
 
 
-def _show_again(runs: Sequence[dict], shapes: Sequence[str]) -> None:
-    print("back to back, ms")
-    for shape in shapes:
-        found = [entry.get("back_to_back", {}).get(shape) for entry in runs]
-        print(f"  {shape:8}" + "".join(f"{one['ms'] if one else '-':>26}" for one in found))
-
-
 def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
     print("\nfirst token, ms: fastest / first quartile / median")
     for shape in facts["gain"]["shapes"]:
@@ -82,7 +75,6 @@ def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
             + "".join(f"{cell:>26}" for cell in cells)
             + (f"   floor {floor_ms}" if floor_ms else "")
         )
-    _show_again(runs, facts["gain"]["shapes"])
     print("GPU busy, ms (launches)")
     for shape in facts["gain"]["shapes"]:
         found = [entry.get("profile", {}).get(shape) for entry in runs]

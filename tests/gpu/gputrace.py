@@ -81,15 +81,6 @@ def busy_us(events: Iterable[Event]) -> float:
     return total
 
 
-def span_us(events: Iterable[Event]) -> float:
-    """Microseconds from the first event's begin to the last one's end; 0 without events."""
-    known = [*events]
-    if not known:
-        return 0.0
-    first = min(event.began for event in known)
-    return max(event.began + event.span for event in known) - first
-
-
 def group(name: str) -> str:
     """What a kernel is counted as: itself where it is Triton's or nobody knows it."""
     name, before = name.removeprefix(CUTE), name

@@ -11,29 +11,31 @@ embedding, and answers must not be further apart with images than without.
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import random
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import cases
 import compare
+import judging
 import launch
 import models
 import modes
 from experiment import (
-    HERE,
     Experiment,
     Plan,
     Session,
     Stage,
-    answer_of,
-    base_plan,
+    engine_job,
     engine_words,
-    judged,
+    judged_run,
     unanswered,
 )
 
@@ -60,9 +62,11 @@ NATIVE = (
     ".forward_prepare_cuda_fused=forward_prepare_native"
 )
 ROTATED = "rotated"
+# bundles may lack FlashAttention 3, which is vision's default
+WORDS = dict(mm_attention_backend="triton_attn")
 
-CONFIG = models.OTHERS["qwen3-5"]
-_TEXT, _VISION = CONFIG["text_config"], CONFIG["vision_config"]
+CONFIG = models.OTHERS[MODEL]
+_VISION = CONFIG["vision_config"]
 
 
 def vocabulary() -> dict[str, int]:
@@ -76,93 +80,6 @@ def vocabulary() -> dict[str, int]:
     hidden = [code for code in range(256) if code not in shown]
     letters = [chr(code) for code in shown] + [chr(256 + number) for number in range(len(hidden))]
     return {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
-
-
-def shapes() -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Every tensor of the checkpoint, as models.shapes."""
-    c, v = _TEXT, _VISION
-    hidden, values = c["hidden_size"], c["linear_num_value_heads"]
-    keys, out = (
-        c["linear_num_key_heads"] * c["linear_key_head_dim"],
-        values * c["linear_value_head_dim"],
-    )
-    yield "model.language_model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
-    for number in range(c["num_hidden_layers"]):
-        layer = f"model.language_model.layers.{number}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{layer}.{norm}.weight", (hidden,), "norm-about-zero"
-        if (number + 1) % c["full_attention_interval"]:
-            for name, rows in (("qkv", 2 * keys + out), ("z", out), ("b", values), ("a", values)):
-                yield f"{layer}.linear_attn.in_proj_{name}.weight", (rows, hidden), "matrix"
-            yield (
-                f"{layer}.linear_attn.conv1d.weight",
-                (2 * keys + out, 1, c["linear_conv_kernel_dim"]),
-                "matrix",
-            )
-            yield f"{layer}.linear_attn.A_log", (values,), "decay"
-            yield f"{layer}.linear_attn.dt_bias", (values,), "time-step"
-            yield f"{layer}.linear_attn.norm.weight", (c["linear_value_head_dim"],), "norm"
-            yield f"{layer}.linear_attn.out_proj.weight", (hidden, out), "matrix"
-        else:
-            queries = c["num_attention_heads"] * c["head_dim"]
-            of_keys = c["num_key_value_heads"] * c["head_dim"]
-            # queries and their gates
-            for name, rows in (("q", 2 * queries), ("k", of_keys), ("v", of_keys)):
-                yield f"{layer}.self_attn.{name}_proj.weight", (rows, hidden), "matrix"
-            yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
-            for name in ("q_norm", "k_norm"):
-                yield f"{layer}.self_attn.{name}.weight", (c["head_dim"],), "norm-about-zero"
-        for name, shape in (
-            ("gate", (c["intermediate_size"], hidden)),
-            ("up", (c["intermediate_size"], hidden)),
-            ("down", (hidden, c["intermediate_size"])),
-        ):
-            yield f"{layer}.mlp.{name}_proj.weight", shape, "matrix"
-    yield "model.language_model.norm.weight", (hidden,), "norm-about-zero"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
-    yield from _tower(v)
-
-
-def _tower(v: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """The vision tower: every matrix has a bias."""
-    hidden, merged = v["hidden_size"], v["hidden_size"] * v["spatial_merge_size"] ** 2
-
-    def linear(name: str, rows: int, columns: tuple[int, ...]) -> Iterator:
-        yield f"model.visual.{name}.weight", (rows, *columns), "matrix"
-        yield f"model.visual.{name}.bias", (rows,), "bias"
-
-    def norm(name: str) -> Iterator:
-        yield f"model.visual.{name}.weight", (hidden,), "norm"
-        yield f"model.visual.{name}.bias", (hidden,), "bias"
-
-    patch = (v["in_channels"], v["temporal_patch_size"], v["patch_size"], v["patch_size"])
-    yield from linear("patch_embed.proj", hidden, patch)
-    yield "model.visual.pos_embed.weight", (v["num_position_embeddings"], hidden), "embedding"
-    for number in range(v["depth"]):
-        block = f"blocks.{number}"
-        yield from norm(f"{block}.norm1")
-        yield from norm(f"{block}.norm2")
-        yield from linear(f"{block}.attn.qkv", 3 * hidden, (hidden,))
-        yield from linear(f"{block}.attn.proj", hidden, (hidden,))
-        yield from linear(f"{block}.mlp.linear_fc1", v["intermediate_size"], (hidden,))
-        yield from linear(f"{block}.mlp.linear_fc2", hidden, (v["intermediate_size"],))
-    yield from norm("merger.norm")
-    yield from linear("merger.linear_fc1", merged, (merged,))
-    yield from linear("merger.linear_fc2", v["out_hidden_size"], (merged,))
-
-
-def write(folder: Path) -> Path:
-    """The whole checkpoint. Needs torch, safetensors and tokenizers."""
-    import torch
-    from safetensors.torch import save_file
-
-    write_small(folder)
-    drawn = {
-        name: models.draw(name, shape, kind).to(torch.bfloat16).contiguous()
-        for name, shape, kind in shapes()
-    }
-    save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def write_small(folder: Path) -> Path:
@@ -279,36 +196,71 @@ def patch_names(session: Session) -> list[str]:
     ]
 
 
-def write_model(session: Session, _: Plan) -> None:
-    folder = session.place.scratch / "models" / MODEL
-    words = [session.place.python, str(HERE / "images.py"), str(folder)]
-    subprocess.run(words, env=session.place.environment(), check=True)
-
-
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     checks = unanswered(session, made.jobs)
     if not checks:
-        eager, mine, *native = map(answer_of, made.jobs)
+        eager, mine, *native = map(judging.answers, made.jobs)
         ruled = any(name.startswith(RULES) for name in patch_names(session))
         checks = compared(mine, eager, ruled) + [rotated(eager, one) for one in native]
-    return {"runs": [judged(row, MODEL, made.jobs, checks)]}
+    return {"runs": [judged_run(row, MODEL, made.jobs, checks)]}
 
 
 def job(session: Session, row: Experiment, kind: str) -> launch.Job:
     """kind: a mode of modes.py, or ROTATED."""
-    name = f"images.{kind}"
-    made = base_plan(session, name, MODEL) | {
-        "mode": modes.EAGER if kind == ROTATED else kind,
-        "forget": NATIVE if kind == ROTATED else "",
-        "engine": engine_words(session, MODEL) | words(),
-    }
-    return launch.Job(name, HERE / "images_engine.py", made, session.engine_limit(row))
+    mode, forget = (modes.EAGER, NATIVE) if kind == ROTATED else (kind, "")
+    words = {"question": "images", "forget": forget}
+    words["engine"] = engine_words(session, MODEL) | WORDS
+    return engine_job(session, row, f"images.{kind}", MODEL, mode, **words)
 
 
-def words() -> dict:
-    """sglang.Engine's words on top of those for all engines. Bundles may lack FlashAttention 3,
-    which is vision's default."""
-    return dict(mm_attention_backend="triton_attn")
+def picture(seed: int, width: int, height: int):
+    """An RGB image of coarse random patches, as a base64 PNG."""
+    import base64
+    import io
+
+    import numpy
+    from PIL import Image
+
+    coarse = numpy.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=numpy.uint8)
+    made, kept = Image.fromarray(coarse).resize((width, height), Image.NEAREST), io.BytesIO()
+    made.save(kept, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(kept.getvalue()).decode()}"
+
+
+def request(call: Ask) -> dict:
+    """sglang.Engine.generate's words for a call; log-probabilities as in engine.ask."""
+    several = [[picture(*one) for one in of_prompt] for of_prompt in call.images]
+    return dict(
+        input_ids=[list(prompt) for prompt in call.prompts],
+        image_data=several if any(several) else None,
+        sampling_params={"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True},
+        return_logprob=True,
+        logprob_start_len=[length(*pair) for pair in zip(call.prompts, call.images)],
+        top_logprobs_num=2,
+    )
+
+
+def ask(engine, call: Ask) -> dict:
+    """The engine's answers to one call, and when it was asked."""
+    import engine as engines
+
+    began = time.time()
+    answers = engine.generate(**request(call))
+    read = [engines.read(answer, answer["meta_info"]["prompt_tokens"]) for answer in answers]
+    return {"from": began, "to": time.time(), "answers": read}
+
+
+def prepare() -> None:
+    """0.5.9's processor imports decord, which bundles leave out, and which no image needs."""
+    if importlib.util.find_spec("decord") is None:
+        stand_in = types.ModuleType("decord")
+        stand_in.VideoReader = type("VideoReader", (), {})
+        stand_in.__spec__ = importlib.machinery.ModuleSpec("decord", None)
+        sys.modules["decord"] = stand_in
+
+
+def asked(engine, _: dict) -> dict:
+    return {"answers": {call.name: ask(engine, call) for call in asks()}}
 
 
 def compared(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
@@ -374,7 +326,3 @@ def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:
         bool(fit) and count == (len(fit) if wanted else 0),
         f"{count} of {len(fit)} that fit a graph",
     )
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

@@ -35,19 +35,9 @@ WHY_OFF = re.compile(
 
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
     """One engine's result with all its verdicts."""
-    model, mode = one.name.split(".", 1)
-    run = {
-        "model": model,
-        "mode": mode,
-        "device": one.device,
-        "seconds": round(one.seconds),
-        "verdict": "not run",
-        "why": one.why,
-        "checks": [],
-    }
-    log = (
-        (place.out / f"{one.name}.log").read_text(errors="replace") if one.code is not None else ""
-    )
+    model, mode = one.plan["of"], one.plan["mode"]
+    log = log_of(place, one)
+    run = {"model": model, "mode": mode, "device": one.device, "seconds": round(one.seconds)}
     run["captured"] = [asdict(found) for found in captures(log)]
     said = [
         line.strip()[-300:]
@@ -55,41 +45,53 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
         if "server_args=" not in line and WHY_OFF.search(line)
     ]
     run["said"] = list(dict.fromkeys(said))[:6]
+    reason = re.search(r"(?m)^not applicable: (.*)$", log) if one.code else None
+    refusal = REFUSED.search(log) if one.code == 0 else None
+    if reason or refusal:
+        why = reason[1] if reason else refusal[0]
+        return run | {"verdict": "not applicable", "why": why, "checks": []}
     if one.code != 0:
-        reason = re.search(r"(?m)^not applicable: (.*)$", log)
-        if one.code is not None:
-            run |= (
-                {"verdict": "not applicable", "why": reason[1]}
-                if reason
-                else {"verdict": "failed", "why": f"{one.why}: {error(log)}"}
-            )
-        return run
-    if refusal := REFUSED.search(log):
-        return run | {"verdict": "not applicable", "why": refusal[0]}
-    result = json.loads(Path(one.plan["out"]).read_text())
-    reference = next((other for other in jobs if other.name == one.needs and other.code == 0), None)
-    verdicts = checks(
-        model,
-        mode,
-        result | {"captured": run["captured"]},
-        json.loads(Path(reference.plan["out"]).read_text()) if reference else None,
-    )
-    run |= {
-        "start_s": result["start_s"],
-        "pass_s": result["pass_s"],
-        "flags": result["flags"],
-        "dropped_flags": result["dropped_flags"],
-        "report": result["report"],
-    }
-    run["checks"] = [verdict.as_json() for verdict in verdicts]
-    bad = [verdict for verdict in verdicts if not verdict.good]
-    if bad:
-        return run | {"verdict": "failed", "why": f"{bad[0].what}: {bad[0].why}"}
-    return run | (
-        {"verdict": "not run", "why": NO_REFERENCE}
-        if one.needs and not reference
-        else {"verdict": "passed", "why": ""}
-    )
+        return run | without_answer(one, log)
+    result, reference = answers(one), reference_of(one, jobs)
+    verdicts = checks(model, mode, result | {"captured": run["captured"]}, reference)
+    return run | facts_of(result) | verdict(one, reference, verdicts)
+
+
+def log_of(place: launch.Place, one: launch.Job) -> str:
+    """What an engine said; empty where it did not run."""
+    file = place.out / f"{one.name}.log"
+    return file.read_text(errors="replace") if one.code is not None and file.is_file() else ""
+
+
+def answers(one: launch.Job) -> dict:
+    return json.loads(Path(one.plan["out"]).read_text())
+
+
+def reference_of(one: launch.Job, jobs: Sequence[launch.Job]) -> dict | None:
+    """What the engine's reference answered; None where it did not."""
+    answered = (other for other in jobs if other.name == one.needs and other.code == 0)
+    return next(map(answers, answered), None)
+
+
+def without_answer(one: launch.Job, log: str) -> dict:
+    """The verdict of an engine that did not answer."""
+    if one.code is None:
+        return {"verdict": "not run", "why": one.why, "checks": []}
+    return {"verdict": "failed", "why": f"{one.why}: {error(log)}", "checks": []}
+
+
+def facts_of(result: dict) -> dict:
+    """What is kept of a result beside its checks."""
+    names = ("start_s", "pass_s", "flags", "dropped_flags", "report")
+    return {name: result[name] for name in names}
+
+
+def verdict(one: launch.Job, reference: dict | None, checks: Sequence[compare.Verdict]) -> dict:
+    """The verdict of an engine that answered, by its checks."""
+    found = compare.verdict_of(checks)
+    if found["verdict"] == "passed" and one.needs and reference is None:
+        return found | {"verdict": "not run", "why": NO_REFERENCE}
+    return found
 
 
 def notes(jobs: Sequence[launch.Job]) -> tuple[list[str], list[list[str]]]:

@@ -269,7 +269,6 @@ def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None
         "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
         "PREFILL_FILES": "1" if job.plan.get("files") else "",
         "PREFILL_FORGET": job.plan.get("forget"),
-        "PREFILL_ONE_GPU": "1" if job.plan.get("one_gpu") else "",
         "CUDA_VISIBLE_DEVICES": job.device,
         "XDG_RUNTIME_DIR": str(runtime),
     }

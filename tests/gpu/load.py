@@ -4,6 +4,7 @@ mode."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SMALLEST, LARGEST = 100, 100_000  # token ids
@@ -17,7 +18,6 @@ CHUNK = 4096  # longest piece of prompts that one forward takes
 DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
 # what gain.py sends at once: a prefill node's load
 PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = (32, 4096, 16)
-PROFILED_REQUESTS = 20  # of that load, while the GPU is traced
 # Before each timed call. Schedulers that prepare the next step early also decode behind a last
 # token: 5 ms in which the next call would wait for the call before.
 PAUSE_S = 0.03
@@ -58,3 +58,13 @@ def answer_length(source: random.Random) -> int:
 def tokens(source: random.Random, count: int) -> tuple[int, ...]:
     """Token ids."""
     return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Between its two neighbours where it falls between them. Raises ValueError of nothing."""
+    if not ordered:
+        raise ValueError("no values")
+    place = (len(ordered) - 1) * part / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -70,6 +70,14 @@ def gpu() -> dict:
     return facts
 
 
+def used_mib() -> int:
+    """Memory in use on the first GPU that this process may see, by everyone. nvidia-smi numbers
+    GPUs as CUDA_DEVICE_ORDER=PCI_BUS_ID does."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    words = ["nvidia-smi", "-i", first, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
     tree = options.tree or HERE.parents[1] / "tree"
@@ -85,8 +93,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
         "version": made["version"],
         "tag": made["tag"],
         "queue_release": made.get("release"),
-        "queue": made["queue"],
-        "changes": made["changes"],
         "tree": made["tree"]["after"],
         "tree_untouched": untouched,
         "patches": made["patches"],
@@ -121,4 +127,4 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
 
 def queue_of(facts: dict) -> str:
     """Which queue a tree was made by, in words."""
-    return f"queue {facts['queue_release']}" if facts["queue"] else "made by no queue"
+    return f"queue {facts['queue_release']}" if facts["patches"] else "made by no queue"

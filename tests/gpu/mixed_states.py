@@ -10,9 +10,9 @@ The control, the release's own tree, must answer otherwise up to 0.5.22.
 
 from __future__ import annotations
 
-import behind_cache
 import cases
 import compare
+import solo
 
 MODEL = "nemotron-h-buffer"
 DECODING, DECODED = 8, 200  # requests that decode meanwhile, and their tokens
@@ -27,16 +27,16 @@ ENGINE = dict(
 
 
 def decoding(seed: int = 31) -> list[tuple[int, ...]]:
-    return behind_cache.prompts(seed, DECODING, 40)
+    return solo.prompts(seed, DECODING, 40)
 
 
 def shared(seed: int = 32) -> list[tuple[int, ...]]:
-    return behind_cache.prompts(seed, SHARED, LENGTH)
+    return solo.prompts(seed, SHARED, LENGTH)
 
 
 def continued(seed: int = 33) -> list[cases.Call]:
     """Each shared beginning again, with some tokens behind it."""
-    more = iter(behind_cache.prompts(seed, SHARED * CONTINUED, 30))
+    more = iter(solo.prompts(seed, SHARED * CONTINUED, 30))
     return [
         cases.Call(f"shared-{number}-{turn}", "turn", (prompt + next(more),))
         for number, prompt in enumerate(shared())
@@ -44,7 +44,7 @@ def continued(seed: int = 33) -> list[cases.Call]:
     ]
 
 
-def asked(engine) -> dict:
+def asked(engine, _: dict) -> dict:
     """Both passes' answers, by call; the second time behind an empty cache each.
 
     The requests that decode and the long prompts come in one call: what does not fit into the first
@@ -54,12 +54,11 @@ def asked(engine) -> dict:
     tokens = [DECODED] * DECODING + [1] * SHARED
     sampling = [dict(max_new_tokens=one, temperature=0, ignore_eos=True) for one in tokens]
     engine.generate(input_ids=[list(prompt) for prompt in prompts], sampling_params=sampling)
-    return behind_cache.both(engine, continued())
+    return solo.with_and_without_cache(engine, continued())
 
 
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
-    """control: nothing was patched, so that answers must differ."""
-    cached = behind_cache.cached(result)
+    cached = solo.cached(result)
     mixed = [ran for ran in result["prefills"] if ran["mode"] == "MIXED"]
     return [
         compare.Verdict(
@@ -68,5 +67,5 @@ def judged(result: dict, control: bool) -> list[compare.Verdict]:
             f"{len(mixed)} of {len(result['prefills'])} prefills were;"
             f" {min(cached)} to {max(cached)} tokens were cached behind them",
         ),
-        *behind_cache.judged("shared beginnings", result, control),
+        *solo.judged_without_cache("shared beginnings", result, control),
     ]

@@ -1,10 +1,10 @@
 """Small checkpoints with real random weights, for numbers that mean something: `python models.py
-FOLDER [NAME …]`.
+FOLDER NAME SEED`.
 
 Uniform dummy weights give the same answer whatever the graph does. These are scaled by each
 matrix's fan-in, so that activations neither vanish nor explode; time steps and decays span memories
 of a few to a thousand tokens, so that a wrong state shows; experts are close relatives, so that a
-router's tie costs little. Same seed, same bytes. models.json has the configs:
+router's tie costs little. Same seed, same bytes. tests/models/gpu.json has the configs:
 
 - deepseek-v32 is behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA
   wants 64 or 128 heads of 512 + 64, the indexer's scores heads of 128, its selection 2048
@@ -30,14 +30,16 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parents[1] / "models/gpu.json"
 
 
 def read() -> dict[str, dict[str, dict]]:
-    """models.json, each config whole: "like" names another one whose values it shares, "without"
-    those of them that it lacks."""
-    found = json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))
+    """The configs, each one whole: "like" names another one whose values it shares, "without" those
+    of them that it lacks."""
+    found = json.loads(CONFIGS.read_text(encoding="utf-8"))
     known: dict[str, dict] = {}
 
     def whole(config: dict) -> dict:
@@ -153,297 +155,315 @@ def engine(name: str) -> dict:
     return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})
 
 
+# of a checkpoint: a tensor's name -> its shape, and how it is drawn
+Tensors = dict[str, tuple[tuple[int, ...], str]]
+
+
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Every tensor of a checkpoint as published ones name it: (name, shape, kind); kind says how it
     is drawn."""
-    yield from {
+    family = {
         "nemotron_h": _nemotron_h,
         "qwen3_next": _qwen3_next,
+        "qwen3_5": _qwen3_5,
         "llama": _llama,
         "deepseek_v3": _deepseek,
         "falcon_h1": _falcon_h1,
         "kimi_linear": _kimi_linear,
-    }[config["model_type"]](config)
+    }[config["model_type"]]
+    for prefix, tensors in family(config):
+        for name, (shape, kind) in tensors.items():
+            yield f"{prefix}.{name}" if prefix else name, shape, kind
 
 
-def _nemotron_h(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _weights(kind: str, **shapes: int | tuple[int, ...]) -> Tensors:
+    """Weights of one kind, by the names of their modules."""
+    return {
+        f"{name}.weight": (shape if isinstance(shape, tuple) else (shape,), kind)
+        for name, shape in shapes.items()
+    }
+
+
+def _ends(c: dict, norm: str, embedding: str = "embed_tokens", kind: str = "norm") -> Iterator:
+    """What is before the layers and behind them. norm: its whole name."""
+    prefix, _, name = norm.rpartition(".")
+    size = (c["vocab_size"], c["hidden_size"])
+    yield prefix, _weights("embedding", **{embedding: size})
+    yield prefix, _weights(kind, **{name: c["hidden_size"]})
+    yield "", _weights("head", lm_head=size)
+
+
+def _llama_norms(c: dict, kind: str = "norm") -> Tensors:
+    names = ("input_layernorm", "post_attention_layernorm")
+    return _weights(kind, **dict.fromkeys(names, c["hidden_size"]))
+
+
+def _nemotron_h(c: dict) -> Iterator[tuple[str, Tensors]]:
     hidden = c["hidden_size"]
-    yield "backbone.embeddings.weight", (c["vocab_size"], hidden), "embedding"
+    yield from _ends(c, "backbone.norm_f", "embeddings")
     for number, kind in enumerate(c["hybrid_override_pattern"]):
         layer = f"backbone.layers.{number}"
-        yield f"{layer}.norm.weight", (hidden,), "norm"
+        yield layer, _weights("norm", norm=hidden)
         layer += ".mixer"
         if kind == "M":
             inner = c["mamba_num_heads"] * c["mamba_head_dim"]
-            yield from _mamba2(
-                layer,
-                hidden,
-                inner,
-                c["mamba_num_heads"],
-                2 * c["n_groups"] * c["ssm_state_size"],
-                c["conv_kernel"],
-            )
-            yield f"{layer}.norm.weight", (inner,), "norm"
+            groups = 2 * c["n_groups"] * c["ssm_state_size"]
+            yield layer, _mamba2(hidden, inner, c["mamba_num_heads"], groups, c["conv_kernel"])
+            yield layer, _weights("norm", norm=inner)
         elif kind == "*":
-            yield from _attention(layer, c)
+            yield layer, _attention(c)
         elif kind == "-":
-            yield from _two_matrices(layer, hidden, c["intermediate_size"], "matrix")
+            yield layer, _two_matrices(hidden, c["intermediate_size"])
         else:
-            yield f"{layer}.gate.weight", (c["n_routed_experts"], hidden), "matrix"
-            yield f"{layer}.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
+            yield layer, _router(hidden, c["n_routed_experts"])
             for expert in range(c["n_routed_experts"]):
-                yield from _two_matrices(
-                    f"{layer}.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
-                )
-            yield from _two_matrices(
-                f"{layer}.shared_experts",
-                hidden,
-                c["moe_shared_expert_intermediate_size"],
-                "matrix",
-            )
-    yield "backbone.norm_f.weight", (hidden,), "norm"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+                one = _two_matrices(hidden, c["moe_intermediate_size"], "expert")
+                yield f"{layer}.experts.{expert}", one
+            shared = c["moe_shared_expert_intermediate_size"]
+            yield f"{layer}.shared_experts", _two_matrices(hidden, shared)
     if "mtp_hybrid_override_pattern" in c:
-        yield from _nemotron_h_mtp("mtp.layers.0", c)
+        # one layer of attention, the first and the last; embeddings and head are the target's
+        norms = ("enorm", "hnorm", "norm", "final_layernorm")
+        yield "mtp.layers.0", _weights("norm", **dict.fromkeys(norms, hidden))
+        yield "mtp.layers.0", _weights("matrix", eh_proj=(hidden, 2 * hidden))
+        yield "mtp.layers.0.mixer", _attention(c)
 
 
-def _nemotron_h_mtp(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """One layer of attention, the first and the last; embeddings and head are the target's."""
-    hidden = c["hidden_size"]
-    for norm in ("enorm", "hnorm", "norm", "final_layernorm"):
-        yield f"{layer}.{norm}.weight", (hidden,), "norm"
-    yield f"{layer}.eh_proj.weight", (hidden, 2 * hidden), "matrix"
-    yield from _attention(f"{layer}.mixer", c)
+def _router(hidden: int, experts: int) -> Tensors:
+    return _weights("matrix", gate=(experts, hidden)) | {
+        "gate.e_score_correction_bias": ((experts,), "bias")
+    }
 
 
-def _mamba2(
-    layer: str, hidden: int, inner: int, heads: int, groups: int, kernel: int
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _mamba2(hidden: int, inner: int, heads: int, groups: int, kernel: int) -> Tensors:
     """All but the norm, which not every model has. groups: B and C of all groups together."""
-    yield f"{layer}.in_proj.weight", (2 * inner + groups + heads, hidden), "matrix"
-    yield f"{layer}.conv1d.weight", (inner + groups, 1, kernel), "matrix"
-    yield f"{layer}.conv1d.bias", (inner + groups,), "bias"
-    for name, how in (("A_log", "decay"), ("D", "norm"), ("dt_bias", "time-step")):
-        yield f"{layer}.{name}", (heads,), how
-    yield f"{layer}.out_proj.weight", (hidden, inner), "matrix"
-
-
-def _attention(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Grouped queries, without norms and biases."""
-    for name, heads in (
-        ("q", c["num_attention_heads"]),
-        ("k", c["num_key_value_heads"]),
-        ("v", c["num_key_value_heads"]),
-    ):
-        yield f"{layer}.{name}_proj.weight", (heads * c["head_dim"], c["hidden_size"]), "matrix"
-    yield (
-        f"{layer}.o_proj.weight",
-        (c["hidden_size"], c["num_attention_heads"] * c["head_dim"]),
+    return _weights(
         "matrix",
+        in_proj=(2 * inner + groups + heads, hidden),
+        conv1d=(inner + groups, 1, kernel),
+        out_proj=(hidden, inner),
+    ) | {
+        "conv1d.bias": ((inner + groups,), "bias"),
+        "A_log": ((heads,), "decay"),
+        "D": ((heads,), "norm"),
+        "dt_bias": ((heads,), "time-step"),
+    }
+
+
+def _attention(c: dict, gates: int = 1) -> Tensors:
+    """Grouped queries, without norms and biases. gates: 2 where each query has a gate."""
+    hidden, size = c["hidden_size"], c["head_dim"]
+    queries, keys = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
+    return _weights(
+        "matrix",
+        q_proj=(gates * queries, hidden),
+        k_proj=(keys, hidden),
+        v_proj=(keys, hidden),
+        o_proj=(hidden, queries),
     )
 
 
-def _two_matrices(
-    layer: str, hidden: int, intermediate: int, kind: str
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    yield f"{layer}.up_proj.weight", (intermediate, hidden), kind
-    yield f"{layer}.down_proj.weight", (hidden, intermediate), kind
+def _two_matrices(hidden: int, size: int, kind: str = "matrix") -> Tensors:
+    return _weights(kind, up_proj=(size, hidden), down_proj=(hidden, size))
 
 
-def _three_matrices(
-    layer: str, hidden: int, intermediate: int, kind: str
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    yield f"{layer}.gate_proj.weight", (intermediate, hidden), kind
-    yield from _two_matrices(layer, hidden, intermediate, kind)
+def _three_matrices(hidden: int, size: int, kind: str = "matrix") -> Tensors:
+    return _weights(kind, gate_proj=(size, hidden)) | _two_matrices(hidden, size, kind)
 
 
-def _qwen3_next(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden, values = c["hidden_size"], c["linear_num_value_heads"]
-    key_size, value_size = (
-        c["linear_num_key_heads"] * c["linear_key_head_dim"],
-        values * c["linear_value_head_dim"],
-    )
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+def _net(c: dict, projections: dict[str, int]) -> Tensors:
+    """A gated delta net. projections: rows by name."""
+    values = c["linear_num_value_heads"]
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    out, hidden = values * c["linear_value_head_dim"], c["hidden_size"]
+    return _weights(
+        "matrix",
+        **{f"in_proj_{name}": (rows, hidden) for name, rows in projections.items()},
+        conv1d=(2 * keys + out, 1, c["linear_conv_kernel_dim"]),
+        out_proj=(hidden, out),
+    ) | {
+        "A_log": ((values,), "decay"),
+        "dt_bias": ((values,), "time-step"),
+        "norm.weight": ((c["linear_value_head_dim"],), "norm"),
+    }
+
+
+def _qwen_layers(
+    c: dict, model: str, projections: Callable[[int, int, int], dict[str, int]]
+) -> Iterator[tuple[str, Tensors]]:
+    """The layers of Qwen3-Next and Qwen3.5 without their MLPs. projections: of a net, by the sizes
+    of keys and values and the number of value heads."""
+    about_zero, size = "norm-about-zero", c["head_dim"]
+    values = c["linear_num_value_heads"]
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    rows = projections(keys, values * c["linear_value_head_dim"], values)
+    yield from _ends(c, f"{model}.norm", kind=about_zero)
     for number in range(c["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        yield f"{layer}.input_layernorm.weight", (hidden,), "norm-about-zero"
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm-about-zero"
+        layer = f"{model}.layers.{number}"
+        yield layer, _llama_norms(c, about_zero)
         if (number + 1) % c["full_attention_interval"]:
-            yield (
-                f"{layer}.linear_attn.in_proj_qkvz.weight",
-                (2 * key_size + 2 * value_size, hidden),
-                "matrix",
-            )
-            yield f"{layer}.linear_attn.in_proj_ba.weight", (2 * values, hidden), "matrix"
-            yield (
-                f"{layer}.linear_attn.conv1d.weight",
-                (2 * key_size + value_size, 1, c["linear_conv_kernel_dim"]),
-                "matrix",
-            )
-            yield f"{layer}.linear_attn.A_log", (values,), "decay"
-            yield f"{layer}.linear_attn.dt_bias", (values,), "time-step"
-            yield f"{layer}.linear_attn.norm.weight", (c["linear_value_head_dim"],), "norm"
-            yield f"{layer}.linear_attn.out_proj.weight", (hidden, value_size), "matrix"
+            yield f"{layer}.linear_attn", _net(c, rows)
         else:
-            queries = c["num_attention_heads"] * c["head_dim"]
-            # queries and their gates
-            yield (f"{layer}.self_attn.q_proj.weight", (2 * queries, hidden), "matrix")
-            for name in ("k", "v"):
-                yield (
-                    f"{layer}.self_attn.{name}_proj.weight",
-                    (c["num_key_value_heads"] * c["head_dim"], hidden),
-                    "matrix",
-                )
-            yield f"{layer}.self_attn.o_proj.weight", (hidden, queries), "matrix"
-            yield f"{layer}.self_attn.q_norm.weight", (c["head_dim"],), "norm-about-zero"
-            yield f"{layer}.self_attn.k_norm.weight", (c["head_dim"],), "norm-about-zero"
-        yield f"{layer}.mlp.gate.weight", (c["num_experts"], hidden), "matrix"
+            norms = _weights(about_zero, q_norm=size, k_norm=size)
+            yield f"{layer}.self_attn", _attention(c, gates=2) | norms
+
+
+def _qwen3_next(c: dict) -> Iterator[tuple[str, Tensors]]:
+    hidden = c["hidden_size"]
+    yield from _qwen_layers(
+        c, "model", lambda keys, out, heads: {"qkvz": 2 * (keys + out), "ba": 2 * heads}
+    )
+    for number in range(c["num_hidden_layers"]):
+        mlp = f"model.layers.{number}.mlp"
+        yield mlp, _weights("matrix", gate=(c["num_experts"], hidden))
+        yield mlp, _weights("matrix", shared_expert_gate=(1, hidden))
         for expert in range(c["num_experts"]):
-            yield from _three_matrices(
-                f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
-            )
-        yield from _three_matrices(
-            f"{layer}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"], "matrix"
-        )
-        yield f"{layer}.mlp.shared_expert_gate.weight", (1, hidden), "matrix"
-    yield "model.norm.weight", (hidden,), "norm-about-zero"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+            one = _three_matrices(hidden, c["moe_intermediate_size"], "expert")
+            yield f"{mlp}.experts.{expert}", one
+        shared = _three_matrices(hidden, c["shared_expert_intermediate_size"])
+        yield f"{mlp}.shared_expert", shared
 
 
-def _llama(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden = c["hidden_size"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+def _qwen3_5(config: dict) -> Iterator[tuple[str, Tensors]]:
+    """Without experts, and with a vision tower."""
+    c, model = config["text_config"], "model.language_model"
+    yield from _qwen_layers(
+        c, model, lambda keys, out, heads: {"qkv": 2 * keys + out, "z": out, "b": heads, "a": heads}
+    )
+    for number in range(c["num_hidden_layers"]):
+        mlp = _three_matrices(c["hidden_size"], c["intermediate_size"])
+        yield f"{model}.layers.{number}.mlp", mlp
+    yield "model.visual", _tower(config["vision_config"])
+
+
+def _tower(v: dict) -> Tensors:
+    """The vision tower: every matrix and norm has a bias."""
+    hidden, merged = v["hidden_size"], v["hidden_size"] * v["spatial_merge_size"] ** 2
+    patch = (v["in_channels"], v["temporal_patch_size"], v["patch_size"], v["patch_size"])
+    found: Tensors = _weights("embedding", pos_embed=(v["num_position_embeddings"], hidden))
+    matrices = {
+        "patch_embed.proj": (hidden, *patch),
+        "merger.linear_fc1": (merged, merged),
+        "merger.linear_fc2": (v["out_hidden_size"], merged),
+    }
+    norms = ["merger.norm"]
+    for number in range(v["depth"]):
+        block = f"blocks.{number}"
+        norms += [f"{block}.norm1", f"{block}.norm2"]
+        matrices |= {
+            f"{block}.attn.qkv": (3 * hidden, hidden),
+            f"{block}.attn.proj": (hidden, hidden),
+            f"{block}.mlp.linear_fc1": (v["intermediate_size"], hidden),
+            f"{block}.mlp.linear_fc2": (hidden, v["intermediate_size"]),
+        }
+    found |= _weights("matrix", **matrices) | _weights("norm", **dict.fromkeys(norms, hidden))
+    biases = {name: shape[:1] for name, shape in matrices.items()}
+    biases |= dict.fromkeys(norms, (hidden,))
+    return found | {f"{name}.bias": (shape, "bias") for name, shape in biases.items()}
+
+
+def _llama(c: dict) -> Iterator[tuple[str, Tensors]]:
+    yield from _ends(c, "model.norm")
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
-        yield from _attention(f"{layer}.self_attn", c)
-        yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
-    yield "model.norm.weight", (hidden,), "norm"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+        yield layer, _llama_norms(c)
+        yield f"{layer}.self_attn", _attention(c)
+        yield f"{layer}.mlp", _three_matrices(c["hidden_size"], c["intermediate_size"])
 
 
-def _falcon_h1(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _falcon_h1(c: dict) -> Iterator[tuple[str, Tensors]]:
     hidden, groups = c["hidden_size"], 2 * c["mamba_n_groups"] * c["mamba_d_state"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+    mamba2 = _mamba2(hidden, c["mamba_d_ssm"], c["mamba_n_heads"], groups, c["mamba_d_conv"])
+    yield from _ends(c, "model.final_layernorm")
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
-        yield f"{layer}.pre_ff_layernorm.weight", (hidden,), "norm"
-        yield from _attention(f"{layer}.self_attn", c)
-        yield from _mamba2(
-            f"{layer}.mamba",
-            hidden,
-            c["mamba_d_ssm"],
-            c["mamba_n_heads"],
-            groups,
-            c["mamba_d_conv"],
-        )
-        yield from _three_matrices(
-            f"{layer}.feed_forward", hidden, c["intermediate_size"], "matrix"
-        )
-    yield "model.final_layernorm.weight", (hidden,), "norm"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+        yield layer, _weights("norm", input_layernorm=hidden, pre_ff_layernorm=hidden)
+        yield f"{layer}.self_attn", _attention(c)
+        yield f"{layer}.mamba", mamba2
+        yield f"{layer}.feed_forward", _three_matrices(hidden, c["intermediate_size"])
 
 
-def _deepseek(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden = c["hidden_size"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+def _deepseek(c: dict) -> Iterator[tuple[str, Tensors]]:
+    hidden, size = c["hidden_size"], c["moe_intermediate_size"]
+    yield from _ends(c, "model.norm")
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
-        attention = f"{layer}.self_attn"
-        yield from _latent(attention, c)
-        yield (
-            f"{attention}.indexer.wq_b.weight",
-            (c["index_n_heads"] * c["index_head_dim"], c["q_lora_rank"]),
-            "matrix",
-        )
-        yield f"{attention}.indexer.wk.weight", (c["index_head_dim"], hidden), "matrix"
-        yield f"{attention}.indexer.k_norm.weight", (c["index_head_dim"],), "norm"
-        yield f"{attention}.indexer.k_norm.bias", (c["index_head_dim"],), "bias"
-        yield f"{attention}.indexer.weights_proj.weight", (c["index_n_heads"], hidden), "matrix"
+        mlp = f"{layer}.mlp"
+        yield layer, _llama_norms(c)
+        yield f"{layer}.self_attn", _latent(c)
+        yield f"{layer}.self_attn.indexer", _indexer(c)
         if number < c["first_k_dense_replace"]:
-            yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+            yield mlp, _three_matrices(hidden, c["intermediate_size"])
             continue
-        yield f"{layer}.mlp.gate.weight", (c["n_routed_experts"], hidden), "matrix"
-        yield f"{layer}.mlp.gate.e_score_correction_bias", (c["n_routed_experts"],), "bias"
+        yield mlp, _router(hidden, c["n_routed_experts"])
         for expert in range(c["n_routed_experts"]):
-            yield from _three_matrices(
-                f"{layer}.mlp.experts.{expert}", hidden, c["moe_intermediate_size"], "expert"
-            )
-        yield from _three_matrices(
-            f"{layer}.mlp.shared_experts",
-            hidden,
-            c["moe_intermediate_size"] * c["n_shared_experts"],
-            "matrix",
-        )
-    yield "model.norm.weight", (hidden,), "norm"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+            yield f"{mlp}.experts.{expert}", _three_matrices(hidden, size, "expert")
+        yield f"{mlp}.shared_experts", _three_matrices(hidden, size * c["n_shared_experts"])
 
 
-def _kimi_linear(c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    hidden = c["hidden_size"]
-    yield "model.embed_tokens.weight", (c["vocab_size"], hidden), "embedding"
+def _indexer(c: dict) -> Tensors:
+    heads, size = c["index_n_heads"], c["index_head_dim"]
+    return _weights(
+        "matrix",
+        wq_b=(heads * size, c["q_lora_rank"]),
+        wk=(size, c["hidden_size"]),
+        weights_proj=(heads, c["hidden_size"]),
+    ) | {"k_norm.weight": ((size,), "norm"), "k_norm.bias": ((size,), "bias")}
+
+
+def _kimi_linear(c: dict) -> Iterator[tuple[str, Tensors]]:
+    hidden, size = c["hidden_size"], c["moe_intermediate_size"]
+    yield from _ends(c, "model.norm")
     for number in range(c["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        yield f"{layer}.input_layernorm.weight", (hidden,), "norm"
-        yield f"{layer}.post_attention_layernorm.weight", (hidden,), "norm"
+        yield layer, _llama_norms(c)
         kda = number + 1 in c["linear_attn_config"]["kda_layers"]
-        yield from (_kda if kda else _latent)(f"{layer}.self_attn", c)
+        yield f"{layer}.self_attn", (_kda if kda else _latent)(c)
         if number < c["first_k_dense_replace"]:
-            yield from _three_matrices(f"{layer}.mlp", hidden, c["intermediate_size"], "matrix")
+            yield f"{layer}.mlp", _three_matrices(hidden, c["intermediate_size"])
             continue
         experts = f"{layer}.block_sparse_moe"
-        yield f"{experts}.gate.weight", (c["num_experts"], hidden), "matrix"
-        yield f"{experts}.gate.e_score_correction_bias", (c["num_experts"],), "bias"
-        size = c["moe_intermediate_size"]
+        yield experts, _router(hidden, c["num_experts"])
+        one = _weights("expert", w1=(size, hidden), w2=(hidden, size), w3=(size, hidden))
         for expert in range(c["num_experts"]):
-            for name, shape in (
-                ("w1", (size, hidden)),
-                ("w2", (hidden, size)),
-                ("w3", (size, hidden)),
-            ):
-                yield f"{experts}.experts.{expert}.{name}.weight", shape, "expert"
-        shared = size * c["num_shared_experts"]
-        yield from _three_matrices(f"{experts}.shared_experts", hidden, shared, "matrix")
-    yield "model.norm.weight", (hidden,), "norm"
-    yield "lm_head.weight", (c["vocab_size"], hidden), "head"
+            yield f"{experts}.experts.{expert}", one
+        shared = _three_matrices(hidden, size * c["num_shared_experts"])
+        yield f"{experts}.shared_experts", shared
 
 
-def _kda(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _kda(c: dict) -> Tensors:
     hidden, of = c["hidden_size"], c["linear_attn_config"]
     heads, size = of["num_heads"], of["head_dim"]
+    found = _weights("matrix", b_proj=(heads, hidden), o_proj=(hidden, heads * size))
     for name in "qkv":
-        yield f"{layer}.{name}_proj.weight", (heads * size, hidden), "matrix"
+        found |= _weights("matrix", **{f"{name}_proj": (heads * size, hidden)})
         shape = (heads * size, 1, of["short_conv_kernel_size"])
-        yield f"{layer}.{name}_conv1d.weight", shape, "matrix"
-    yield f"{layer}.b_proj.weight", (heads, hidden), "matrix"
+        found |= _weights("matrix", **{f"{name}_conv1d": shape})
     for name in "fg":  # of the forget gate and the output's gate
-        yield f"{layer}.{name}_a_proj.weight", (size, hidden), "matrix"
-        yield f"{layer}.{name}_b_proj.weight", (heads * size, size), "matrix"
-    yield f"{layer}.A_log", (1, 1, heads, 1), "decay"
-    yield f"{layer}.dt_bias", (heads * size,), "time-step"
-    yield f"{layer}.o_norm.weight", (size,), "norm"
-    yield f"{layer}.o_proj.weight", (hidden, heads * size), "matrix"
+        found |= _weights("matrix", **{f"{name}_a_proj": (size, hidden)})
+        found |= _weights("matrix", **{f"{name}_b_proj": (heads * size, size)})
+    return found | {
+        "A_log": ((1, 1, heads, 1), "decay"),
+        "dt_bias": ((heads * size,), "time-step"),
+        "o_norm.weight": ((size,), "norm"),
+    }
 
 
-def _latent(layer: str, c: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _latent(c: dict) -> Tensors:
     """Latent attention (MLA). Without q_lora_rank its queries are not compressed."""
     hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
     plain, rope, values = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
     queries = heads * (plain + rope)
-    if compressed := c["q_lora_rank"]:
-        yield f"{layer}.q_a_proj.weight", (compressed, hidden), "matrix"
-        yield f"{layer}.q_a_layernorm.weight", (compressed,), "norm"
-        yield f"{layer}.q_b_proj.weight", (queries, compressed), "matrix"
-    else:
-        yield f"{layer}.q_proj.weight", (queries, hidden), "matrix"
-    yield f"{layer}.kv_a_proj_with_mqa.weight", (rank + rope, hidden), "matrix"
-    yield f"{layer}.kv_a_layernorm.weight", (rank,), "norm"
-    yield f"{layer}.kv_b_proj.weight", (heads * (plain + values), rank), "matrix"
-    yield f"{layer}.o_proj.weight", (hidden, heads * values), "matrix"
+    found = _weights(
+        "matrix",
+        kv_a_proj_with_mqa=(rank + rope, hidden),
+        kv_b_proj=(heads * (plain + values), rank),
+        o_proj=(hidden, heads * values),
+    ) | _weights("norm", kv_a_layernorm=rank)
+    if not (compressed := c["q_lora_rank"]):
+        return found | _weights("matrix", q_proj=(queries, hidden))
+    found |= _weights("matrix", q_a_proj=(compressed, hidden), q_b_proj=(queries, compressed))
+    return found | _weights("norm", q_a_layernorm=compressed)
 
 
 def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):
@@ -480,15 +500,19 @@ def draw(name: str, shape: tuple[int, ...], kind: str, seed: int = 0):
     raise ValueError(f"{name}: unknown kind {kind!r}")
 
 
-def write(folder: Path, config: dict) -> Path:
-    """The checkpoint in `folder`: config.json and model.safetensors. Needs torch and
-    safetensors."""
+def write(folder: Path, config: dict, seed: int = 0) -> Path:
+    """The checkpoint in `folder`, whose weights `seed` settles. Needs torch and safetensors; for a
+    model that takes images tokenizers too."""
     import torch
     from safetensors.torch import save_file
 
     write_config(folder, config)
+    if "vision_config" in config:
+        import images
+
+        images.write_small(folder)
     tensors = {
-        name: draw(name, shape, kind).to(torch.bfloat16).contiguous()
+        name: draw(name, shape, kind, seed).to(torch.bfloat16).contiguous()
         for name, shape, kind in shapes(config)
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -503,6 +527,6 @@ def write_config(folder: Path, config: dict) -> Path:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[2:] or DEFAULT:
-        if not (Path(sys.argv[1]) / chosen / "model.safetensors").is_file():
-            write(Path(sys.argv[1]) / chosen, MODELS[chosen])
+    written, chosen, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    if not (written / "model.safetensors").is_file():
+        write(written, (MODELS | OTHERS)[chosen], seed)

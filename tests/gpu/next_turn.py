@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import behind_cache
 import cases
 import compare
+import solo
 
 MODEL = "nemotron-h-buffer"
 MANY, FEW = 8, 3  # requests at once: in the largest decoding graph, and in a smaller one
@@ -28,16 +28,16 @@ ENGINE = dict(cuda_graph_max_bs=MANY, cuda_graph_bs=[1, 2, 4, MANY], disable_rad
 
 def many(seed: int = 21) -> cases.Call:
     """What the largest decoding graph answers first: its slots stay in the graph's buffer."""
-    return cases.Call("many", "decode", tuple(behind_cache.prompts(seed, MANY, 40)), DECODED)
+    return cases.Call("many", "decode", tuple(solo.prompts(seed, MANY, 40)), DECODED)
 
 
 def few(seed: int = 22) -> cases.Call:
-    return cases.Call("few", "decode", tuple(behind_cache.prompts(seed, FEW, 20)), DECODED)
+    return cases.Call("few", "decode", tuple(solo.prompts(seed, FEW, 20)), DECODED)
 
 
 def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     """Each of the few requests again with its answer, and some tokens behind it, several times."""
-    more = iter(behind_cache.prompts(seed, FEW * CONTINUED, 30))
+    more = iter(solo.prompts(seed, FEW * CONTINUED, 30))
     return [
         cases.Call(
             f"next-{number}-{turn}", "turn", (prompt + tuple(answer["tokens"]) + next(more),)
@@ -47,24 +47,23 @@ def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     ]
 
 
-def asked(engine) -> dict:
+def asked(engine, _: dict) -> dict:
     """Both passes' answers, by call. Each next turn is asked by itself; the second time behind an
     empty cache each."""
     import engine as engines
 
     engines.ask(engine, many(), logprobs=False)
     answers = engines.ask(engine, few(), logprobs=False)["answers"]
-    return behind_cache.both(engine, next_turns(answers))
+    return solo.with_and_without_cache(engine, next_turns(answers))
 
 
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
-    """control: nothing was patched, so that answers must differ."""
-    cached = behind_cache.cached(result)
+    cached = solo.cached(result)
     return [
         compare.Verdict(
             "next turns went on from decoded states",
             min(cached) >= STATE_AT,
             f"{min(cached)} to {max(cached)} tokens were cached, in {len(cached)} turns",
         ),
-        *behind_cache.judged("next turns", result, control),
+        *solo.judged_without_cache("next turns", result, control),
     ]

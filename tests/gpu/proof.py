@@ -10,7 +10,7 @@ import judging
 import launch
 import models
 import modes
-from experiment import HERE, Experiment, Plan, Session, Stage, base_plan, engine_words
+from experiment import Experiment, Plan, Session, Stage, engine_job, engine_words
 
 RESULT = "evidence.json"
 NOTHING_LEFT = "no model is left: nothing would be proven"
@@ -26,8 +26,7 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     if not kept:
         raise SystemExit(NOTHING_LEFT)
     chosen = wanted(kept, session.modes(row), session.known)
-    limit_s = session.engine_limit(row)
-    return Plan([Stage([job(session, model, mode, limit_s) for model, mode in chosen])])
+    return Plan([Stage([job(session, row, model, mode) for model, mode in chosen])])
 
 
 def left_out(
@@ -74,28 +73,27 @@ def runs(model: str, mode: str, known: set[str]) -> bool:
     )
 
 
-def job(session: Session, model: str, mode: str, limit_s: float) -> launch.Job:
-    name = f"{model}.{mode}"
+def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     reference = mode in modes.REFERENCES
-    made = base_plan(session, name, model) | {
-        "mode": mode,
-        "enforce": commandline.enforced(model),
-        "keep_eager": reference,
-        "files": True,
-        "breakable": not models.is_sparse(models.MODELS[model]),
-        "piecewise": model not in models.BREAKABLE_ALONE,
-        "logprobs": commandline.serves_logprobs(session.options, mode),
-        # schedulers that wait for requests took 7 of 26 cores from engines that start
-        "engine": {"sleep_on_idle": True} | engine_words(session, model),
-    }
-    return launch.Job(
-        name,
-        HERE / "engine.py",
-        made,
-        limit_s,
-        "" if reference else f"{model}.{modes.reference(mode, session.known)}",
-        models.MODELS[model]["model_type"],
+    # schedulers that wait for requests took 7 of 26 cores from engines that start
+    words = {"sleep_on_idle": True} | engine_words(session, model)
+    one = engine_job(
+        session,
+        row,
+        f"{model}.{mode}",
+        model,
+        mode,
+        enforce=commandline.enforced(model),
+        keep_eager=reference,
+        files=True,
+        breakable=not models.is_sparse(models.MODELS[model]),
+        piecewise=model not in models.BREAKABLE_ALONE,
+        logprobs=commandline.serves_logprobs(session.options, mode),
+        engine=words,
     )
+    one.needs = "" if reference else f"{model}.{modes.reference(mode, session.known)}"
+    one.kind = models.MODELS[model]["model_type"]
+    return one
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:

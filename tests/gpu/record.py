@@ -26,11 +26,8 @@ def identity(tree: Path) -> tuple[dict, bool]:
     if not found:
         return (json.loads(above.read_text()) if above.is_file() else unrecorded(tree)), True
     record = json.loads(found[0].read_text())
-    if "changes" not in record:
-        sys.exit(
-            f"{tree}: its record does not say what the queue changes: it was built by an earlier"
-            " tool, build it again"
-        )
+    if "changes" in record:
+        sys.exit(f"{tree}: it was built by an earlier tool, build it again")
     rows = csv.reader((found[0].with_name("RECORD")).read_text().splitlines())
     as_built = all(not row[1] or row[1] == _hash(tree / row[0]) for row in rows if row)
     return record, as_built
@@ -52,8 +49,6 @@ def unrecorded(tree: Path) -> dict:
     return {
         "version": version[1],
         "tag": f"v{version[1]}",
-        "queue": "",
-        "changes": "",
         "tree": {"after": untouched.tree_hash(tree)},
         "patches": [],
     }

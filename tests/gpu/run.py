@@ -41,7 +41,7 @@ import settings
 from experiment import Experiment, Plan, Session, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
-TAKEN = ("model", "mode", "tp", "one_gpu", "held", "against")  # by some rows alone
+TAKEN = ("model", "mode", "tp", "held", "against")  # by some rows alone
 
 
 @dataclass
@@ -82,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def plan(session: Session, row: Experiment) -> Planned:
     asked = session.options.model or row.models
-    return Planned(row, row.plan(session, row, asked) if row.plan else Plan([]), {})
+    return Planned(row, row.plan(session, row, asked), {})
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -122,12 +122,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         help="references of agree (default: both)",
     )
     add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
-    add(
-        "--one-gpu",
-        action="store_true",
-        default=None,
-        help="the ranks of a server share one GPU and talk through sockets: for hosts with one GPU",
-    )
     add(
         "--held",
         type=int,
@@ -230,10 +224,7 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
             forks = stack.enter_context(fork_server(session.place))
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
-        if row.act:
-            kernels.make(session.place, gpus[0], KERNELS_S)
-            group[0].found |= row.act(session, row)
-        elif row.beside:
+        if row.beside:
             run_beside(session, group, gpus, write, ready(forks) if forks else None)
         else:
             compile_attention(session, group[0].plan, gpus[0])
@@ -327,8 +318,7 @@ def compile_attention(session: Session, plan: Plan, gpu: str) -> None:
 
 def save(session: Session, one: Planned, complete: bool) -> None:
     """Write what was found of a row, whole or not at all."""
-    if one.row.judge:
-        one.found |= one.row.judge(session, one.row, one.plan)
+    one.found |= one.row.judge(session, one.row, one.plan)
     runs, options = one.found.get("runs", []), session.options
     one.found["seconds"] = round(time.time() - session.began)
     one.found["passed"] = bool(complete) and all(run["verdict"] in judging.GOOD for run in runs)

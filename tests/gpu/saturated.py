@@ -42,14 +42,13 @@ def calls(seed: int = 42) -> list[cases.Call]:
     source = random.Random(seed)
 
     def drawn(kind: str, number: int) -> cases.Call:
-        length = source.randint(*(LONG if kind == "long" else SHORT))
-        prompt = tuple(source.randrange(cases.SMALLEST, cases.LARGEST) for _ in range(length))
+        prompt = cases.drawn(source, source.randint(*(LONG if kind == "long" else SHORT)))
         return cases.Call(f"{kind}-{number}", kind, (prompt,), source.randint(*DECODED))
 
     return [drawn("short" if number % 3 else "long", number) for number in range(PROMPTS)]
 
 
-def asked(engine) -> dict:
+def asked(engine, _: dict) -> dict:
     """The answers by call: all at once, then each alone. Only the latter have log-probabilities,
     without which a prefill may be mixed with decoding. There is no prefix cache to empty."""
     import engine as engines
@@ -68,7 +67,6 @@ def asked(engine) -> dict:
 
 
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
-    """control: nothing was patched, so that answers must differ."""
     mixed = sum(ran["mode"] == "MIXED" for ran in result["prefills"])
     found = compare.tally((result["together"], result["alone"]))
     kinds = {kind: found.moved_prompts[kind] for kind in found.prompts}

@@ -7,7 +7,6 @@ looked at.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,9 @@ def alone_of(name: str) -> str:
     return f"{name}{cases.ASKED_BESIDE if name == cases.RETURNED else cases.ASKED_ALONE}"
 
 
-def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict, ask: dict) -> dict:
+def judge(
+    place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job], facts: dict, ask: dict
+) -> dict:
     """One server's result with all its verdicts. ask: generate()'s words of the setting's
     passes."""
     plan = one.plan
@@ -44,40 +45,12 @@ def judge(one: launch.Job, jobs: Sequence[launch.Job], facts: dict, ask: dict) -
         "device": one.device,
         "seconds": round(one.seconds),
     }
-    reference = next((other for other in jobs if other.name == one.needs and other.code == 0), None)
-    log = Path(plan["out"]).with_suffix(".log")
     if one.code != 0:
-        why = (
-            f"{one.why}: {judging.error(log.read_text(errors='replace'))}"
-            if one.code is not None and log.exists()
-            else one.why
-        )
-        return found | {
-            "verdict": "failed" if one.code is not None else "not run",
-            "why": why,
-            "checks": [],
-        }
-    result = within_passes(json.loads(Path(plan["out"]).read_text()))
-    right = json.loads(Path(reference.plan["out"]).read_text()) if reference else None
-    verdicts = checks(plan, result, right, facts, ask)
-    bad = [verdict for verdict in verdicts if not verdict.good]
-    verdict = "failed" if bad else "not run" if one.needs and not right else "passed"
-    why = (
-        f"{bad[0].what}: {bad[0].why}"
-        if bad
-        else judging.NO_REFERENCE
-        if verdict == "not run"
-        else ""
-    )
-    found |= {
-        name: result[name] for name in ("start_s", "pass_s", "flags", "dropped_flags", "report")
-    }
-    return found | {
-        "verdict": verdict,
-        "why": why,
-        "prefills": counted(result["prefills"]),
-        "checks": [one.as_json() for one in verdicts],
-    }
+        return found | judging.without_answer(one, judging.log_of(place, one))
+    result, reference = within_passes(judging.answers(one)), judging.reference_of(one, jobs)
+    verdicts = checks(plan, result, reference, facts, ask)
+    found |= judging.facts_of(result) | judging.verdict(one, reference, verdicts)
+    return found | {"prefills": counted(result["prefills"])}
 
 
 def within_passes(result: dict) -> dict:
@@ -112,8 +85,6 @@ def checks(
     if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
-    if "peer" in plan:
-        found.append(by_turns(result.get("turns", {})))
     if graph and reference:
         both = result["passes"], reference["passes"], router
         agree = agreement(plan, *both) + given_back(plan, ask, *both)
@@ -286,16 +257,6 @@ def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:
         seen["all"] > 0,
         f"{seen['all']} were, {seen['on_graph']} of them on the graph",
         seen,
-    )
-
-
-def by_turns(turns: dict) -> compare.Verdict:
-    """Whether two servers side by side answered one call each in turn."""
-    answers, missed = turns.get("answers", 0), turns.get("missed", 0)
-    return compare.Verdict(
-        "two servers answered by turns",
-        answers > 0 and not missed,
-        f"{answers} answers, {missed} not in turn",
     )
 
 

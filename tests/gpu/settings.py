@@ -1,37 +1,31 @@
 """Servers with other arguments than the proof's, against eager prefill.
 
 Each setting has a server for each graph mode, and one that has the graph and keeps every prefill
-eager. Both graph modes of mixed-chunk answer by turns, side by side. A control has servers of the
-release's own tree (queue), or of the patched one with one patch's function doing nothing. Then
-extra-buffer's runs with drafts must fail, from 0.5.14 on, and without rows-of-ranks those of
-dp-returns. setting_checks.py judges.
+eager. A control has servers of the release's own tree (queue), or of the patched one with one
+patch's function doing nothing. Then extra-buffer's runs with drafts must fail, from 0.5.14 on, and
+without rows-of-ranks those of dp-returns. setting_checks.py judges.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import alternate
 import cases
-import commandline
 import experiment
 import launch
 import models
 import modes
 import proof
 import setting_checks
-from experiment import HERE, QUEUE, Experiment, Plan, Session, Stage
+from experiment import QUEUE, Experiment, Plan, Session, Stage
 
 RETURNS = setting_checks.RETURNS
 # Of several GPUs. The kernels that join all-reduce with a norm may use NVLink multicast, which can
 # put the GPUs of a shared host out of service; releases choose them by the model's architecture.
 TENSOR_PARALLEL = {"enforce_disable_flashinfer_allreduce_fusion": True}
-# For ranks on one GPU: the custom all-reduce wants each rank's memory on a GPU of its own.
-SHARING = {"disable_custom_all_reduce": True}
 # What --without leaves out -> the function that does nothing then.
 FORGOTTEN = {
     "track-under-graph": "sglang.srt.prefill_graph.kernels.tracked_states:follow",
@@ -47,7 +41,7 @@ class Setting:
     what: for the table's reader; models: asked by default; words: sglang.Engine's on top of those
     for all; passes: instead of a mode's own; ask: generate()'s words of a pass; config: of the
     model, in place of its own; own_sizes: the release chooses what it captures; modes: all that are
-    tried; gpus: of one server; turns: whether both graph modes are asked by turns in the end.
+    tried; gpus: of one server.
     """
 
     what: str
@@ -59,7 +53,6 @@ class Setting:
     own_sizes: bool = False
     modes: tuple[str, ...] = (modes.BREAKABLE, modes.PIECEWISE)
     gpus: int = 1
-    turns: bool = False
 
 
 LONG_CHUNK = {"chunked_prefill_size": 8192}  # as releases choose it for a large GPU
@@ -90,12 +83,11 @@ SETTINGS = {
         {cases.RETURNED: RETURNS},
     ),
     "mixed-chunk": Setting(
-        "--enable-mixed-chunk; in the end two servers by turns",
+        "--enable-mixed-chunk",
         ("nemotron-h",),
         {"enable_mixed_chunk": True},
-        (cases.COLD, cases.MIXED, cases.TURNS),
-        {cases.MIXED: {"logprobs": False}, cases.TURNS: {"logprobs": False}},
-        turns=True,
+        (cases.COLD, cases.MIXED),
+        {cases.MIXED: {"logprobs": False}},
     ),
     setting_checks.TRACKS_STATES: Setting(
         "states in the prefix cache, with and without drafts",
@@ -138,7 +130,7 @@ def row(name: str, setting: Setting) -> Experiment:
         judge=judge,
         prepare=write_models,
         modes=setting.modes,
-        takes=("model", "mode", "tp", "one_gpu"),
+        takes=("model", "mode", "tp"),
         controls=(*FORGOTTEN,),
         beside=True,
         width=6,
@@ -159,17 +151,8 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
         made.jobs += [
             one for one in here if one.needs or any(other.needs == one.name for other in tried)
         ]
-        _pair([one for one in tried if setting.turns])
-    made.place = _place(session)
+    made.place = session.untouched if session.options.without == QUEUE else session.place
     return Plan([made], left_out)
-
-
-def _place(session: Session) -> launch.Place:
-    """Whose tree the servers have, and what shares a GPU among their ranks."""
-    place = session.untouched if session.options.without == QUEUE else session.place
-    if session.options.one_gpu and declares(session.options):
-        place = launch.Place((HERE / "sharing", *place.path), place.out)
-    return place
 
 
 def _modes(setting: Setting, asked: Sequence[str], known: set[str]) -> list[str]:
@@ -189,34 +172,23 @@ def unavailable(setting: Setting, model: str, mode: str, known: set[str]) -> str
     return chosen.reason if isinstance(chosen, modes.Unavailable) else ""
 
 
-def _pair(tried: Sequence[launch.Job]) -> None:
-    """Let two servers answer by turns. A single one has nobody to wait for."""
-    if len(tried) == 2:
-        for number, one in enumerate(tried):
-            one.plan |= {"peer": tried[1 - number].plan["out"], "first": number == 0}
-            Path(one.plan["out"] + alternate.SUFFIX).unlink(missing_ok=True)
-
-
 def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     """The proof's job for the model and mode, with what the setting changes."""
     setting, reference = SETTINGS[row.name], mode in modes.REFERENCES
-    tp, one_gpu = session.options.tp or 1, bool(session.options.one_gpu)
-    one = proof.job(session, model, mode, session.engine_limit(row))
+    tp = session.options.tp or 1
+    one = proof.job(session, row, model, mode)
     one.name = f"{row.name}.{one.name}"
     one.needs = one.needs and f"{row.name}.{one.needs}"
     shared = {"tp_size": tp} | TENSOR_PARALLEL if tp > 1 else {}
     ranks = max(setting.gpus, tp)
     if ranks > 1:  # ranks of DP attention go on together: one that sleeps holds the others up
         shared["sleep_on_idle"] = False
-    if one_gpu and ranks > 1:
-        shared |= SHARING
     out = session.place.out / one.name
     one.plan |= {
         "setting": row.name,
         "mode": mode,
-        "gpus": 1 if one_gpu else ranks,
+        "gpus": ranks,
         "ranks": ranks,
-        "one_gpu": one_gpu and ranks > 1 and not declares(session.options),
         "out": f"{out}.json",
         "watch": f"{out}.watch",
         "model": str(folder(session.place, row.name, model)),
@@ -227,13 +199,6 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
         "forget": FORGOTTEN.get(session.options.without, ""),
     }
     return one
-
-
-def declares(options: argparse.Namespace) -> bool:
-    """Whether ranks learn of their GPUs from what a release declares of its arguments: from 0.5.20
-    on, where these are sealed. There sharing/ lets ranks share a GPU, and watch/ elsewhere."""
-    file = commandline.srt(options) / "entrypoints/engine.py"
-    return file.is_file() and "get_device().gpu_id_step" in file.read_text(encoding="utf-8")
 
 
 def folder(place: launch.Place, name: str, model: str) -> Path:
@@ -280,6 +245,8 @@ def write_models(session: Session, made: Plan) -> None:
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     facts, ask = session.facts | {"without": session.options.without}, SETTINGS[row.name].ask
     return {
-        "runs": [setting_checks.judge(one, made.jobs, facts, ask) for one in made.jobs],
+        "runs": [
+            setting_checks.judge(session.place, one, made.jobs, facts, ask) for one in made.jobs
+        ],
         "left_out": made.left_out,
     }

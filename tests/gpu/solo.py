@@ -1,30 +1,30 @@
-"""One engine that is asked one thing: its answers are held against its own, asked otherwise.
+"""One engine that is asked one thing: its answers are compared with its own, asked otherwise.
 
-A question is a module with ENGINE, asked(engine) and judged(result, control), which solo_engine.py
-runs in the engine's own process. `captured` of a result is as judging.captures reads it from the
-log; control: nothing was patched, so that answers must differ.
+A question is a module with MODEL, ENGINE, asked(engine, plan) and judged(result, control).
+engine.py calls `asked`. control: nothing was patched, so that answers must differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import random
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
+import cases
+import compare
 import judging
-import launch
 import modes
 from experiment import (
-    HERE,
     QUEUE,
     Experiment,
     Plan,
     Session,
     Stage,
-    answer_of,
-    base_plan,
+    engine_job,
     engine_words,
-    judged,
-    log_of,
+    judged_run,
+    otherwise,
     unanswered,
 )
 
@@ -49,20 +49,49 @@ def plan(session: Session, row: Experiment, words: dict) -> Plan:
     """Prefills are eager: graphs for decoding alone are captured."""
     [model], without = row.models, session.options.without
     name = f"{row.name.replace('_', '-')}.{without or 'patched'}"
-    made = base_plan(session, name, model) | {
-        "question": row.name,
-        "mode": modes.EAGER,
-        "engine": engine_words(session, model) | words,
-    }
-    one = launch.Job(name, HERE / "solo_engine.py", made, session.engine_limit(row))
-    return Plan([Stage([one], session.untouched if without else None, lead=False)])
+    engine = engine_words(session, model) | words
+    job = engine_job(session, row, name, model, modes.EAGER, engine=engine, question=row.name)
+    return Plan([Stage([job], session.untouched if without else None, lead=False)])
 
 
 def judge(session: Session, row: Experiment, made: Plan, question: ModuleType) -> dict:
     [one] = made.jobs
     checks = unanswered(session, [one])
     if not checks:
-        captured = [asdict(found) for found in judging.captures(log_of(session, one))]
-        result = answer_of(one) | {"captured": captured}
-        checks = question.judged(result, bool(session.options.without))
-    return {"runs": [judged(row, one.plan["of"], [one], checks)]}
+        checks = question.judged(judging.answers(one), bool(session.options.without))
+    return {"runs": [judged_run(row, one.plan["of"], [one], checks)]}
+
+
+def prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:
+    """Drawn tokens, each prompt one longer than the last."""
+    source = random.Random(seed)
+    return [cases.drawn(source, length + number) for number in range(count)]
+
+
+def with_and_without_cache(engine: Any, calls: Sequence[cases.Call]) -> dict[str, dict[str, dict]]:
+    """What each call is answered by itself, by its name: "warm" behind the cache, then "cold"
+    behind an empty one each."""
+    import engine as engines
+
+    warm = {call.name: engines.ask(engine, call) for call in calls}
+    cold = {}
+    for call in calls:
+        engines.flush(engine)
+        cold[call.name] = engines.ask(engine, call)
+    return {"warm": warm, "cold": cold}
+
+
+def cached(result: dict) -> list[int]:
+    """Tokens that were found in the cache, by call."""
+    return [call["answers"][0]["cached"] for call in result["warm"].values()]
+
+
+def judged_without_cache(what: str, result: dict, control: bool) -> list[compare.Verdict]:
+    """Whether nothing was found without a cache, and whether both answer alike. what: is alike."""
+    warm, cold = result["warm"], result["cold"]
+    agree = compare.same_answers(f"{what} answer as without a cache", warm, cold)
+    found = any(call["answers"][0]["cached"] for call in cold.values())
+    return [
+        compare.Verdict("without a cache nothing was found", not found, "the cache was empty"),
+        otherwise([agree], QUEUE) if control else agree,
+    ]

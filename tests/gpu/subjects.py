@@ -1,14 +1,13 @@
 """What gain.py times: models of published shapes with dummy weights, and what each engine of one
-takes of the GPU."""
+takes of the GPU. Qwen3.5's vision tower is a small one, and its server runs without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass, field
 
 import load
 import models
-from models import OTHERS
 
 TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
@@ -24,17 +23,27 @@ class Subject:
     """One model to time.
 
     model: its published name, for the record. weights: GiB that an engine takes for weights, as
-    nvidia-smi saw it on an H200 or by computation. words: sglang.Engine's words for so many running
-    requests. share: of the GPU's memory for weights and pools, where an engine has the GPU alone.
-    enforce: the release keeps a piecewise graph off for the architecture unless it is told.
+    nvidia-smi saw it on an H200 or by computation. share: of the GPU's memory for weights and
+    pools, where an engine has the GPU alone. enforce: the release keeps a piecewise graph off for
+    the architecture unless it is told. engine: sglang.Engine's words for it.
     """
 
     model: str
     config: dict = field(repr=False)
     weights: float
-    words: Callable[[int], dict]
     share: float = 0.6
     enforce: bool = False
+    engine: dict = field(default_factory=dict)
+
+    def words(self, running: int) -> dict:
+        """sglang.Engine's words for so many running requests."""
+        found = dict(
+            load_format="dummy", max_running_requests=running, chunked_prefill_size=load.CHUNK
+        )
+        if self.state:
+            found["max_mamba_cache_size"] = STATES * running
+        sparse = models.is_sparse(self.config)
+        return found | (models.SPARSE_ENGINE if sparse else {}) | self.engine
 
     @property
     def state(self) -> float:
@@ -104,88 +113,15 @@ def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = Fals
     return words | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
 
 
-def _pools(running: int) -> dict:
-    """Pools have stated sizes: mem_fraction_static is a share of what is free when an engine starts
-    (init_memory_pool, model_runner_kv_cache_mixin.py), so beside others it would give each engine
-    other pools."""
-    return dict(
-        load_format="dummy",
-        max_running_requests=running,
-        max_total_tokens=TOKENS * running,
-        mem_fraction_static=0.98,
-        chunked_prefill_size=load.CHUNK,
-    )
+def read() -> dict[str, Subject]:
+    """tests/models/timed.json. A subject's config is its own name's in gpu.json, unless it names
+    another."""
+    subjects = json.loads(models.CONFIGS.with_name("timed.json").read_text(encoding="utf-8"))
+    configs = models.OTHERS
+    return {
+        name: Subject(**subject | {"config": configs[subject.get("config", name)]})
+        for name, subject in subjects.items()
+    }
 
 
-def _nemotron(running: int) -> dict:
-    sizes = sorted({running, *(size for size in load.DECODE if size < running)})
-    return _pools(running) | dict(
-        max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running, cuda_graph_bs=sizes
-    )
-
-
-def _hybrid(running: int) -> dict:
-    return _pools(running) | dict(max_mamba_cache_size=STATES * running, cuda_graph_max_bs=running)
-
-
-def _nets_by_triton(running: int) -> dict:
-    return _hybrid(running) | models.TRITON_NETS
-
-
-def _attention(running: int) -> dict:
-    return _pools(running) | dict(cuda_graph_max_bs=running)
-
-
-def _text_alone(running: int) -> dict:
-    return _hybrid(running) | dict(enable_multimodal=False)
-
-
-def _sparse(running: int) -> dict:
-    return _pools(running) | models.SPARSE_ENGINE
-
-
-SUBJECTS = {
-    "nemotron": Subject("NVIDIA-Nemotron-Nano-9B-v2", OTHERS["nemotron"], 16.6, _nemotron),
-    "llama": Subject("Llama-3.1-8B", OTHERS["llama-8b"], 15.0, _attention),
-    "qwen3": Subject("Qwen3-8B", OTHERS["qwen3"], 15.3, _attention),
-    "nemotron-3-nano": Subject(
-        "NVIDIA-Nemotron-3-Nano-30B-A3B", OTHERS["nemotron-3-nano"], 59.0, _hybrid, share=0.85
-    ),
-    "qwen3-next": Subject(
-        "Qwen3-Next-80B-A3B, 12 of its 48 layers",
-        OTHERS["qwen3-next-12"],
-        38.8,
-        _hybrid,
-        share=0.85,
-        enforce=True,
-    ),
-    "qwen3-next-triton": Subject(
-        "Qwen3-Next-80B-A3B, 12 of its 48 layers, nets by Triton's kernels",
-        OTHERS["qwen3-next-12"],
-        38.8,
-        _nets_by_triton,
-        share=0.85,
-        enforce=True,
-    ),
-    "qwen3-next-32": Subject(
-        "Qwen3-Next-80B-A3B, 32 of its 48 layers",  # as much as one H200 serves with room
-        OTHERS["qwen3-next-32"],
-        101.5,
-        _hybrid,
-        share=0.9,
-        enforce=True,
-    ),
-    # Qwen3.5's vision tower is a small one, and the server runs without
-    "qwen3.5": Subject(
-        "Qwen3.5-27B, 16 of its 64 layers", OTHERS["qwen3.5"], 16.1, _text_alone, enforce=True
-    ),
-    "qwen3.5-moe": Subject(
-        "Qwen3.5-35B-A3B", OTHERS["qwen3.5-moe"], 65.0, _text_alone, share=0.85, enforce=True
-    ),
-    "deepseek-v32": Subject(
-        "DeepSeek-V3.2, 8 of its 61 layers, 16 of its 256 experts",
-        OTHERS["deepseek-v32-wide"],
-        18.6,
-        _sparse,
-    ),
-}
+SUBJECTS = read()

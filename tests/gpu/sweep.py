@@ -12,30 +12,25 @@ kernel ends its run: name the other kernels then.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import itertools
 import json
 import math
-import multiprocessing
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import commandline
 import machine_code
+import sweeping
 
 # from 0.5.16; before
 OPS = ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops")
 CASES = ((512, 1), (512, 8), (4096, 1), (4096, 8))  # rows of a forward, requests
-TINY_CASES = ((40, 1), (40, 2))
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,6 @@ LAYERS = (
     FALCON_1B,
     FALCON_34B,
 )
-TINY = (Layer("tiny", 4, 16, 16, 2, 16),)
 
 
 def block(m: int, n: int, k: int, warps: int, stages: int) -> dict[str, int]:
@@ -139,85 +133,42 @@ CANDIDATES = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commandline.add_place(parser)
+def main(words: Sequence[str] | None = None) -> int:
+    parser = sweeping.parser(__doc__, 560)
     parser.add_argument(
         "--kernel", nargs="+", choices=[*CANDIDATES], default=[*CANDIDATES], help="default: all"
     )
     parser.add_argument(
         "--layer", type=int, nargs="+", help="numbers in the list of layers (default: all)"
     )
-    parser.add_argument(
-        "--limit", type=float, default=560, help="seconds in which all ends (default 560)"
-    )
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count(), help="how many compile at once"
-    )
-    parser.add_argument(
-        "--tiny",
-        action="store_true",
-        help="small sizes and few tiles, to see that it runs (also interpreted)",
-    )
-    parser.add_argument(
-        "--solver",
-        action="store_true",
-        help="behind it, time settings of the kernel that solves a gated delta rule's chunks",
-    )
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
-    if not options.inside:  # again, where the tree's modules are found
-        place = commandline.place_of(options)
-        commands = [[place.python, __file__, *sys.argv[1:], "--inside"]]
-        if options.solver:
-            commands.append([place.python, *solver(options)])
-        codes = [subprocess.run(each, env=place.environment()).returncode for each in commands]
-        return max(codes, key=abs)
-    layers = TINY if options.tiny else [LAYERS[n] for n in options.layer or range(len(LAYERS))]
+    if not options.inside:
+        return sweeping.run_inside(options, __file__, words)
+    layers = [LAYERS[n] for n in options.layer or range(len(LAYERS))]
     until = time.time() + options.limit
-    if not options.tiny:
-        compile_all(options.kernel, layers, options.processes, until)
+    sweeping.compile_all(work(options.kernel, layers), compile_some, options.processes, until)
     found = []
     for layer in layers:
         for name in options.kernel:
-            found.append(sweep(layer, name, options.tiny, until))
+            found.append(sweep(layer, name, until))
             show(found[-1])
             (options.out / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def solver(options: argparse.Namespace) -> list[str]:
-    """sweep_gdn.py with the words that it needs."""
-    words = ["--tree", str(commandline.tree_of(options)), "--out", str(options.out)]
-    words += ["--kernel", "chunk_gated_delta_rule_fwd_kkt_solve_kernel", "--seconds", "60"]
-    return [str(Path(__file__).with_name("sweep_gdn.py")), *words]
-
-
-def compile_all(names: list[str], layers: list[Layer], processes: int, until: float) -> None:
-    """Fill Triton's cache on disk, many at once: compiling takes longer than timing."""
+def work(names: Sequence[str], layers: Sequence[Layer]) -> list[tuple[Layer, str, dict[str, int]]]:
+    """What is to be compiled: each tile of each kernel, once for layers of one shape."""
     shapes = {
         (layer.size, layer.d_state, layer.chunk, layer.heads // layer.groups, layer.heads): layer
         for layer in layers
     }
-    work = [
+    return [
         (layer, name, tile)
         for layer in shapes.values()
         for name in names
         for tile in candidates(name)
     ]
-    began, context = time.time(), multiprocessing.get_context("spawn")
-    jobs = [
-        context.Process(target=compile_some, args=(work[number::processes], until))
-        for number in range(processes)
-    ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-    print(f"compiled {len(work)} in {time.time() - began:.0f} s", flush=True)
 
 
 def candidates(name: str) -> list[dict[str, int]]:
@@ -246,40 +197,34 @@ def compile_some(work: list[tuple[Layer, str, dict[str, int]]], until: float) ->
         with contextlib.suppress(Exception):  # what does not fit is found again when it is timed
             key = (layer, name)
             if key not in made:
-                made[key] = Batch(layer, 256, 1, "cuda").launcher(name)
+                made[key] = Batch(layer, 256, 1).launcher(name)
             made[key](tile)
 
 
-def sweep(layer: Layer, name: str, tiny: bool, until: float) -> dict:
+def sweep(layer: Layer, name: str, until: float) -> dict:
     """Microseconds of each candidate in each case; "" is what the release launches by itself."""
-    cases = TINY_CASES if tiny else CASES
-    tiles = candidates(name)[: 2 if tiny else None]
-    tiles = [small(tile) for tile in tiles] if tiny else tiles
-    if name not in OURS:
-        tiles = [{}, *tiles]
-    rows = [{"tile": tile, "us": []} for tile in tiles]
-    if name in OURS and not tiny:
+    tiles = [*([] if name in OURS else [{}]), *candidates(name)]
+    rows: list[dict] = [{"tile": tile, "us": []} for tile in tiles]
+    if name in OURS:
         for row in rows:
             row["wrong"] = wrong(layer, name, row["tile"]) if time.time() < until else ""
         rows = [row for row in rows if not row["wrong"]]
-    if not tiny:
-        launch = Batch(layer, 256, 1, "cuda").launcher(name)  # as compile_some has compiled it
-        for row in (row for row in rows if row["tile"]):
-            if time.time() < until:
-                row["miscompiled"] = miscompiled(launch, row["tile"])
-    for rows_of, requests in cases:
-        launch = Batch(layer, rows_of, requests, "cpu" if tiny else "cuda").launcher(name)
+    launch = Batch(layer, 256, 1).launcher(name)  # as compile_some has compiled it
+    for row in (row for row in rows if row["tile"]):
+        if time.time() < until:
+            row["miscompiled"] = miscompiled(launch, row["tile"])
+    for rows_of, requests in CASES:
+        launch = Batch(layer, rows_of, requests).launcher(name)
         for row in rows:
-            row["us"].append(
-                timed(lambda: launch(row["tile"]), tiny) if time.time() < until else None
-            )
-    return {"layer": layer.__dict__, "kernel": name, "cases": cases, "tiles": rows}
+            us = timed(lambda: launch(row["tile"])) if time.time() < until else None
+            row["us"].append(us)
+    return {"layer": layer.__dict__, "kernel": name, "cases": CASES, "tiles": rows}
 
 
 def wrong(layer: Layer, name: str, tile: dict[str, int]) -> str:
     """Why this tile's results cannot be used, printed; "" if they can. The other kernel's is
     plain."""
-    batch, chosen = Batch(layer, 512, 4, "cuda"), dict(tile)
+    batch, chosen = Batch(layer, 512, 4), dict(tile)
     chunk = chosen.pop("CHUNK")
     try:
         plain, *mine = (
@@ -305,38 +250,14 @@ def miscompiled(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) 
     """Whether Triton miscompiles a kernel that is launched with the tile. What does not fit on the
     GPU is not: it has no times."""
     try:
-        kernels = launched(launch, tile)
+        kernels = sweeping.launched(launch, tile)
     except Exception:  # shared memory, registers: told where it is timed
         return False
     return any(machine_code.miscompiled(kernel.asm["cubin"]) for kernel in kernels)
 
 
-def launched(launch: Callable[[dict[str, int]], None], tile: dict[str, int]) -> list[Any]:
-    """The compiled kernels that are launched with the tile. Raises what the launch raises."""
-    from triton.runtime.jit import JITFunction
-
-    made: list[Any] = []
-    run = JITFunction.run
-
-    def noted(kernel: Any, *args: Any, **words: Any) -> Any:
-        made.append(run(kernel, *args, **words))
-        return made[-1]
-
-    with replaced(JITFunction, "run", noted):
-        launch(tile)
-    if not made:
-        raise SystemExit("the launch's kernel was not seen")
-    return made
-
-
-def small(tile: dict[str, int]) -> dict[str, int]:
-    return {key: 16 if key.startswith(("BLOCK", "CHUNK")) else value for key, value in tile.items()}
-
-
-def timed(launch: Callable[[], None], tiny: bool) -> float | None:
+def timed(launch: Callable[[], None]) -> float | None:
     """Median microseconds of one launch; None where the tile does not fit on the GPU."""
-    if tiny:
-        return launch() or 1.0
     import triton
 
     try:
@@ -383,11 +304,11 @@ def show(found: dict) -> None:
 class Batch:
     """Random inputs of one layer's scan, and launches of each kernel on them."""
 
-    def __init__(self, layer: Layer, rows: int, requests: int, device: str):
+    def __init__(self, layer: Layer, rows: int, requests: int, device: str = "cuda"):
         import torch
 
         self.layer, self.ops = layer, release_ops()
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        dtype = torch.bfloat16
         torch.manual_seed(1)
         inner, shared = layer.heads * layer.size, layer.groups * layer.d_state
         both = torch.randn(rows, inner + 2 * shared, device=device, dtype=dtype)
@@ -444,7 +365,7 @@ class Batch:
         )
 
         def launch(tile: dict[str, int]) -> None:
-            with replaced(
+            with sweeping.replaced(
                 module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)
             ):
                 module.causal_conv1d_fn(x, weight, **words)
@@ -502,7 +423,7 @@ class Batch:
         module, call = self.ops[number], calls[name]
 
         def launch(tile: dict[str, int]) -> None:
-            with replaced(module, kernel, With(getattr(module, kernel), tile)):
+            with sweeping.replaced(module, kernel, With(getattr(module, kernel), tile)):
                 call()
 
         return launch
@@ -560,16 +481,6 @@ class With:
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
         return lambda *args, **words: self.kernel[grid](*args, **{**words, **self.words})
-
-
-@contextlib.contextmanager
-def replaced(module: object, name: str, value: object) -> Iterator[None]:
-    kept = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, kept)
 
 
 def release_ops() -> tuple:

@@ -23,10 +23,8 @@ import importlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import commandline
 import machine_code
-import sweep as mamba_sweep
+import sweeping
 
 Tile = tuple[int, ...]  # M, N and K of a block, group of blocks, warps, stages
 
@@ -285,7 +282,7 @@ class Batch:
         each: many run at once."""
         inputs, codes = self.inputs(64, 7), []
         for tile in tiles:
-            kernels = mamba_sweep.launched(lambda words: self.run(inputs, words), as_words(tile))
+            kernels = sweeping.launched(lambda words: self.run(inputs, words), as_words(tile))
             codes += [(tile, kernel.asm["cubin"]) for kernel in kernels]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             bad = threads.map(machine_code.miscompiled, (code for _, code in codes))
@@ -332,19 +329,8 @@ def as_words(tile: Tile) -> dict[str, int]:
     return dict(zip(FIELDS, tile, strict=True))
 
 
-def compile_all(experts: Experts, tokens: Sequence[int], processes: int, until: float) -> None:
-    """Fill Triton's cache on disk, many at once: compiling takes longer than timing."""
-    work = list(dict.fromkeys(tile for count in tokens for tile in candidates(count, experts)))
-    context, began = multiprocessing.get_context("spawn"), time.time()
-    jobs = [
-        context.Process(target=compile_some, args=(experts, work[number::processes], until))
-        for number in range(processes)
-    ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
-    print(f"compiled {len(work)} tiles in {time.time() - began:.0f} s", flush=True)
+def every_candidate(experts: Experts, tokens: Sequence[int]) -> list[Tile]:
+    return list(dict.fromkeys(tile for count in tokens for tile in candidates(count, experts)))
 
 
 def compile_some(experts: Experts, work: Sequence[Tile], until: float) -> None:
@@ -484,7 +470,8 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
             continue
         swept = []
         for experts in group:
-            compile_all(experts, options.tokens, options.processes, until)
+            tiles = every_candidate(experts, options.tokens)
+            sweeping.compile_all(tiles, compile_some, options.processes, until, experts)
             swept.append(sweep(experts, options.tokens, until))
         defaults = {count: release.default(count, group[0]) for count in options.tokens}
         file = folder / release.file_name(group[0])
@@ -495,10 +482,7 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commandline.add_place(parser)
+    parser = sweeping.parser(__doc__, 3600)
     parser.add_argument(
         "--shape",
         type=shape,
@@ -507,17 +491,12 @@ def main(words: Sequence[str] | None = None) -> int:
         help="E,N of a table, or E,N,HIDDEN,TOP_K of another model (default: all tables)",
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=[*TOKENS])
-    parser.add_argument("--limit", type=float, default=3600, help="seconds in which all ends")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.inside:  # again, where the tree's modules are found
         seconds = sum(experts.seconds for group in options.shape for experts in group)
         print(f"about {math.ceil(seconds / 60)} minutes; tables in {options.out}/configs/")
-        place = commandline.place_of(options)
-        again = [place.python, __file__, *(sys.argv[1:] if words is None else words), "--inside"]
-        return subprocess.run(again, env=place.environment()).returncode
+        return sweeping.run_inside(options, __file__, words)
     refuse_without_gpu()
     found = []
     for one in tables(options.shape, options):

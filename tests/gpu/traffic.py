@@ -125,22 +125,16 @@ def summary(found: Sequence[Answered], span_s: float) -> dict:
         "input_tokens_per_s": round(sum(one.prompt - one.cached for one in found) / span_s, 1),
         "prompt_tokens": sum(one.prompt for one in found),
         "cached_tokens": sum(one.cached for one in found),
-        "first_ms": {f"p{part}": round(percentile(firsts, part), 2) for part in (50, 90, 99)},
-        "later_ms": {f"p{part}": round(percentile(later, part), 2) for part in (50, 99) if later},
+        "first_ms": _percentiles(firsts, (50, 90, 99)),
+        "later_ms": _percentiles(later, (50, 99)) if later else {},
     }
+
+
+def _percentiles(ordered: Sequence[float], parts: Sequence[int]) -> dict[str, float]:
+    return {f"p{part}": round(load.percentile(ordered, part), 2) for part in parts}
 
 
 def rate(found: dict) -> float:
     """The tokens a second of a load's summary: those that were written, or those that were read
     where each answer is one token."""
     return found["output_tokens_per_s" if found["later_ms"] else "input_tokens_per_s"]
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """Between its two neighbours where it falls between them. Raises ValueError of nothing."""
-    if not ordered:
-        raise ValueError("no values")
-    place = (len(ordered) - 1) * part / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PLAN, FILES = "plan.json", "files"
-PACKAGE = "sglang"
+PACKAGE, GENERATED = "sglang", "sglang/_version.py"
 
 
 class Unmade(Exception):
@@ -49,11 +49,11 @@ def make(tree: Path, folder: Path, out: Path) -> str:
 
 
 def tree_hash(tree: Path) -> str:
-    """The hash of a package's files as scripts/patchqueue/files/tree.py defines it."""
+    """The hash of a package's Python files as scripts/patchqueue/files/tree.py defines it."""
     rows = sorted(
         (f"python/{name}", tree / name)
         for name in _files(tree, PACKAGE)
-        if not name.endswith(".so")
+        if name.endswith(".py") and name != GENERATED
     )
     listing = "".join(f"{_sha256(file)}  {name}\n" for name, file in rows)
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()

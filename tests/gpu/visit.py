@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import clocks
 import gputrace
 import load
-import machine
 import traffic
 import turns
 
 # rounds before those that count; loads; calls of a shape in its profile
 WARM_UP, LOADS, PROFILED = (3, 3, 3)
-AGAIN = 20  # prefills of a shape that follow each other
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
 TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
 WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
@@ -70,8 +67,6 @@ class Visit:
         self._loads()
         for shape in self.shapes:
             self._profile(*shape)
-        if "tree" in self.entry:  # peers have no watch
-            self._again()
         if any(
             len(found["all"]) < self.run.rounds for found in self.entry["first_token_ms"].values()
         ):
@@ -108,49 +103,25 @@ class Visit:
         self.run.write()
 
     def _loads(self) -> None:
-        with clocks.sampled(machine.visible()[0].use) as sampled:
-            for number in range(LOADS):
-                found = {"round": number} | self._ask(
-                    "prefill_load", LOAD_S, number=number, requests=load.PREFILL_REQUESTS
-                )
-                self.entry.setdefault("loads", []).append(found)
-        self.entry["clock"] = sampled
-        rates = [one["tokens_per_s"] for one in self.entry["loads"]]
-        self._say(
-            f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight, tokens/s: "
-            + ", ".join(f"{rate:.0f}" for rate in rates)
-        )
-        self._profile_load()
-        self._say(f"the GPU meanwhile: {sampled}, busy {self.entry['load_profile']['busy']:.1%}")
+        for number in range(LOADS):
+            words = dict(number=number, requests=load.PREFILL_REQUESTS)
+            found = {"round": number} | self._ask("prefill_load", LOAD_S, **words)
+            self.entry.setdefault("loads", []).append(found)
+        rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in self.entry["loads"])
+        asked = f"{load.PREFILL_IN_FLIGHT} prompts of {load.PREFILL_PROMPT} in flight"
+        self._say(f"{asked}, tokens/s: {rates}")
         self.run.write()
-
-    def _profile_load(self) -> None:
-        """Which part of a load's time the GPU works, and on what."""
-        folder, count = self._traces("load"), load.PROFILED_REQUESTS
-        self._ask("profile_load", PROFILE_S, number=LOADS, requests=count, folder=str(folder))
-        events = _events(folder)
-        span = gputrace.span_us(events)
-        self.entry["load_profile"] = gputrace.profile(events, count) | {
-            "span_ms": round(span / count / 1e3, 3),
-            "busy": round(gputrace.busy_us(events) / span, 4) if span else 0,
-        }
-
-    def _traces(self, name: str) -> Path:
-        """A new folder for a trace."""
-        folder = self.run.scratch / f"{self.engine.log.stem}.traces" / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        return folder
 
     def _profile(self, count: int, length: int) -> None:
         shape = name((count, length))
-        folder = self._traces(shape)
-        answer = self._ask(
-            "profile", PROFILE_S, count=count, length=length, calls=PROFILED, folder=str(folder)
-        )
+        folder = self.run.scratch / f"{self.engine.log.stem}.traces" / shape
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        words = dict(count=count, length=length, calls=PROFILED, folder=str(folder))
+        answer = self._ask("profile", PROFILE_S, **words)
         events = _events(folder)
         found = gputrace.profile(events, PROFILED) | {"ms": answer["ms"]}
-        if "forwards" in answer:  # vLLM does not say
+        if answer["forwards"] is not None:  # vLLM does not say
             found["forwards"] = round(answer["forwards"] / PROFILED, 2)
         self.entry.setdefault("profile", {})[shape] = found
         self._say(
@@ -160,18 +131,6 @@ class Visit:
         self.run.write()
         if not events:
             raise turns.Gone(f"the profile of {shape} has no kernels")
-
-    def _again(self) -> None:
-        """Last, since prefills write their states more than once."""
-        for shape in self.shapes:
-            count, length = shape
-            words = dict(count=count, length=length, times=AGAIN)
-            found = self._ask("again", PROFILE_S, **words) | {"times": AGAIN}
-            self.entry.setdefault("back_to_back", {})[name(shape)] = found
-        spans = self.entry["back_to_back"].items()
-        said = ", ".join(f"{shape} {found['ms']:.1f}" for shape, found in spans)
-        self._say(f"{AGAIN} prefills back to back, ms of one: {said}")
-        self.run.write()
 
     def _ask(self, do: str, limit_s: float, **words: object) -> dict:
         if time.time() > self.until:
@@ -184,7 +143,7 @@ class Visit:
             raise gone
 
     def _say(self, text: str) -> None:
-        self.run.say(f"{self.engine.mode}: {text}")
+        self.run.say(f"{self.engine.name}: {text}")
 
 
 def _events(folder: Path) -> list[gputrace.Event]:
@@ -202,19 +161,10 @@ def spread(spans: Sequence[float]) -> dict:
     """Fastest, first quartile and median of calls, and all of them."""
     return {
         "fastest": min(spans),
-        "first_quartile": round(quartile(spans), 2),
+        "first_quartile": round(load.percentile(sorted(spans), 25), 2),
         "median": round(statistics.median(spans), 2),
         "all": [*spans],
     }
-
-
-def quartile(spans: Sequence[float]) -> float:
-    """The first quartile, between its two neighbours where it falls between them."""
-    ordered = sorted(spans)
-    place = (len(ordered) - 1) / 4
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def name(shape: Sequence[int]) -> str:

@@ -25,7 +25,8 @@ from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
 from patchqueue.laying import apply, check
-from patchqueue.upstream import new_pin, pins, source
+from patchqueue.upstream import pins, source
+from patchqueue.upstream import release as releases
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +162,7 @@ class Project:
         wheel = write_wheel(
             self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
         )
-        new_pin.add(self.root, version, str(self.wheels))
+        releases.add_pin(self.root, version, str(self.wheels))
         return wheel
 
     def warm(self) -> None:
@@ -345,7 +346,7 @@ def parser(command: str) -> argparse.ArgumentParser:
 
 
 def _line(words: Sequence[str]) -> ModuleType:
-    return proving if proving.EXAMPLES.keys() & {*words} else cli
+    return proving if {command.name for command in proving.COMMANDS} & {*words} else cli
 
 
 def program(path: Path, line: str) -> Path:

@@ -91,28 +91,3 @@ class Saturated(Server):
     def off(self, prompt, among):
         number, count = among
         return 500 * (count > 1 and number < self.stale), 0
-
-
-class Slots(Server):
-    """For first_answer: a pool of states as 0.5.6.post2 has it. Slots are given out in order, and
-    one that is given back is emptied and comes last. Captures have written to slot 0.
-
-    from_slot: the first that is given out; deaf: it answers every prompt alike; unsteady: each
-    answer is another.
-    """
-
-    def __init__(self, from_slot: int = 1, deaf: bool = False, unsteady: bool = False) -> None:
-        super().__init__()
-        self.from_slot, self.deaf, self.unsteady = from_slot, deaf, unsteady
-        self.free, self.written = [*range(from_slot, from_slot + 16)], {0}
-
-    def flush_cache(self) -> None:
-        super().flush_cache()
-        self.free, self.written = [*range(self.from_slot, self.from_slot + 16)], set()
-
-    def off(self, prompt, among):
-        slot = self.free.pop(0)
-        off = 500 * (slot in self.written) + len(self.calls) * self.unsteady
-        self.written.discard(slot)
-        self.free.append(slot)
-        return off - (sum(prompt) % 997 if self.deaf else 0), 0

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import json
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,8 @@ import gpumodules
 import pytest
 from gpumodules import GPU
 from test_gpu_compare import session_of
+
+ANEW = 9  # of the way sleep: the step "captured anew"
 
 
 @pytest.fixture
@@ -132,51 +133,36 @@ def test_memory_that_stays_while_it_sleeps_is_a_fault(asleep, step, what):
     assert faults(asleep, asleep.SLEEP, engine(steps, used={step: 1064}), engine(steps)) == []
 
 
-def test_an_old_graph_must_show_where_parameters_were_replaced(asleep):
-    """Else the case would pass on a release that captures nothing anew."""
-    steps = asleep.STEPS[asleep.REBIND]
-    assert (
-        faults(asleep, asleep.REBIND, engine(steps, stale=["other weights"]), engine(steps)) == []
-    )
-    [fault] = faults(asleep, asleep.REBIND, engine(steps), engine(steps))
-    assert "a graph that was not captured anew answers otherwise" in fault
-    both = engine(steps, stale=["other weights", "captured anew"])
-    assert faults(asleep, asleep.REBIND, both, engine(steps)) == [
-        "breakable, captured anew: agrees with eager prefill",
-        "breakable, captured again: answers as after 'captured anew'",
-    ]
-
-
 def test_a_recapture_that_keeps_the_old_graph_is_a_fault(asleep):
-    steps = asleep.STEPS[asleep.REBIND]
-    mine = engine(steps, stale=["other weights"], used={"captured again": 1065})
-    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
+    steps = asleep.STEPS[asleep.SLEEP]
+    mine = engine(steps, used={"captured again": 1065})
+    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == [
         "breakable: a recapture keeps no old graph"
     ]
     eager = engine(steps, used={"captured again": 1001})  # what other parts of a server take
-    assert faults(asleep, asleep.REBIND, mine, eager) == []
+    assert faults(asleep, asleep.SLEEP, mine, eager) == []
 
 
 def test_prefills_that_no_graph_ran_are_a_fault(asleep):
-    steps = asleep.STEPS[asleep.REBIND]
-    mine = engine(steps, stale=["other weights"])
-    mine["prefills"][2]["launches"] = 0
-    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == [
+    steps = asleep.STEPS[asleep.SLEEP]
+    mine = engine(steps)
+    mine["prefills"][ANEW]["launches"] = 0
+    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == [
         "breakable, captured anew: prefills were replayed"
     ]
 
 
 def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
     """0.5.16 pads to at most twice the tokens: 20 fit neither 16 nor 64."""
-    steps = asleep.STEPS[asleep.REBIND]
-    mine = engine(steps, stale=["other weights"])
-    small = dict(mine["prefills"][2], tokens=20, launches=0)
+    steps = asleep.STEPS[asleep.SLEEP]
+    mine = engine(steps)
+    small = dict(mine["prefills"][ANEW], tokens=20, launches=0)
     mine["prefills"].append(small)
-    assert len(faults(asleep, asleep.REBIND, mine, engine(steps))) == 1
+    assert len(faults(asleep, asleep.SLEEP, mine, engine(steps))) == 1
     mine["prefills"][0]["padding"] = 2
-    assert faults(asleep, asleep.REBIND, mine, engine(steps)) == []
-    mine["prefills"].remove(mine["prefills"][2])  # no other ran in that step
-    assert len(faults(asleep, asleep.REBIND, mine, engine(steps))) == 1
+    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == []
+    mine["prefills"].remove(mine["prefills"][ANEW])  # no other ran in that step
+    assert len(faults(asleep, asleep.SLEEP, mine, engine(steps))) == 1
 
 
 @pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
@@ -192,32 +178,25 @@ def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_
 
 
 def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
-    known = importlib.import_module("asleep_engine").STEPS
-    assert all(set(steps) <= known.keys() for steps in asleep.STEPS.values())
+    done = {asleep.action(step) for steps in asleep.STEPS.values() for step in steps}
+    assert done == asleep.ACTIONS.keys()
 
 
-def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch, tmp_path):
+def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch):
     """0.5.9's answer to a flush is read by nobody before something was generated: the run hung."""
-    at_work = importlib.import_module("asleep_engine")
-    told = []
+    told, engines = [], importlib.import_module("engine")
 
     class Engine:
         def flush_cache(self):
             told.append("flush")
 
-        def shutdown(self):
-            told.append("end")
-
-    plan = {"steps": ["start", "same"], "out": str(tmp_path / "out"), "watch": str(tmp_path / "w")}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    monkeypatch.setitem(at_work.STEPS, "same", (lambda engine, plan: None, True))
-    monkeypatch.setattr(at_work.turns.Gpu, "here", lambda: SimpleNamespace(used_mib=lambda: 1))
-    monkeypatch.setattr(at_work.engines, "start", lambda plan: (Engine(), {}))
-    monkeypatch.setattr(at_work.engines, "ask", lambda engine, call: told.append("ask") or {})
-    monkeypatch.setattr(sys, "argv", ["asleep_engine.py", str(tmp_path / "plan.json")])
-    at_work.main()
-    count = len(at_work.calls())
-    assert told == ["ask"] * count + ["flush"] + ["ask"] * count + ["end"]
+    monkeypatch.setitem(asleep.ACTIONS, "same", lambda engine, plan: None)
+    monkeypatch.setattr(asleep.machine, "used_mib", lambda: 1)
+    monkeypatch.setattr(engines, "ask", lambda engine, call: told.append("ask") or {})
+    found = asleep.asked(Engine(), {"steps": ["start", "same"]})
+    count = len(asleep.calls())
+    assert told == ["ask"] * count + ["flush"] + ["ask"] * count
+    assert [one["used_mib"] for one in found["steps"].values()] == [1, 1]
 
 
 class Taker:
@@ -256,7 +235,7 @@ def test_tensors_are_sent_as_the_release_takes_them(asleep, monkeypatch, tmp_pat
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
     seen = []
-    importlib.import_module("asleep_engine").update_from_tensors(kind(seen), str(tmp_path))
+    asleep.update_from_tensors(kind(seen), str(tmp_path))
     assert seen == told
 
 
@@ -273,7 +252,7 @@ def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep,
         def release_memory_occupation(self, tags=None):
             told.append("release")
 
-    importlib.import_module("asleep_engine").STEPS[step][0](Engine(), {})
+    asleep.ACTIONS[step](Engine(), {})
     assert told == ["flush", "flush", "flush", "release"]
 
 
@@ -343,7 +322,7 @@ def test_what_graphs_lose_is_noted(asleep, monkeypatch, tmp_path, without):
     file = tmp_path / "notes"
     monkeypatch.setenv("SLEEP_NOTES", str(file))
     monkeypatch.setenv("SLEEP_WITHOUT", without)
-    spec = importlib.util.spec_from_file_location("dirty", GPU / "dirty" / "sitecustomize.py")
+    spec = importlib.util.spec_from_file_location("dirty", GPU / "dirty.py")
     dirty = importlib.util.module_from_spec(spec)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     spec.loader.exec_module(dirty)

@@ -252,21 +252,11 @@ def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint)
     assert problem.name == name and hint in problem.hint
 
 
-def test_signed_off_on_request(project, checkout):
-    name = "--format=%(trailers:key=Signed-off-by,valueonly)"
-    make(project, checkout)
-    assert git(checkout, "show", "--no-patch", name, BRANCH).strip() == ""
-    make(project, checkout, "signed", wishes=backport.Wishes(signed=True))
-    assert (
-        git(checkout, "show", "--no-patch", name, "signed").strip() == "Ada Löv <ada@example.org>"
-    )
-
-
 def test_the_words_of_the_command(project, checkout):
     words = ["--root", str(project.root), "backport", "--onto", str(checkout), "mine"]
-    assert cli.main([*words, "--without", "steps/count-once-more", "--signoff"]) == 0
+    assert cli.main([*words, "--without", "steps/count-once-more"]) == 0
     text = git(checkout, "log", "--format=%B", f"{fakes.TAG}..mine")
-    assert text.count("Queue-Patch: ") == 1 and "\nSigned-off-by: Ada" in text
+    assert text.count("Queue-Patch: ") == 1
 
 
 @pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.12.post1", "v0.5.23"])
@@ -382,27 +372,6 @@ def test_modes_of_changed_files_stay(project, checkout):
     assert git(checkout, "ls-tree", made.commits[-1], RUNNER).startswith("100755")
 
 
-def test_git_am_of_the_mails_gives_the_same_commits(project, checkout, tmp_path):
-    """The release has a file without a last line end, and one with a form feed."""
-    made = make(project, checkout, mails=tmp_path / "mails")
-    git(tmp_path, "clone", "-q", "--no-checkout", str(checkout), "clone")
-    git(tmp_path / "clone", "-c", "core.autocrlf=false", "checkout", "-q", made.base)
-    git(
-        tmp_path / "clone",
-        "-c",
-        "core.autocrlf=false",
-        "-c",
-        "commit.gpgSign=false",
-        "am",
-        "-q",
-        "--committer-date-is-author-date",
-        *map(str, made.mails),
-    )
-    assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == made.commits[-1]
-    mail = made.mails[0].read_text()
-    assert mail.startswith(f"From {'0' * 40} ") and "\n-- \n" not in mail
-
-
 def test_a_branch_of_the_users_is_never_moved(project, checkout):
     git(checkout, "branch", BRANCH)
     problem = refusal(project, checkout)
@@ -420,30 +389,13 @@ def test_a_branch_is_not_named_as_a_tag_or_as_a_reference(project, checkout):
         assert refusal(project, checkout, name).name == "bad-branch"
 
 
-@pytest.mark.parametrize("taken", ["a file", "another mail"])
-def test_where_the_mails_cannot_go_no_branch_is_made(project, checkout, tmp_path, taken):
-    mails = tmp_path / "mails"
-    if taken == "a file":
-        mails.write_text("mine\n")
-    else:
-        mails.mkdir()
-        (mails / "0001-mine.patch").write_text("mine\n")
-    assert refusal(project, checkout, mails=mails).name == (
-        "no-folder" if taken == "a file" else "mails-exist"
-    )
-
-
 def test_the_repositorys_own_settings_run_nothing_and_change_nothing(project, checkout, tmp_path):
-    first = make(project, checkout, mails=tmp_path / "first")
+    first = make(project, checkout)
     hook = tmp_path / "hook.sh"
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
     git(checkout, "config", "core.fsmonitor", str(hook))
-    git(checkout, "config", "format.signOff", "true")
-    again = make(project, checkout, mails=tmp_path / "again")
-    assert [mail.read_bytes() for mail in first.mails] == [
-        mail.read_bytes() for mail in again.mails
-    ] and not (tmp_path / "ran").exists()
+    assert make(project, checkout).commits == first.commits and not (tmp_path / "ran").exists()
 
 
 def test_what_git_itself_refuses_is_one_sentence(project, checkout, capsys):
@@ -526,14 +478,6 @@ def test_what_is_no_repository_is_refused(project, tmp_path, author):
     for folder in (tmp_path / "wheels", tmp_path / "nowhere"):
         with pytest.raises(Refused, match="no-repository"):
             make(project, folder)
-
-
-def test_other_mails_are_not_written_over(project, checkout, tmp_path):
-    (tmp_path / "mails").mkdir()
-    (tmp_path / "mails/0001-mine.patch").write_text("mine")
-    with pytest.raises(Refused, match="mails-exist"):
-        make(project, checkout, mails=tmp_path / "mails")
-    assert [file.name for file in (tmp_path / "mails").iterdir()] == ["0001-mine.patch"]
 
 
 def test_a_patch_that_does_not_fit_makes_no_branch(project, checkout):

@@ -18,7 +18,7 @@ import pytest
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
-from patchqueue.wheels import build
+from patchqueue.wheels import build, notice
 
 ANY = build.Target("3.12", "x86_64")
 LOCAL = f"9.9.1+{fakes.LABEL}"
@@ -76,19 +76,20 @@ def test_the_difference_to_upstream_is_what_the_queue_did(project):
     record = "sglang-9.9.1.dist-info/RECORD"
     upstream = {name: content.encode() for name, content in fakes.RELEASE.items() if name != record}
     upstream[record] = build.record_of(upstream, record)
-    added, changed, removed = build.difference(upstream, members(make(project).path))
-    assert added == (
+    found = notice.changes(upstream, members(make(project).path))
+    assert found.added == (
         ".dist-info/NOTICE.patch-queue.txt",
         ".dist-info/patch_queue.json",
+        f".dist-info/{notice.BILL}",
         "sglang/srt/steps/__init__.py",
     )
-    assert changed == (
+    assert found.changed == (
         ".dist-info/METADATA",
         "sglang/_version.py",
         "sglang/srt/cut.py",
         "sglang/srt/runner.py",
     )
-    assert removed == ()
+    assert found.removed == ()
 
 
 def test_two_builds_have_the_same_bytes(project):

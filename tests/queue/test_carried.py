@@ -272,7 +272,7 @@ def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_pat
 
 def test_what_was_packed_is_not_packed_again_and_other_trees_share_it(index, monkeypatch, capsys):
     assert run(index, capsys, "--carry-torch")[0] == 0
-    monkeypatch.setattr(carried, "_install", lambda *words: pytest.fail("packed again"))
+    monkeypatch.setattr(carried, "_made", lambda *words: pytest.fail("packed again"))
     assert run(index, capsys, "--carry-torch")[0] == 0
 
 
@@ -292,7 +292,7 @@ def test_releases_of_one_torch_share_its_archive(
     for number in (1, 2):
         require(index, monkeypatch, f"torch==2.14.1 plain torchvision=={number}")
         assert run(index, capsys, "--carry-torch")[0] == 0
-        monkeypatch.setattr(carried, "_install", lambda *words: pytest.fail("packed again"))
+        monkeypatch.setattr(carried, "_made", lambda *words: pytest.fail("packed again"))
         made, there = index.root / "dist/bundle" / TAG, tmp_path / f"there-{number}"
         found.append([path.read_bytes() for path in sorted(made.glob("torch.tar.xz.*"))])
         assert unpack(made, there, host_packages).returncode == 0

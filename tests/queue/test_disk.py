@@ -304,11 +304,7 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "pin": (newer, "root", ("pin", "9.9.2", "--from", "{wheels}")),
     "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
     "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
-    "backport": (
-        checkout,
-        "folder",
-        ("backport", "--onto", "{root}/checkout", "mine", "--mails", "{folder}/mails"),
-    ),
+    "patches": (nothing, "folder", ("patches", "--out", "{folder}/all.patch")),
 }
 
 

@@ -24,7 +24,7 @@ from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport, onefile
 from patchqueue.install import inplace, undo
-from patchqueue.laying import own_changes as laid
+from patchqueue.laying import own_changes
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.matching import nearest
 from patchqueue.laying.selection import select
@@ -377,7 +377,7 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
     assert checked.before == tuple(found["before"])
     again = inplace.install(edited.root, checkout / "python")
     assert again.notes == ("it was patched by git",)
-    assert again.record["tree"]["patched"] == trees.hash_python(trees.list_folder(checkout))
+    assert again.record["tree"]["after"] == trees.hash_python(trees.list_folder(checkout))
     assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
 
 
@@ -438,7 +438,7 @@ def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
 
 
 def one_file(project: fakes.Project, out: Path, **options) -> onefile.Written:
-    return onefile.write(project.root, project.pin, None, options.get("base"), out)
+    return onefile.write(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
@@ -517,18 +517,19 @@ def test_a_line_without_an_end_is_written_as_git_has_it():
 def test_a_change_counts_as_often_as_it_was_laid():
     """A line that stands elsewhere too does not stand for one that was taken away."""
     before, after = b"a\nx\nb\n", b"a\nx\nb\nx\n"
-    rows = laid.rows_in(laid.record({"python/f.py": after}, {"python/f.py": before}.get, {}))
+    about = own_changes.described({"python/f.py": after}, {"python/f.py": before}.get, {})
+    rows = own_changes.rows_in(about)
     assert rows["f.py"][0]["times"] == 2
-    assert laid.undone(after, rows["f.py"]) == []
-    assert laid.undone(b"a\nx\nmine\nx\n", rows["f.py"]) == []
-    assert laid.undone(b"a\nx\nb\n", rows["f.py"]) == [4]
+    assert own_changes.undone(after, rows["f.py"]) == []
+    assert own_changes.undone(b"a\nx\nmine\nx\n", rows["f.py"]) == []
+    assert own_changes.undone(b"a\nx\nb\n", rows["f.py"]) == [4]
 
 
 def test_lines_that_were_removed_come_back_seen():
     before, after = b"a\ngone\nb\n", b"a\nb\n"
     read = {"python/f.py": before}.get
-    rows = laid.rows_in(laid.record({"python/f.py": after}, read, {}))["f.py"]
-    assert laid.undone(after, rows) == [] and laid.undone(before, rows) == [2]
+    rows = own_changes.rows_in(own_changes.described({"python/f.py": after}, read, {}))["f.py"]
+    assert own_changes.undone(after, rows) == [] and own_changes.undone(before, rows) == [2]
 
 
 @pytest.mark.parametrize(
@@ -538,12 +539,11 @@ def test_where_most_of_the_lines_stand(lines, at):
     assert nearest(list(lines), list("cde")) == at
 
 
-def test_the_hashes_of_a_queue_do_not_depend_on_the_tree(edited, site):
+def test_a_record_names_the_queue_whatever_the_tree(edited, site):
     """Else an upgrade would be seen in every tree."""
     KINDS["before our hunks"].make(site)
     record = inplace.install(edited.root, site).record
-    selection = select(load_queue(edited.root), edited.pin)
-    assert record["queue"] == selection.stack_sha256
+    assert select(load_queue(edited.root), edited.pin).made(record)
 
 
 def test_edits_are_of_others_by_both_readers(edited, site):

@@ -15,7 +15,6 @@ import gpumodules
 import pytest
 import questions
 from gpumodules import GPU
-from test_gpu_ready import SEEN
 
 LOG = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
 ROWS = subprocess.run(
@@ -29,7 +28,6 @@ SERVERS = {
     "next_turn": questions.Decoded,
     "mixed_states": questions.Mixed,
     "saturated": questions.Saturated,
-    "first_answer": questions.Slots,
 }
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
@@ -45,7 +43,7 @@ class Host:
         facts = {"tag": "v0.5.16", "version": "0.5.16", "queue": "", "patches": []}
         facts |= {"gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
         gpus = [self.run.machine.Gpu(str(n), "H", "1", 1, "9.0") for n in range(2)]
-        run, ready = self.run, importlib.import_module("ready")
+        run = self.run
         for module, name, stand_in in (
             (run.machine, "describe", lambda place, options: facts),
             (run.machine, "visible", lambda: gpus),
@@ -54,9 +52,6 @@ class Host:
             (run.kernels, "make", lambda *_: self.ran.append("kernels") or 1.0),
             (run.kernels, "made_ahead", lambda *_: contextlib.nullcontext()),
             (run.launch, "run_all", self._run_all),
-            (ready, "_seen", lambda *_: SEEN),
-            (ready, "_listing", lambda place: "sha256:0"),
-            (subprocess, "run", lambda words, **_: self.ran.append(words[-1])),
         ):
             monkeypatch.setattr(module, name, stand_in)
         monkeypatch.setattr(importlib.import_module("experiment"), "make_models", self._models)
@@ -90,17 +85,16 @@ class Host:
 def answered(job) -> dict:
     """What an engine writes that answers a job rightly."""
     made = {"start_s": 1.0, "pass_s": {}, "flags": {}, "dropped_flags": [], "report": None}
-    if job.script.name == "solo_engine.py":
-        question = importlib.import_module(job.plan["question"])
+    question = job.plan.get("question", "")
+    if question in SERVERS:
         mixed = [{"mode": "MIXED"}] * 40
-        return made | question.asked(SERVERS[job.plan["question"]]()) | {"prefills": mixed}
-    if job.script.name == "asleep_engine.py":
+        asked = importlib.import_module(question).asked
+        return made | asked(SERVERS[question](), job.plan) | {"prefills": mixed}
+    if question == "asleep":
         from test_asleep import engine
 
-        eager = job.plan["mode"] == "eager"
-        stale = ["other weights"] if "rebind" in job.name and not eager else []
-        return made | engine(job.plan["steps"], stale=stale)
-    if job.script.name == "images_engine.py":
+        return made | engine(job.plan["steps"])
+    if question == "images":
         from test_images import engine
 
         images = importlib.import_module("images")
@@ -152,10 +146,10 @@ def test_each_row_starts_its_engines_judges_and_writes(monkeypatch, tmp_path, ca
     assert all(check["what"] in said for check in written["checks"])
     ports = [int(done.rpartition(" ")[2]) for done in host.ran if " on port " in done]
     assert ports == [row.port + 20 * number for number in range(len(ports))]
-    assert bool(ports) is (name != "ready")
+    assert ports
 
 
-@pytest.mark.parametrize("name", [row for row in ROWS if row not in ("proof", "ready")])
+@pytest.mark.parametrize("name", [row for row in ROWS if row != "proof"])
 def test_engines_that_die_fail_each_row(monkeypatch, tmp_path, name):
     code, written = Host(monkeypatch, dies=True).main(tmp_path, name)
     assert code == 1 and {run["verdict"] for run in written["runs"]} <= {"failed", "not run"}
@@ -183,7 +177,7 @@ def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
 
 def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
     host = Host(monkeypatch)
-    host.main(tmp_path, "first_answer")  # has Triton's attention
+    host.main(tmp_path, "next_turn", "--attention", "fa3")
     assert "kernels" not in host.ran
     host.main(tmp_path, "next_turn")
     assert "kernels" in host.ran

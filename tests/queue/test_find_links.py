@@ -72,7 +72,7 @@ def folders(tmp_path_factory, quilt_home) -> Path:
             (home / "cache/quilt").symlink_to(quilt_home)
         patch.setenv("PATCHQUEUE_CACHE", str(home / "cache"))
         project = test_pages.make(home).project
-        made = release.make(project.root, release.Choice([pins.load(project.root).find(PURE)]))
+        made = release.make(project.root, [pins.load(project.root).find(PURE)])
     made.folder.rename(home / "queue")
     for version in (PURE, LACKING):
         name = f"sglang-{version}-py3-none-any.whl"

@@ -21,7 +21,6 @@ from evidence import cells, fleet, harness, matrix, results
 from evidence.commands.cli import main
 from evidence.footprints import Validity
 from evidence.results import Row
-from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -149,7 +148,7 @@ def cells_of(project: Path) -> None:
 
 def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
     """Rows of 0.5.9 on an H200, in place of what was there."""
-    queue = Selection(series.read(ROOT)[0], PINS.find("v0.5.9")).effect_sha256
+    queue = PINS.find("v0.5.9").patched
     rows = [
         Row(
             kind="proof",
@@ -229,7 +228,7 @@ def test_a_model_that_fills_no_cell_is_refused():
 
 
 def printed(capsys, *words: str) -> dict:
-    assert main(["--root", str(ROOT), "matrix", *words]) == 0
+    assert main(["--root", str(ROOT), "gpu", "--plan", *words]) == 0
     said = capsys.readouterr()
     assert said.err == "" and said.out.count("\n") == 1  # nox hands both on as one
     return json.loads(said.out)
@@ -239,7 +238,6 @@ def test_the_command_prints_githubs_matrix(capsys):
     matrix = printed(
         capsys,
         "v0.5.9",
-        "--revision",
         "0.5.11",
         "--gpu",
         "H100",
@@ -251,7 +249,6 @@ def test_the_command_prints_githubs_matrix(capsys):
     assert list(matrix) == ["include"] and [
         (row["revision"], row["gpu"]) for row in matrix["include"]
     ] == [(tag, gpu) for tag in ("v0.5.11", "v0.5.9") for gpu in ("H100", "H200")]
-    assert printed(capsys, "--cpu", "v0.5.9") == {"include": [{"revision": "v0.5.9"}]}
 
 
 def test_one_kind_of_gpu_fits_githubs_limit_of_jobs(capsys):
@@ -334,14 +331,16 @@ def test_the_workflow_uses_what_the_matrix_has(capsys):
     assert used == {"revision", "gpu", "model", "modes"} <= row.keys()
 
 
-@pytest.mark.parametrize("session", ["gpu", "matrix", "status"])
+@pytest.mark.parametrize("session", ["gpu", "status"])
 def test_the_words_of_the_workflow_and_the_script_are_the_commands_own(session, capsys):
     with pytest.raises(SystemExit):
         main([session, "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     asked = {
-        "gpu": ["--model", "--mode", "--out", "--pass", "--here", "--python", "--site"],
-        "matrix": ["--revision", "--gpu", "--model", "--stale"],
+        "gpu": [
+            *("--model", "--mode", "--out", "--pass", "--here", "--python", "--site"),
+            *("--plan", "--gpu", "--stale"),
+        ],
         "status": ["--merge"],
     }[session]
     text = WORKFLOW + (SCRIPT.read_text(encoding="utf-8") if session == "gpu" else "")

@@ -30,7 +30,7 @@ def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
     monkeypatch.syspath_prepend(str(GPU))
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    trees = ("gain", "kernels", "turns", "launch", "gputrace", "untouched", "clocks")
+    trees = ("gain", "kernels", "turns", "launch", "gputrace", "untouched", "served")
     for name in (
         *trees,
         "visit",
@@ -82,7 +82,6 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     (tmp_path / "out/scratch/bytecode").symlink_to(engine_bytecode)
     module = importlib.import_module("gain")
     monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
-    monkeypatch.setattr(module.load, "PROFILED_REQUESTS", 2)
 
     def run(*words: str, **settings) -> tuple[int, dict]:
         for name, value in settings.items():
@@ -128,18 +127,11 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
             "prefills"
         ] == 4
         assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
-        again = run["back_to_back"]["8x64"]
-        # the fake GPU ends 10 ms behind its host: the clock stops when it has
-        assert 0.5 <= again["ms"] < 5 and (again["times"], again["forwards"]) == (20, 1)
-        assert run["clock"]["samples"] > 1 and run["clock"]["power_capped"] == pytest.approx(
-            0.5, 0.2
-        )
-        assert 0 < run["load_profile"]["busy"] <= 1 and run["load_profile"]["launches"] > 0
     first = [run["first_token_ms"]["1x512"]["fastest"] for run in (slow, fast)]
     assert first[0] > 1.2 * first[1] > 1.2 * 40
     assert (slow["profile"]["8x64"]["busy_ms"], fast["profile"]["8x64"]["busy_ms"]) == (1.28, 1.024)
     turn = ["first-token 1x512", "first-token 8x64"]
-    one = ["start", *7 * turn, *14 * ["load", "first-token 1x4096"], *3 * ["profile"]]
+    one = ["start", *7 * turn, *12 * ["load", "first-token 1x4096"], *2 * ["profile"]]
     asked = [line.split(" ", 1) for line in (tmp_path / "journal").read_text().splitlines()]
     for mode in ("eager", "breakable"):
         mine = [what for name, what in asked if name == mode]
@@ -149,7 +141,6 @@ def test_both_trees_are_timed_in_one_run(gain, tmp_path, capsys):
     assert (
         "1.untouched: started in" in said
         and "2.patched: profile of 8x64: 1.0 ms busy, 2 launches" in said
-        and "2.patched: 20 prefills back to back, ms of one: 1x512 " in said
     )
 
 
@@ -316,7 +307,8 @@ def test_the_first_visit_has_more_of_the_time(gpu):
 
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
     visits = importlib.import_module("visit")
-    assert visits.quartile([5.0]) == 5 and visits.quartile([4.0, 1.0, 2.0, 3.0, 5.0]) == 2
+    assert visits.spread([5.0])["first_quartile"] == 5
+    assert visits.spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
     assert visits.spread([1.0, 2.0, 3.0, 4.0]) == {
         "fastest": 1.0,
         "first_quartile": 1.75,
@@ -523,38 +515,18 @@ open(journal, "a").write("kernels made\\n")
 """
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["kept kernels", "own kernels"])
-def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path, own):
-    """Both take a minute on a fresh host. Nothing is timed before they are done; where a start
-    itself is timed, it begins behind them."""
+def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path):
+    """Both take a minute on a fresh host. Nothing is timed before they are done."""
     (tmp_path / "compiler/flashinfer").mkdir(parents=True)
     (tmp_path / "compiler/flashinfer/__init__.py").write_text(COMPILES)
     journal = tmp_path / "journal"
-    words = [*SHORT, "--site", str(tmp_path / "compiler"), *(["--own-kernels"] if own else [])]
-    code, _ = gain(*words, FAKE_JOURNAL=str(journal))
+    code, _ = gain(*SHORT, "--site", str(tmp_path / "compiler"), FAKE_JOURNAL=str(journal))
     lines = journal.read_text().splitlines()
     starts = [number for number, line in enumerate(lines) if line.endswith(" start")]
     compiled = [number for number, line in enumerate(lines) if line == "kernels made"]
     timed = next(number for number, line in enumerate(lines) if " first-token " in line)
     assert code == 0 and len(compiled) == 3 and max(compiled) < timed
-    assert (starts[0] < min(compiled)) != own
-
-
-def test_clock_samples_are_summed_up(gpu):
-    """The median, the share of samples under the power cap; words in place of samples are kept."""
-    clocks = importlib.import_module("clocks")
-    said = "1500, 690.5, Active\n1700, 500.5, Not Active\n1600, 600.0, Active\n"
-    found = clocks.summary(said)
-    assert found == {"samples": 3, "sm_mhz": 1600, "watts": 600.0, "power_capped": 0.67}
-    refused = clocks.summary("Field is not a valid field to query.\n")
-    assert refused == {"samples": 0, "why": "Field is not a valid field to query."}
-
-
-def test_the_span_of_a_trace_has_its_gaps(gpu):
-    """From the first begin to the last end, in whatever order events come."""
-    module = importlib.import_module("gputrace")
-    events = [module.Event("b", 50.0, 30.0), module.Event("a", 10.0, 60.0)]
-    assert module.span_us(events) == 70.0 and module.span_us([]) == 0.0
+    assert starts[0] < min(compiled)
 
 
 def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
@@ -742,7 +714,7 @@ def test_vllm_is_asked_what_the_trees_are(beside, capsys):
     calls = peer["first_token_ms"]["1x512"]
     assert len(calls["all"]) == 2 and calls["fastest"] >= 10 and "prefills" not in peer
     assert peer["profile"]["1x512"]["busy_ms"] == 0.512
-    assert peer["loads"][0]["tokens_per_s"] > 0 and peer["load_profile"]["busy_ms"] == 4.096
+    assert peer["loads"][0]["tokens_per_s"] > 0
     said = capsys.readouterr().out
     assert "beside: vllm 0.26.0, VLLM_COMPILE, FULL_AND_PIECEWISE" in said
     assert max(map(len, said.partition("beside:")[2].splitlines())) <= 80

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from patchqueue.files.tree import hash_listing, list_package
+from patchqueue.files.tree import hash_python, list_package
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
@@ -94,8 +94,8 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
     code, found, said = run(tmp_path, *words, tree=unrecorded)
     assert code == 0 and "0.5.9 (made by no queue) on 1 x NVIDIA Fake" in said
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
-    assert found["queue"] == found["changes"] == "" and found["patches"] == []
-    assert found["tree"] == hash_listing(list_package(unrecorded))
+    assert found["patches"] == []
+    assert found["tree"] == hash_python(list_package(unrecorded))
 
 
 def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecorded):
@@ -1057,11 +1057,12 @@ def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
 
 
 def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
+    import experiments
     import proof
 
-    session = session_of(tmp_path, OPT_OUT)
+    session, row = session_of(tmp_path, OPT_OUT), experiments.EXPERIMENTS["proof"]
     plans = {
-        model: proof.job(session, model, "reference", 1).plan
+        model: proof.job(session, row, model, "reference").plan
         for model in ("llama", "falcon-h1", "glm-5")
     }
     assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {
@@ -1243,7 +1244,6 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path,
 
 
 def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
-    import proof
     import run as module
 
     facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
@@ -1252,7 +1252,8 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
     monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
     monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
     monkeypatch.setattr(module.commandline, "fields", lambda _: set())
-    monkeypatch.setattr(proof, "left_out", lambda *_: {"it lacks them": [MOE]})
+    lacks = {"it lacks them": [MOE]}
+    monkeypatch.setattr(module.experiments.proof, "left_out", lambda *_: lacks)
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import time
@@ -17,7 +14,7 @@ from types import SimpleNamespace
 import gpumodules
 import pytest
 from gpumodules import GPU
-from test_gpu_compare import MODEL, ROOT, Whole, kept_bytecode, run  # noqa: F401
+from test_gpu_compare import MODEL, Whole, kept_bytecode, run  # noqa: F401
 
 
 @pytest.fixture
@@ -108,62 +105,6 @@ def test_eager_prefill_that_mixes_wrongly_is_no_graphs_fault(tmp_path):
     assert "eager prefill answers the same mixed with decoding" in reference["why"]
 
 
-def test_an_engine_that_dies_leaves_the_other_without_turns(tmp_path, settings, checks):
-    """Both wait for each other, and neither forever."""
-    mine, other = tmp_path / "a.json.turn", tmp_path / "b.json.turn"
-    turns = settings.alternate.Turns(mine, other, first=True, limit_s=0.1)
-    assert [turns.take(lambda: 7) for _ in range(3)] == [7, 7, 7]
-    assert not checks.by_turns(turns.counts()).good and turns.missed == 3
-    assert not checks.by_turns({}).good
-
-
-def test_an_engine_that_died_before_its_turn_is_not_waited_for(tmp_path, settings):
-    """A server that died while it prefilled cost the other 150 seconds."""
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    names = {"out": str(tmp_path / "a"), "peer": str(tmp_path / "b"), "first": False}
-    (tmp_path / "b.turn").write_text(f"-1 {dead.pid}")
-    began = time.monotonic()
-    turns = settings.alternate.Turns.of(names)
-    assert turns.take(lambda: 7) == 7 and time.monotonic() - began < 10
-    assert turns.missed == 1
-
-
-def test_an_engine_that_still_starts_is_waited_for(tmp_path, settings):
-    alternate = settings.alternate
-    names = {"out": str(tmp_path / "a"), "peer": str(tmp_path / "b"), "first": False}
-    alternate.Turns.announce({"out": names["peer"], "peer": names["out"]})  # by this process
-    turns = alternate.Turns.of(names)
-    turns.limit_s = 0.3
-    began = time.monotonic()
-    turns.take(lambda: 7)
-    assert time.monotonic() - began > 0.25 and turns.missed == 1
-
-
-def test_two_engines_take_turns(tmp_path, settings, checks):
-    """Each call of one comes behind the other's before."""
-    import threading
-
-    order = []
-
-    def engine(name: str, peer: str, first: bool) -> None:
-        plan = {"out": str(tmp_path / name), "peer": str(tmp_path / peer), "first": first}
-        turns = settings.alternate.Turns.of(plan)
-        for _ in range(20):
-            turns.take(lambda: order.append(name))
-        assert checks.by_turns(turns.counts()).good
-
-    threads = [
-        threading.Thread(target=engine, args=words)
-        for words in (("b", "a", False), ("a", "b", True))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert order == ["a", "b"] * 20
-
-
 def lines(*kinds: str, process: str = "1") -> list[dict]:
     """Prefills as the watch writes them: on a graph, eager with a reason, and eager without one."""
     made = {
@@ -248,7 +189,8 @@ def test_a_control_must_fail_where_the_release_is_wrong(
 def test_the_release_itself_runs_as_a_control(tmp_path, settings):
     """Its tree is made of the patched one; the fake one has no plan for that."""
     plan = tmp_path / "plan.json"
-    hashed = settings.commandline.untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
+    untouched = importlib.import_module("untouched")
+    hashed = untouched.tree_hash(GPU.parent / "queue/fake_gpu/tree")
     plan.write_text(json.dumps({"tree": hashed, "remove": [], "replace": {}}))
     more = f"--without queue --untouched {tmp_path} --mode breakable"
     code, found, said = asked(tmp_path / "out", "mixed-chunk", more=more)
@@ -402,7 +344,11 @@ def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
 
 def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings, tmp_path):
     """The runner of 0.5.16 and later says whether it runs what follows the layers eagerly."""
-    told, modes, options = settings.commandline, settings.modes, SimpleNamespace(tree=tmp_path)
+    told, modes, options = (
+        importlib.import_module("commandline"),
+        settings.modes,
+        SimpleNamespace(tree=tmp_path),
+    )
     graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
     assert all(told.serves_logprobs(options, mode) for mode in graphs)
     file = tmp_path / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
@@ -415,7 +361,11 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(se
 
 def test_up_to_0_5_6_no_piecewise_graph_serves_log_probabilities(settings, tmp_path):
     """0.5.6's scheduler moves a start behind the prompt to its last token, 0.5.7's does not."""
-    told, modes, options = settings.commandline, settings.modes, SimpleNamespace(tree=tmp_path)
+    told, modes, options = (
+        importlib.import_module("commandline"),
+        settings.modes,
+        SimpleNamespace(tree=tmp_path),
+    )
     file = tmp_path / "sglang/srt/managers/scheduler.py"
     file.parent.mkdir(parents=True)
     file.write_text("if req.logprob_start_len > len(req.origin_input_ids):\n")
@@ -444,29 +394,6 @@ def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):
     assert named == {"cuda_graph_backend_prefill": "breakable"}
 
 
-PLAN = (ROOT / "docs/gpu-hosts.md").read_text()
-LINES = re.findall(r"(?m)python3 SITES/\S+/tests/gpu/run\.py ([^;&\n]+)", PLAN)
-
-
-@pytest.mark.parametrize("words", LINES)
-def test_the_plans_lines_are_the_runners_words(settings, words):
-    """None of them without an end."""
-    options = importlib.import_module("run").parse(shlex.split(words))
-    assert options.out.parts[0] == "R" and (options.limit or options.engine_limit) < 300
-
-
-def test_the_plans_neighbours_have_folders_and_ports_of_their_own(settings):
-    """What runs side by side, up to the next wait."""
-    parse, block = importlib.import_module("run").parse, PLAN.partition("on one GPU. First")[2]
-    assert len(LINES) == 12
-    for together in block.partition("```")[0].split("\nwait\n"):
-        lines = [line for line in LINES if line in together and "$tag" not in line]
-        here = [parse(shlex.split(line)) for line in lines]
-        ports = sorted(one.port_base for one in here)
-        assert all(after - before >= 1000 for before, after in itertools.pairwise(ports))
-        assert len({one.out for one in here}) == len(here)
-
-
 @pytest.mark.parametrize(
     ("report", "wanted"),
     [
@@ -481,62 +408,3 @@ def test_a_report_is_asked_of_releases_that_make_one(checks, report, wanted):
     """Later releases' servers leave none, nor does a tree of another make. Where nothing is known,
     one is missing."""
     assert checks.compare.reports(report) is wanted
-
-
-def test_ranks_share_one_gpu_where_it_is_asked_for(tmp_path):
-    """NCCL takes each process for a host of its own, and all are told of the first GPU."""
-    more = "--tp 2 --mode breakable --one-gpu"
-    code, found, _said = asked(tmp_path, "plain", FAKE_GPUS="1", more=more)
-    graph = found["runs"][-1]
-    assert code == 1 and "1 ranks of 2" in graph["why"] and graph["device"] == "0"
-    package = tmp_path / "fake/sglang/srt"
-    package.mkdir(parents=True)
-    (package / "server_args.py").write_text(
-        "class ServerArgs:\n    gpu_id_step = 1\n"
-        "    def check_server_args(self):\n        assert self.gpu_id_step >= 1\n"
-    )
-    script = (
-        "import os; from sglang.srt.server_args import ServerArgs; made = ServerArgs()\n"
-        "made.check_server_args(); print(made.gpu_id_step, os.environ['NCCL_HOSTID'], os.getpid())"
-    )
-    path = os.pathsep.join([str(GPU / "watch"), str(tmp_path / "fake")])
-    for one, step in (("1", "0"), ("", "1")):
-        words = {"PREFILL_WATCH": str(tmp_path / "w"), "PREFILL_ONE_GPU": one, "NCCL_HOSTID": "-"}
-        ran = subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | words | {"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        seen, host, process = ran.stdout.split()
-        assert seen == step and host == (process if one else "-")
-
-
-def test_ranks_share_one_gpu_where_arguments_are_sealed(settings, tmp_path):
-    """From 0.5.20 on a release takes no other value for an argument: it is declared."""
-    srt = tmp_path / "tree/sglang/srt"
-    for name in ("arg_groups", "entrypoints"):
-        (srt / name).mkdir(parents=True)
-    options = SimpleNamespace(tree=tmp_path / "tree")
-    assert not settings.declares(options)
-    (srt / "server_args.py").write_text(
-        "class ServerArgs:\n    __slots__ = ('declared',)\n"
-        "    def check_server_args(self):\n        self.declared = {}\n"
-    )
-    (srt / "arg_groups/overrides.py").write_text(
-        "def declare_resolution(args, source, **fields):\n    args.declared |= fields\n"
-    )
-    (srt / "entrypoints/engine.py").write_text("gpu_id = rank * get_device().gpu_id_step\n")
-    assert settings.declares(options)
-    script = (
-        "import os; from sglang.srt.server_args import ServerArgs; made = ServerArgs()\n"
-        "made.check_server_args(); own = os.environ['NCCL_HOSTID'] == str(os.getpid())\n"
-        "print(made.declared, own)"
-    )
-    path = os.pathsep.join([str(GPU / "sharing"), str(GPU / "watch"), str(tmp_path / "tree")])
-    words = {"PREFILL_WATCH": str(tmp_path / "w"), "PYTHONPATH": path}
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | words, capture_output=True, text=True
-    )
-    assert ran.stdout.strip() == "{'gpu_id_step': 0} True", ran.stderr

@@ -82,7 +82,7 @@ def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, smi, here):
     assert fakes.snapshot(host.root) == before
 
 
-@pytest.mark.parametrize("words", [("gpu",), ("gpu", "--agree"), ("sweep",), ("bench",)])
+@pytest.mark.parametrize("words", [("gpu",), ("gpu", "--agree"), ("sweep",), ("gpu", "--bench")])
 def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, capsys, words):
     (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     before = fakes.snapshot(host.root)
@@ -106,12 +106,6 @@ def test_a_model_or_mode_that_is_none_is_refused_first(host, capsys, words, says
     assert cli.main(["--root", str(host.root), "gpu", *words]) == 1
     said = capsys.readouterr().err
     assert says in said and "name one of " in said and fakes.snapshot(host.root) == before
-
-
-def test_a_result_of_another_host_needs_no_gpu(host, tmp_path, capsys):
-    (tmp_path / "driver/nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    cli.main(["--root", str(host.root), "gpu", "--take", "missing.json"])
-    assert "[no-gpu]" not in capsys.readouterr().err
 
 
 def test_a_run_that_fails_leaves_no_older_result(host):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchqueue.queue import guards
+from patchqueue.queue import edit as guards
 
 VERSIONS = [Version(f"0.5.{n}{post}") for n in range(5, 12) for post in ("", ".post1", ".post3")]
 BOUNDS = [f"0.5.{n}" for n in range(4, 14)]

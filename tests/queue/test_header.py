@@ -28,6 +28,7 @@ EXAMPLES = {  # field -> (accepted, refused)
         ],
         ["Merged", "Merged soon", "pending", "Submitted 12", "Inappropriate", ""],
     ),
+    "Profile": (["fixes", "fixes, rl", None], ["fix", "fixes rl", ""]),
     "Probe": (
         [
             "python/sglang/a.py :: def f",
@@ -64,6 +65,7 @@ EXAMPLES = {  # field -> (accepted, refused)
 VARIANT_EXAMPLES = {
     "Variant-Of": (["steps/count.patch"], ["steps/count@9.patch", "steps/count", "a b.patch"]),
     "Description": ([None, "How it differs: the runner was renamed."], ["renamed"]),
+    "Overlay": ([None, "none", "python/sglang/a.py"], ["a b"]),
 }
 
 

@@ -118,7 +118,6 @@ def test_the_vocabulary_is_that_of_byte_level_tokenizers(images):
 
 def test_an_answer_of_the_release_is_read(images, monkeypatch):
     """In generate()'s own form. A call without images needs no library to draw them."""
-    asking = importlib.import_module("images_engine")
     call = next(call for call in images.asks() if not any(call.images))
     info = dict(
         prompt_tokens=9,
@@ -132,7 +131,7 @@ def test_an_answer_of_the_release_is_read(images, monkeypatch):
         def generate(self, **words):
             return generated
 
-    found = asking.ask(Engine(), call)
+    found = images.ask(Engine(), call)
     one = {"tokens": [7], "cached": 4, "logprobs": [-0.5], "best": [[-0.5, -2.0]]}
     assert found["answers"] == [one] * len(call.prompts)
     assert found["from"] <= found["to"]

@@ -28,10 +28,8 @@ from packaging.version import Version
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
-from patchqueue.files.locking import locked
+from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, launch, undo
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
@@ -97,10 +95,8 @@ def test_install_makes_the_bytes_of_the_work_tree(project, site, do):
     report = do["install"]()
     assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 2, 1)
     assert trees.list_package(site) == trees.list_folder(project.apply().path)
-    assert (
-        report.record["tree"] == project.apply().record["tree"]
-        and report.record["queue"] == project.apply().record["queue"]
-    )
+    for name in ("tree", "patches", "overlay"):
+        assert report.record[name] == project.apply().record[name]
     assert (site / "sglang/srt/kernels.so").read_text() == "not text"
 
 
@@ -150,9 +146,7 @@ def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch)
     monkeypatch.setattr(undo, "forward", beside_another)
     name, text = refused(do["install"])
     assert (
-        name == "tree mismatch"
-        and "planned was sha256:" in text
-        and "it is as it was again" in text
+        name == "tree mismatch" and "sglang/srt/mine.py" in text and "it is as it was again" in text
     )
     assert (site / "sglang/srt/mine.py").read_text() == "mine\n"
     (site / "sglang/srt/mine.py").unlink()
@@ -657,11 +651,10 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     secret.parent.mkdir()
     secret.write_text("secret\n")
     folder = site / undo.FOLDER
-    with open(folder / changes.PRISTINE, "a") as file:
-        file.write(f"{'0' * 64}  python/{secret}\n")
-    about = json.loads((folder / changes.ABOUT).read_text())
-    about["files"][str(secret)] = []
-    (folder / changes.ABOUT).write_text(json.dumps(about))
+    written = json.loads((folder / undo.STATE).read_text())
+    written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
+    written["record"]["notes"]["laid"]["files"][str(secret)] = []
+    (folder / undo.STATE).write_text(json.dumps(written))
     found = exactly(secret.parent)
     do["uninstall"]()
     assert exactly(secret.parent) == found and exactly(site) == before
@@ -864,7 +857,7 @@ def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "since then (2 files):\n  sglang/srt/mine.py\n  sglang/srt/page.py\ntree sha" in said
     # what a start script compares is what the server says of itself
-    assert f"tree {made.record['tree']['patched']}, as the server's first" in said
+    assert f"tree {made.record['tree']['after']}, as the server's first" in said
     (here / STEPS).write_text("mine\n")
     assert cli.main(words) == 1
     said = capsys.readouterr().out
@@ -1144,9 +1137,14 @@ def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
 
 
 def in_the_earlier_form(site: Path) -> None:
-    """The journal as earlier versions of the tool wrote it: with its state in a file of its own."""
+    """The journal as earlier versions of the tool wrote it: with its state, and each of its notes,
+    in a file of its own."""
     folder = site / undo.FOLDER
     written = json.loads((folder / undo.STATE).read_text())
+    notes = written["record"].pop("notes")
+    (folder / "before.sha256").write_bytes(trees.to_sha256sum(notes["found"]))
+    (folder / "patches.json").write_text(json.dumps(notes["texts"]))
+    (folder / "laid.json").write_text(json.dumps(notes["laid"]))
     (folder / "state").write_text(f"{written.pop('state')}\n")
     (folder / undo.STATE).write_text(json.dumps(written))
 
@@ -1259,16 +1257,10 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
     pristine = source.fetch(pin, None)
     site = tmp_path / "site"
     zipfile.ZipFile(pristine.archive).extractall(site)
-    before, queue = exactly(site), load_queue(ROOT)
+    before = exactly(site)
     report = inplace.install(ROOT, site)
-    assert (
-        report.record["tree"].items()
-        >= {
-            "after": select(queue, pin).tree_after(pristine),
-            "patched": pin.patched,
-        }.items()
-    )
-    assert trees.hash_listing(trees.list_package(site)) == report.record["tree"]["after"]
+    assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
+    assert trees.hash_python(trees.list_package(site)) == pin.patched
     assert undo.read(site).changes[-1].path == changes.LAST, (
         "a server would call itself patched before it is"
     )

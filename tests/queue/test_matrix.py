@@ -14,7 +14,6 @@ from evidence.footprints import Validity
 from evidence.pages import status
 from evidence.results import Row
 from patchqueue.files import atomic
-from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -41,7 +40,7 @@ def judge(rows: list[Row], queue, feature: cells.Feature, tag: str = "v0.5.9"):
 
 def validity(queue, tag: str = "v0.5.9") -> Validity:
     pin = PINS.find(tag)
-    return Validity(ROOT, pin, Selection(queue, pin).effect_sha256, RULES)
+    return Validity(ROOT, pin, pin.patched, RULES)
 
 
 def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
@@ -57,7 +56,7 @@ def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
         gpu="NVIDIA Fake",
         torch="2.11.0",
         torch_pin="2.9.1",
-        queue=Selection(of, pin).effect_sha256,
+        queue=pin.patched,
         rules=RULES,
     )
     return [replace(row, model=model, **changes) for model in feature.models]

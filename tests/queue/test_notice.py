@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import json
 import zipfile
 
 import fakes
@@ -10,6 +11,7 @@ import pytest
 from test_build import INFO, LOCAL, make, members
 
 from patchqueue.outcome import Refused
+from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import notice
 
 OURS = "https://example.org/queue"
@@ -63,6 +65,20 @@ def test_the_notice_names_every_changed_file(project):
     assert "section 4(b)" in told and "http" not in told
 
 
+def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
+    made = make(project)
+    bill = json.loads(members(made.path)[f"{INFO}{notice.BILL}"])
+    component = bill["metadata"]["component"]
+    (upstream,) = component["pedigree"]["ancestors"]
+    assert (component["purl"], upstream["purl"]) == (
+        "pkg:pypi/sglang@9.9.1%2Bpcg.2",
+        "pkg:pypi/sglang@9.9.1",
+    )
+    assert upstream["hashes"] == [{"alg": "SHA-256", "content": made.record["source"]["sha256"]}]
+    named = [one["resolves"][0]["id"] for one in component["pedigree"]["patches"]]
+    assert named == ["steps/count-once-more.patch", "steps/name-the-cut.patch"]
+
+
 def test_the_notice_lies_beside_upstreams_licence(project):
     """Where METADATA names it: both are read from there."""
     name = "sglang-9.9.1.dist-info/licenses/LICENSE"
@@ -73,7 +89,7 @@ def test_the_notice_lies_beside_upstreams_licence(project):
     )
     pins = project.root / "upstream/pins.toml"
     pins.unlink()
-    fakes.pin.add(project.root, "9.9.1", str(project.wheels))
+    add_pin(project.root, "9.9.1", str(project.wheels))
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
     assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found
@@ -89,7 +105,9 @@ def test_the_notice_lies_beside_upstreams_licence(project):
 def test_changes_of_two_wheels():
     old = {"sglang/a": b"1", "sglang/b": b"1", "sglang/c": b"1", "other": b"1"}
     new = {"sglang/a": b"2", "sglang/b": b"1", "sglang/d": b"1", "else": b"1"}
-    assert notice.changes(old, new) == notice.Changes(("sglang/a",), ("sglang/d",), ("sglang/c",))
+    assert notice.changes(old, new) == notice.Changes(
+        ("sglang/a",), ("else", "sglang/d"), ("other", "sglang/c")
+    )
 
 
 @pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])

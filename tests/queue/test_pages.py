@@ -27,6 +27,7 @@ from patchqueue import RELEASE
 from patchqueue.laying import quilt
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
+from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def make(folder: Path) -> World:
                 [name for name in files if name.endswith("/METADATA")], _metadata(version)
             ),
         )
-        fakes.pin.add(queue, version, str(project.wheels))
+        add_pin(queue, version, str(project.wheels))
     project.write(
         "upstream/pins.toml",
         re.sub(
@@ -329,7 +330,7 @@ RUN: dict[str, list[Step | Deed]] = {
         lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
         Step(
             "scripts/nox backport --onto ~/sglang --base v0.5.9 --without prefill-graph/log-tree"
-            " --signoff release/0.5.9-short",
+            " release/0.5.9-short",
             "release/0.5.9-short made",
             put={"prefill-graph/log-tree": "steps/name-the-cut"},
         ),
@@ -351,14 +352,14 @@ RUN: dict[str, list[Step | Deed]] = {
     ],
     "pull requests": [
         Step(
-            "scripts/nox export --onto ~/sglang --base origin/main",
+            "scripts/nox backport --onto ~/sglang --base origin/main --pull-requests",
             "prefill-graph/steps-count-once-more made",
         )
     ],
     "the front page": [
         Step(
             "scripts/nox build v0.5.12.post1 --python 3.12",
-            f"pip install --no-deps {WHEEL.format('0.5.12.post1')}",
+            f"pip install --force-reinstall --no-deps {WHEEL.format('0.5.12.post1')}",
         ),
     ],
     "a wheel": [
@@ -368,7 +369,7 @@ RUN: dict[str, list[Step | Deed]] = {
             f" --prerelease=allow {WHEEL.format('0.5.11')}",
         ),
         Step(
-            f"pip install --no-deps {WHEEL.format('0.5.11')}",
+            f"pip install --force-reinstall --no-deps {WHEEL.format('0.5.11')}",
             f"Successfully installed sglang-0.5.11+{fakes.LABEL}",
         ),
         lambda world: shutil.rmtree(world.site),
@@ -383,12 +384,10 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
     ],
     "a page of links": [
-        Step("scripts/nox release v0.5.9", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"),
         Step(
-            "scripts/nox release v0.5.9 --python 3.12 --machine x86_64",
-            f"dist/release-{RELEASE}: 1 wheel, 1 patch file",
+            "scripts/nox build v0.5.9 --release", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"
         ),
-        Step("scripts/nox release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
+        Step("scripts/nox build --release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
     ],
     "in place": [
         Step("scripts/nox install --check", "nothing was written"),
@@ -487,24 +486,25 @@ CHECKED: dict[str, Check] = {
     "scripts/nox gpu v0.5.9 --here --site F": SITES,
     "scripts/nox gpu v0.5.9 --model llama --out results/one": GPU,
     "scripts/nox gpu v0.5.9 --agree": GPU,
-    "scripts/nox bench v0.5.9": GPU,
-    "scripts/nox bench v0.5.9 --pass=--traffic --pass=agent --pass=chat-16": GPU,
+    "scripts/nox gpu v0.5.9 --bench": GPU,
+    "scripts/nox gpu v0.5.9 --bench --pass=--traffic --pass=agent --pass=chat-16": GPU,
     "scripts/nox sweep v0.5.9": GPU,
     "scripts/nox sweep v0.5.9 --experts --pass=--shape --pass=512,512": GPU,
-    "scripts/nox gpu --take evidence.json": Check(
+    "scripts/nox status --merge evidence.json": Check(
         "it takes what a GPU host wrote", 1, "evidence.json"
     ),
-    "scripts/nox upstream-tests v0.5.16 --checkout ~/sglang": Check(
+    "scripts/nox test v0.5.16 --upstream ~/sglang": Check(
         "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
     ),
     "scripts/nox pin v0.5.24 --lock": Check(
         "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
     ),
-    "scripts/nox export --onto ~/sglang --base v0.5.23 breakable/keep-break-tensors": Check(
-        "it needs a checkout of sglang", 1, "sglang"
-    ),
-    "scripts/nox matrix --stale": Check("it is run: it only reads", 0, '{"include": ['),
-    "scripts/nox matrix v0.5.9 --gpu H100 --gpu H200 --model llama": Check(
+    (
+        "scripts/nox backport --onto ~/sglang --base v0.5.23 --pull-requests"
+        " breakable/keep-break-tensors"
+    ): Check("it needs a checkout of sglang", 1, "sglang"),
+    "scripts/nox gpu --plan --stale": Check("it is run: it only reads", 0, '{"include": ['),
+    "scripts/nox gpu v0.5.9 --plan --gpu H100 --gpu H200 --model llama": Check(
         "it is run: it only reads", 0, '"gpu": "H100"'
     ),
 }
@@ -575,28 +575,27 @@ def test_the_words_of_a_command_are_its_own(command):
     known, tools = read_pins(ROOT), read_sessions()
     for name in names if "--help" not in words and names != ["-l"] else ():
         assert name in {*tools, "clean"}
-        if name in ("lint", "coverage", "clean"):  # noxfile.py's and scripts/nox's: without words
+        if name in ("lint", "clean"):  # noxfile.py's and scripts/nox's: without words
             assert not words
             continue
         options = make_parser(name).parse_args([name, *words])
         assert options.run
         if name not in TO_COME:
-            named = getattr(options, "revisions", [])
+            named = getattr(options, "releases", [])
             assert all(known.find(word) for word in named if not word.isupper())  # a placeholder
 
 
 @pytest.mark.parametrize(("script", "words"), GPU_CALLS)
 def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
     """A wrong word behind them is all that its parser complains of; or a folder of another engine,
-    which is not there. What releases.py passes on goes to run.py."""
-    given = shlex.split(words)
-    passed = [word.removeprefix("--pass=") for word in given if word.startswith("--pass=")]
-    for name, own in [(script, given), *([("run.py", ["--out", "R", *passed])] if passed else [])]:
-        command = [sys.executable, str(ROOT / "tests/gpu" / name), *own, "--no-such-word"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-        said = done.stderr.strip().splitlines()[-1]
-        wanted = "there is no folder" if "--peer" in own else "arguments: --no-such-word"
-        assert done.returncode == 2 and wanted in said
+    which is not there."""
+    command = [sys.executable, str(ROOT / "tests/gpu" / script), *shlex.split(words)]
+    done = subprocess.run(
+        [*command, "--no-such-word"], capture_output=True, text=True, cwd=tmp_path
+    )
+    said = done.stderr.strip().splitlines()[-1]
+    wanted = "there is no folder" if "--peer" in words else "arguments: --no-such-word"
+    assert done.returncode == 2 and wanted in said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,7 +10,7 @@ from fakes import RELEASE
 
 from patchqueue.files.tree import hash_python
 from patchqueue.outcome import Refused
-from patchqueue.upstream import new_pin, pins, source
+from patchqueue.upstream import pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -164,15 +164,15 @@ def test_add_keeps_comments_and_order(project):
 
 def test_two_at_once_are_both_kept(project, monkeypatch):
     """Looking into wheels takes seconds: what another run pinned meanwhile stays."""
-    described = new_pin.describe
+    described = release.describe
 
     def meanwhile(version, wheels):
         found = described(version, wheels)
-        monkeypatch.setattr(new_pin, "describe", described)
+        monkeypatch.setattr(release, "describe", described)
         project.release("9.9.3")
         return found
 
-    monkeypatch.setattr(new_pin, "describe", meanwhile)
+    monkeypatch.setattr(release, "describe", meanwhile)
     project.release("9.9.2")
     assert {str(each.version) for each in pins.load(project.root).all} >= {"9.9.2", "9.9.3"}
 
@@ -188,7 +188,7 @@ def test_many_at_once_are_all_kept(project):
         if child == 0:
             code = 1
             try:
-                new_pin.add(project.root, name, str(project.wheels))
+                release.add_pin(project.root, name, str(project.wheels))
                 code = 0
             finally:
                 os._exit(code)
@@ -200,7 +200,8 @@ def test_many_at_once_are_all_kept(project):
 def test_add_asks_pip_where_no_folder_is_given(project):
     fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
     assert (
-        new_pin.add(project.root, "v9.9.2", None).wheels[0].file == "sglang-9.9.2-py3-none-any.whl"
+        release.add_pin(project.root, "v9.9.2", None).wheels[0].file
+        == "sglang-9.9.2-py3-none-any.whl"
     )
 
 
@@ -216,7 +217,7 @@ def test_add_takes_every_wheel_for_linux(project):
     }
     for name in (*linux, "sglang-9.9.2-cp311-cp311-macosx_14_0_arm64.whl"):
         fakes.write_wheel(project.wheels / name, files)
-    assert [wheel.file for wheel in new_pin.add(project.root, "9.9.2", None).wheels] == linux
+    assert [wheel.file for wheel in release.add_pin(project.root, "9.9.2", None).wheels] == linux
 
 
 def platform_wheels(project, second: dict[str, str]) -> None:
@@ -231,7 +232,7 @@ def platform_wheels(project, second: dict[str, str]) -> None:
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
     platform_wheels(project, {"sglang/srt/kernels.so": "another"})
-    assert len(new_pin.add(project.root, "9.9.2", str(project.wheels)).wheels) == 2
+    assert len(release.add_pin(project.root, "9.9.2", str(project.wheels)).wheels) == 2
 
 
 def missing_wheels(project):
@@ -285,7 +286,7 @@ def evil(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refusal(new_pin.add, project.root, version, str(project.wheels))[0] == name
+    assert refusal(release.add_pin, project.root, version, str(project.wheels))[0] == name
     assert fakes.snapshot(project.root) == before
 
 
@@ -293,12 +294,12 @@ def test_add_makes_the_first_pin(tmp_path):
     wheels = tmp_path / "wheels"
     fakes.write_wheel(wheels / WHEEL, RELEASE)
     (tmp_path / "new").mkdir()
-    new_pin.add(tmp_path / "new", "9.9.1", str(wheels))
+    release.add_pin(tmp_path / "new", "9.9.1", str(wheels))
     assert pins.load(tmp_path / "new").default.tag == "v9.9.1"
 
 
 def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
-    name, text = refusal(new_pin.add, project.root, "9.9.2", str(tmp_path / "nowhere"))
+    name, text = refusal(release.add_pin, project.root, "9.9.2", str(tmp_path / "nowhere"))
     assert (
         name == "not-fetched"
         and f"{tmp_path}/nowhere: is no folder" in text
@@ -307,5 +308,5 @@ def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
 
 
 def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
-    name, text = refusal(new_pin.add, project.root, "9.9.1", None)
+    name, text = refusal(release.add_pin, project.root, "9.9.1", None)
     assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text

@@ -47,7 +47,9 @@ def added(text: str, at: int = 20) -> str:
     ids=["its own line", "another line", "nowhere", "twice", "no file"],
 )
 def test_a_text_is_laid_at_its_one_place(text, outcome, lines):
-    row = matching.lay_patch(patch(BASE, added(BASE)), lambda path: text.encode() if text else None)
+    row = matching.apply_patch(
+        patch(BASE, added(BASE)), lambda path: text.encode() if text else None
+    )
     assert (row.outcome, row.lines) == (outcome, lines) and row.ambiguous is (text == BASE + BASE)
     assert row.after == ({RUNNER: added(text).encode()} if lines else {})
 
@@ -55,7 +57,7 @@ def test_a_text_is_laid_at_its_one_place(text, outcome, lines):
 def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
     text, wanted = "x\nx\nx\n", "x\nx\n"
     assert matching.places(text, wanted) == [1, 2]
-    row = matching.lay_patch(patch(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
+    row = matching.apply_patch(patch(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
     assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
 
 
@@ -69,7 +71,7 @@ def test_whole_lines_only(end):
     """Text within a longer line is no place, and what lacks its line end stands at the end only."""
     before = BASE.removesuffix("step_40 = 40\n") + end
     longer = {RUNNER: before.removesuffix("\n").encode() + b"0\n"}  # its last line is another one
-    row = matching.lay_patch(
+    row = matching.apply_patch(
         patch(before, before.replace("step_39 = 39", "step_39 = None")), longer.get
     )
     assert row.outcome is Outcome.CONFLICT
@@ -120,7 +122,7 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
     assert text.diff == context.shared([*owns, owns[0]]).diff
     for own, before, after in zip(owns, *versions):
         below = {RUNNER: before.encode()}
-        row = matching.lay_patch(text, below.get)
+        row = matching.apply_patch(text, below.get)
         assert row.after == {RUNNER: after.encode()}
         assert context.rendered(text, row).diff == own.diff and context.edits(
             text
@@ -153,7 +155,7 @@ def test_two_hunks_never_share_a_line_of_context():
     text = context.shared(owns)
     assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
     for before, after in zip(befores, afters):
-        row = matching.lay_patch(text, lambda path, content=before: content.encode())
+        row = matching.apply_patch(text, lambda path, content=before: content.encode())
         assert row.after == {RUNNER: after.encode()}
 
 
@@ -385,7 +387,7 @@ def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, 
     text = context.shared([patch(before, added(before, at)) for before in befores])
     for before in befores:
         tree = tmp_path_factory.mktemp("tree")
-        row = matching.lay_patch(text, lambda path: before.encode())
+        row = matching.apply_patch(text, lambda path: before.encode())
         own = context.rendered(text, row)
         (tree / RUNNER).parent.mkdir(parents=True)
         (tree / RUNNER).write_text(before)

@@ -76,7 +76,7 @@ def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
     report = project.apply()
     files = build.patched_files(report.path) | extra
     listing = {f"python/{name}": trees.sha256(content) for name, content in files.items()}
-    tree = report.record["tree"] | {"after": trees.hash_listing(listing)}
+    tree = report.record["tree"] | {"after": trees.hash_python(listing)}
     upstream = {name: content.encode() for name, content in fakes.RELEASE.items()}
     upstream["sglang-9.9.1.dist-info/entry_points.txt"] = SCRIPTS.encode()
     return build.repack(upstream, files, project.pin, report.record | {"tree": tree})

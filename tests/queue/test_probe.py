@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fakes import RUNNER, patch_text, release_of
+from fakes import RELEASE, RUNNER, patch_text, release_of
 
 from patchqueue.laying.check import check
 from patchqueue.laying.selection import probe
@@ -97,6 +97,23 @@ def check_all(project):
 def test_check_is_good(project):
     report = check_all(project)
     assert report.all_problems == () and [pin.outcome for pin in report.pins] == [Outcome.APPLIED]
+
+
+def test_check_applies_each_profile_alone(project):
+    """A patch of another profile than the one whose line it changes, or whose change it needs."""
+    first, second = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
+    before = RELEASE["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
+    after = before.replace("added_step = 20", "added_step = 21")
+    needs = "steps/count-once-more.patch"
+    probe = f"{RUNNER} :: added_step = 21"
+    text = patch_text(RUNNER, before, after, Probe=probe, Profile="rl", Needs=needs)
+    project.write(second, text)
+    project.place()
+    problems = check_all(project).all_problems
+    assert [problem.name for problem in problems] == ["conflict", "profile"]
+    assert all("--only rl" in problem.what for problem in problems)
+    project.edit(first, "Probe: ", "Profile: fixes, rl\nProbe: ")
+    assert check_all(project).all_problems == ()
 
 
 WORKERS = """

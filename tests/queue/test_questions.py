@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import json
 import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import gpumodules
 import pytest
 import questions
-from test_gpu_compare import session_of
 
-# as 0.5.6.post2 logs it
-CAPTURED = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
 MIXED = [{"mode": "MIXED"}] * 40 + [{"mode": "EXTEND"}] * 10
 SERVERS = {
     "next_turn": questions.Decoded,
     "mixed_states": questions.Mixed,
     "saturated": questions.Saturated,
-    "first_answer": questions.Slots,
 }
 CONTROL = "answers otherwise without queue, as it must"
 # the name of a question, the words of its server, and what is at fault there
@@ -29,7 +22,6 @@ FAULTS = [
     ("next_turn", {"forgets": True}, "next turns answer as without a cache"),
     ("mixed_states", {"forgets": True}, "shared beginnings answer as without a cache"),
     ("saturated", {"stale": 3}, "a saturated server answers each prompt as alone"),
-    ("first_answer", {"from_slot": 0}, "the first answer agrees with a later one"),
 ]
 
 
@@ -40,9 +32,8 @@ def load(monkeypatch):
     return lambda name: gpumodules.load(monkeypatch, name)
 
 
-def checks(question, server, control=False, prefills=MIXED, log=CAPTURED) -> dict:
-    captured = [dataclasses.asdict(one) for one in importlib.import_module("judging").captures(log)]
-    result = question.asked(server) | {"captured": captured, "prefills": prefills}
+def checks(question, server, control=False, prefills=MIXED) -> dict:
+    result = question.asked(server, {}) | {"prefills": prefills}
     return {check.what: check for check in question.judged(result, control)}
 
 
@@ -75,19 +66,10 @@ def test_a_right_server_is_good_and_a_wrong_one_what_a_control_must_show(load, n
             {"prefills": MIXED[37:]},
             "prompts were prefilled beside decoding requests",
         ),
-        ("first_answer", {}, {"log": ""}, "graphs for decoding were captured"),
-        ("first_answer", {"deaf": True}, {}, "different prompts get different answers"),
     ],
 )
 def test_what_shows_nothing_is_a_fault(load, name, words, more, wrong):
     assert faults(load(name), SERVERS[name](**words), **more) == [wrong]
-
-
-def test_an_engine_that_never_answers_the_same_is_no_control(load):
-    server = questions.Slots(from_slot=0, unsteady=True)
-    assert faults(load("first_answer"), server, control=True) == [
-        "later answers agree with each other"
-    ]
 
 
 def test_a_server_that_keeps_nothing_is_right_too(load):
@@ -132,57 +114,6 @@ def test_a_saturated_server_is_asked_for_long_prompts_between_short_ones(load):
     assert made == saturated.calls()
 
 
-def test_the_first_call_is_the_prompt_and_some_later_ones_are_behind_a_flush(load):
-    first_answer, server = load("first_answer"), questions.Slots()
-    first_answer.asked(server)
-    assert server.calls[0] == "generate" and server.calls.count("flush") == 1
-    assert server.calls[-1] == "generate"
-    assert len(first_answer.first().prompts) == 1
-
-
-def test_an_engine_starts_with_decoding_graphs_and_is_asked_nothing(load, monkeypatch):
-    """What first_answer's plan makes of sglang.Engine's words, and that start() calls nothing."""
-    load("run")
-    started: list[object] = []
-
-    class Recorded:
-        def __init__(self, **words: object) -> None:
-            self.words = words
-            started.append(self)
-
-    known = [
-        ("attention_backend", str),
-        ("cuda_graph_bs", list),
-        ("cuda_graph_max_bs", int),
-        ("disable_cuda_graph", bool),
-        ("disable_radix_cache", bool),
-        ("enable_piecewise_cuda_graph", bool),
-        ("model_path", str),
-        ("skip_server_warmup", bool),
-    ]
-    sglang, srt, args = (ModuleType(name) for name in ("sglang", "srt", "server_args"))
-    sglang.Engine = Recorded  # type: ignore[attr-defined]
-    args.ServerArgs = dataclasses.make_dataclass("ServerArgs", known)  # type: ignore[attr-defined]
-    for name, module in {
-        "sglang": sglang,
-        "sglang.srt": srt,
-        "sglang.srt.server_args": args,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    row = importlib.import_module("experiments").EXPERIMENTS["first_answer"]
-    [job] = row.plan(session_of(Path("out"), set(), "first_answer"), row, row.models).jobs
-    importlib.import_module("engine").start(job.plan)
-    assert [one.words for one in started] == [
-        {
-            "attention_backend": "triton",
-            "cuda_graph_bs": [1, 2, 4, 8],
-            "cuda_graph_max_bs": 8,
-            "disable_radix_cache": True,
-            "model_path": "out/scratch/models/qwen3-next",
-        }
-    ]
-
-
 @pytest.mark.parametrize(("version", "starts"), [("0.5.6.post2", [3, 1]), ("0.5.7", [4, 2])])
 def test_log_probabilities_begin_where_a_release_allows(load, version, starts, monkeypatch):
     """0.5.6 refuses a start behind the prompt."""
@@ -191,17 +122,17 @@ def test_log_probabilities_begin_where_a_release_allows(load, version, starts, m
 
 
 def test_an_engine_script_writes_what_it_asked_and_saw(load, monkeypatch, tmp_path):
-    """solo_engine.py: the end that runs in the engine's own process."""
-    side, ended = load("solo_engine"), []
+    """engine.py: the end that runs in the engine's own process."""
+    side, ended = load("engine"), []
     engine = SimpleNamespace(shutdown=lambda: ended.append((tmp_path / "a.json").is_file()))
-    monkeypatch.setattr(side.engines, "start", lambda plan: (engine, {"start_s": 1.0}))
-    monkeypatch.setattr(side.engines, "watched", lambda pattern: [{"mode": pattern}])
-    question = SimpleNamespace(asked=lambda asked: {"same": asked is engine})
+    monkeypatch.setattr(side, "start", lambda plan: (engine, {"start_s": 1.0}))
+    monkeypatch.setattr(side, "watched", lambda pattern: [{"mode": pattern}])
+    question = SimpleNamespace(asked=lambda asked, plan: {"same": asked is engine})
     monkeypatch.setitem(sys.modules, "some_question", question)
     plan = tmp_path / "plan.json"
     told = {"out": str(tmp_path / "a.json"), "watch": "seen", "question": "some_question"}
     plan.write_text(json.dumps(told))
-    monkeypatch.setattr(sys, "argv", ["solo_engine.py", str(plan)])
+    monkeypatch.setattr(sys, "argv", ["engine.py", str(plan)])
     side.main()
     written = json.loads((tmp_path / "a.json").read_text())
     assert written == {"start_s": 1.0, "same": True, "prefills": [{"mode": "seen"}]}

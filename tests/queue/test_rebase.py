@@ -16,7 +16,7 @@ from patchqueue.laying import apply, refresh
 from patchqueue.laying.apply import load_queue
 from patchqueue.laying.check import check
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.queue import guards
+from patchqueue.queue import edit as guards
 from patchqueue.rebasing.forecast import Forecast, forecast
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find, newer, version_of

@@ -11,7 +11,7 @@ import pytest
 from fakes import RUNNER, TAG, numbered
 from test_install import killed_at
 
-from patchqueue.files.tree import hash_listing, list_folder
+from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.laying import quilt, worktree
 from patchqueue.laying.apply import apply
 from patchqueue.laying.check import check
@@ -57,7 +57,7 @@ def test_nothing_edited_writes_nothing(applied):
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     """count-once-more is not the top patch; its file is edited all the same."""
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
-    wanted = hash_listing(list_folder(applied.tree))
+    wanted = hash_python(list_folder(applied.tree))
     with pytest.raises(Refused, match="edited-tree"):
         applied.apply()
     written, report = run(applied)
@@ -66,7 +66,7 @@ def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
         "+added_step = 21\n" in (applied.root / COUNT).read_text()
         and report.outcome is Outcome.APPLIED
     )
-    assert hash_listing(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
+    assert hash_python(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
 
 def test_the_same_edit_gives_the_same_bytes(applied, tmp_path):

@@ -11,7 +11,6 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import QUEUE
-from msgspec.structs import replace
 
 from patchqueue.handover import release
 from patchqueue.upstream import pins
@@ -38,12 +37,8 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def choice(project, *words: str) -> release.Choice:
-    return release.Choice(pins.load(project.root).all, *words)
-
-
 def test_the_folder_has_all_that_is_published(project, run):
-    code, said = run(project, "release")
+    code, said = run(project, "build", "--release")
     assert code == 0 and f"{FOLDER}: 1 wheel, 1 patch file" in said
     assert f"--find-links {FOLDER} sglang==9.9.1+{fakes.LABEL}" in said
     folder = project.root / FOLDER
@@ -54,17 +49,17 @@ def test_the_folder_has_all_that_is_published(project, run):
 
 
 def test_the_same_queue_gives_the_same_bytes(project):
-    first = files(release.make(project.root, choice(project)).folder)
+    first = files(release.make(project.root, pins.load(project.root).all).folder)
     for path in project.root.rglob("*"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
     shutil.rmtree(project.root / "work")
-    assert files(release.make(project.root, choice(project)).folder) == first
+    assert files(release.make(project.root, pins.load(project.root).all).folder) == first
 
 
 @pytest.mark.parametrize("program", ["git apply", "patch -s -p1 -i"])
 def test_the_patch_file_makes_the_patched_tree(project, tmp_path, program):
     checkout = project.checkout(tmp_path / "sglang")
-    release.make(project.root, choice(project))
+    release.make(project.root, pins.load(project.root).all)
     command = [*program.split(), str(project.root / FOLDER / PATCH)]
     subprocess.run(command, cwd=checkout, check=True)
     for path in (project.tree / "python").rglob("*.py"):
@@ -73,30 +68,11 @@ def test_the_patch_file_makes_the_patched_tree(project, tmp_path, program):
             assert (checkout / name).read_bytes() == path.read_bytes(), name
 
 
-def test_only_the_wheels_that_are_meant(project):
-    plain = pins.load(project.root).default
-    names = [
-        f"sglang-9.9.1-cp{python}-cp{python}-manylinux_2_34_{machine}.whl"
-        for python in (311, 312)
-        for machine in ("x86_64", "aarch64")
-    ]
-    pin = replace(plain, wheels=tuple(pins.Wheel(name, "0" * 64) for name in names))
-
-    def taken(*words: object) -> list[str]:
-        return [wheel.file for wheel in release.Choice([pin], *words).wheels(pin)]
-
-    assert taken() == names
-    assert taken(["3.12"]) == names[2:] and taken([], ["aarch64"]) == names[1::2]
-    assert taken(["3.11", "3.12"], ["x86_64"]) == names[::2] and taken(["3.9"]) == []
-    assert [each.file for each in choice(project, ["3.9"], ["aarch64"]).wheels(plain)] == [
-        plain.wheels[0].file
-    ], "a wheel for every Python is always meant"
-
-
-def test_help_that_mean_no_wheel_are_refused(project, run):
-    project.edit("upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_x86_64.whl")
-    code, said = run(project, "release", "--python", "3.9")
-    assert code == 1 and "no wheel is for these words [nothing-to-build]" in said
+def test_a_release_without_patches_is_refused(project, run):
+    tag = f'tag = "{fakes.TAG}"'
+    project.edit("upstream/pins.toml", tag, f'{tag}\nno_patches = "has all of it"')
+    code, said = run(project, "build", "--release")
+    assert code == 1 and "no patch is for it [nothing-to-build]" in said
     assert not (project.root / FOLDER).exists()
 
 
@@ -110,7 +86,7 @@ def test_other_content_under_a_tagged_number_is_refused(project, run, tmp_path, 
     elif change == "an overlay file":
         name = "overlay/python/sglang/srt/steps/more.py"
         project.write(name, "more = 1\n")
-    code, said = run(project, "release")
+    code, said = run(project, "build", "--release")
     if change == "nothing":
         assert code == 0, said
     else:
@@ -123,4 +99,4 @@ def test_the_workflow_names_what_the_tool_makes():
     assert f'tags: ["{release.TAG.removesuffix(str(QUEUE))}*"]' in text
     assert f"subject-checksums: files/{release.SUMS}" in text
     assert '"dist/release-${TAG#pcg-}" files' in text
-    assert "scripts/nox release\n" in text and fakes.parser("release").parse_args(["release"]).run
+    assert "scripts/nox build --release\n" in text

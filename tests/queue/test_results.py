@@ -17,7 +17,6 @@ from evidence import harness, incoming, matrix, questions, results
 from evidence.commands import cli
 from evidence.incoming import Fate
 from evidence.results import Load, Row
-from patchqueue.laying.selection import Selection
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -41,8 +40,6 @@ def result(project, **changes) -> dict:
         "schema": 1,
         "version": VERSION,
         "tag": TAG,
-        "queue": record["queue"],
-        "changes": record["changes"],
         "tree": record["tree"]["after"],
         "tree_untouched": True,
         "date": "2030-01-02",
@@ -128,8 +125,7 @@ def test_other_models_modes_gpus_and_attentions_stay_beside(measured, tmp_path):
     ("changes", "named"),
     [
         ({"tree_untouched": False}, "touched-tree"),
-        ({"changes": "sha256:" + "0" * 64}, "stale-evidence"),
-        ({"tree": "sha256:" + "0" * 64}, "tree-mismatch"),
+        ({"tree": "sha256:" + "0" * 64}, "stale-evidence"),
         ({"date": "soon"}, "bad-evidence"),
         ({"schema": 2}, "bad-evidence"),
         ({"runs": [run("piecewise")]}, "without its reference"),
@@ -312,7 +308,7 @@ def answered(queue, **changes) -> Row:
         release="0.5.16",
         name="mixed_states",
         model="",
-        queue=Selection(queue, PIN).effect_sha256,
+        queue=PIN.patched,
         **changes,
     )
 

@@ -24,7 +24,7 @@ from patchqueue.files import run, tree
 from patchqueue.files.tree import hash_listing, hash_python, list_folder
 from patchqueue.handover.repository import open_repository
 from patchqueue.outcome import Refused
-from patchqueue.upstream import index, new_pin, pins, release, source
+from patchqueue.upstream import index, pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -52,14 +52,14 @@ def test_tree_hash_is_what_sha256sum_says(applied):
     (applied.tree / "python/sglang/srt/__pycache__/runner.cpython-311.pyc").write_text(
         "byte code\n"
     )
-    for expected in (record["patched"], applied.pin.tree):
+    for expected in (record["after"], applied.pin.tree):
         done = subprocess.run(
             command, shell=True, cwd=applied.tree, capture_output=True, text=True, check=True
         )
         assert (
             "sha256:" + done.stdout.split()[0] == expected == hash_python(list_folder(applied.tree))
         )
-        if expected == record["patched"]:
+        if expected == record["after"]:
             applied.unapply()
 
 
@@ -166,14 +166,14 @@ def test_an_index_that_cannot_be_reached_is_the_cause(project, offline, started_
 
 
 def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
-    name, text = refusal(new_pin.add, project.root, "9.9.2", None)
+    name, text = refusal(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: Connection refused" in text
     assert said == ["asking for the wheels of sglang 9.9.2"]
     fakes.write_wheel(
         project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl",
         fakes.release_of("9.9.3"),
     )
-    assert new_pin.add(project.root, "9.9.3", None).tag == "v9.9.3"
+    assert release.add_pin(project.root, "9.9.3", None).tag == "v9.9.3"
 
 
 @pytest.fixture
@@ -212,10 +212,10 @@ def served(tmp_path, monkeypatch):
 
 
 def test_a_release_that_the_index_lacks_is_asked_for_once(project, served, said):
-    name, text = refusal(new_pin.add, project.root, "9.9.7", None)
+    name, text = refusal(release.add_pin, project.root, "9.9.7", None)
     assert name == "not-fetched" and "has no such release; its newest is 9.9.2" in text
     assert (len(served), said) == (1, [])
-    assert new_pin.add(project.root, "9.9.2", None).tag == "v9.9.2"
+    assert release.add_pin(project.root, "9.9.2", None).tag == "v9.9.2"
 
 
 def test_without_network_and_folders_the_cause_comes_at_once(
@@ -231,7 +231,7 @@ def test_without_network_and_folders_the_cause_comes_at_once(
         lambda command, **how: asked.append(command) or run(command, **how),
     )
     started = time.monotonic()
-    name, text = refusal(new_pin.add, project.root, "9.9.2", None)
+    name, text = refusal(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: [Errno 111]" in text
     assert len(asked) == 2 and time.monotonic() - started < 6, (
         "pip's own five tries alone wait for 7.75 s"

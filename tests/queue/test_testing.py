@@ -40,7 +40,7 @@ def ran(project, monkeypatch, capsys):
     )
     monkeypatch.setattr(
         command,
-        "test_revision",
+        "test_release",
         lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
     )
 
@@ -170,8 +170,8 @@ def pythons(project, monkeypatch):
 
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; echo told >&2; exit 3')
-    prepared, log = testing.prepare(project.root, project.pin, None), project.root / "log"
-    result = testing.test_revision(project.root, prepared, ["-k", "steps"], 1, log)
+    prepared, log = testing.prepare(project.root, project.pin), project.root / "log"
+    result = testing.test_release(project.root, prepared, ["-k", "steps"], 1, log)
     assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
     assert log.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\ntold\n"
 

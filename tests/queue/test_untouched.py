@@ -10,8 +10,9 @@ from pathlib import Path
 import fakes
 import pytest
 
-from patchqueue.files.tree import hash_listing, hash_python, list_package
-from patchqueue.wheels import build, untouched
+from bundle import untouched
+from patchqueue.files.tree import hash_python, list_package
+from patchqueue.wheels import build
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAY = "sglang/srt/steps/__init__.py"
@@ -47,7 +48,7 @@ def test_the_release_comes_back_byte_for_byte(project, patched, maker, tmp_path)
         if path.is_file()
     }
     assert files == dict(fakes.RELEASE)
-    assert found == hash_listing(list_package(tmp_path / "out"))
+    assert found == hash_python(list_package(tmp_path / "out"))
     assert project.pin.tree == hash_python(list_package(tmp_path / "out"))
 
 

@@ -1,4 +1,4 @@
-"""upstream-tests on a made-up checkout: real pytest processes on a pristine and on a patched
+"""`test --upstream` on a made-up checkout: real pytest processes on a pristine and on a patched
 tree."""
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import pytest
 from fakes import TAG
 
 from patchqueue.commands import cli
-from patchqueue.environments import suite, testing, upstream_tests
+from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.environment import Environment
 
 UNIT = "test/registered/unit"
-NAMED = "registered/unit"  # as pytest names files from where it runs, test/
 MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"
 # what both trees have, and what the queue adds to one
 STEPS = f"""import os, time
@@ -58,7 +57,7 @@ def test_of_the_queue():
 
 @pytest.fixture
 def ran(project, tmp_path, monkeypatch, capsys):
-    """Run upstream-tests on a checkout that holds these files of tests: exit code and output."""
+    """Run `test --upstream` on a checkout that holds these files of tests: exit code and output."""
     here = Environment(Path(sys.executable), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     monkeypatch.setattr(testing, "build_environment", lambda *_: here)
     checkout = project.checkout(tmp_path / "checkout")
@@ -68,8 +67,8 @@ def ran(project, tmp_path, monkeypatch, capsys):
             path = checkout / (name if "/" in name else f"{UNIT}/{name}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        options = ["--checkout", str(checkout), *words]
-        code = cli.main(["--root", str(project.root), "upstream-tests", TAG, *options])
+        options = ["--upstream", str(checkout), *words]
+        code = cli.main(["--root", str(project.root), "test", TAG, *options])
         out = capsys.readouterr()
         return code, out.out + out.err
 
@@ -87,8 +86,8 @@ def test_a_test_that_the_patch_breaks_is_listed(ran):
     code, said = ran({"test_steps.py": STEPS + BROKEN})
     assert code == 1, said
     listed = said[said.index("Passed on the pristine tree alone:") :]
-    name = f"{NAMED}/test_steps.py::TestSteps::test_there_are_forty"
-    assert f"  {name}\n      FAILED {name} - assert not True" in listed
+    name = f"{UNIT}/test_steps.py::TestSteps::test_there_are_forty"
+    assert f"  {name}\n      failure: assert not True" in listed
     assert counts(said) == (1, 1)
 
 
@@ -109,20 +108,21 @@ def test_all_is_well_where_none_is(ran):
     [
         (
             "if PATCHED:\n    import gone",
-            "ERROR registered/unit/test_steps.py: ModuleNotFoundError: No module named 'gone'",
+            "error: ModuleNotFoundError: No module named 'gone'",
         ),
         ("if PATCHED:\n    os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
         ("if PATCHED:\n    time.sleep(60)", "timed out after 5 s"),
         (
             "if PATCHED:\n    pytest.skip('as yet', allow_module_level=True)",
-            "exit code 5: 1 skipped",
+            "skipped: ",
         ),
     ],
 )
 def test_a_file_that_ends_early_breaks_all_its_tests(ran, broken, why):
-    code, said = ran({"test_steps.py": STEPS + broken}, "--limit", "5")
+    ran.monkeypatch.setattr(upstream_tests, "LIMIT", 5)
+    code, said = ran({"test_steps.py": STEPS + broken})
     assert code == 1
-    reason = said.partition(f"{NAMED}/test_steps.py::test_steps_count\n")[2].splitlines()[0]
+    reason = said.partition(f"{UNIT}/test_steps.py::test_steps_count\n")[2].splitlines()[0]
     assert why in reason and counts(said) == (0, 1)
 
 
@@ -151,7 +151,7 @@ def test_an_interrupted_run_ends_what_it_has_started(ran):
     ran.monkeypatch.setattr(upstream_tests, "compare", interrupted)
     started = time.monotonic()
     files = {"test_a.py": STEPS, "test_b.py": STEPS + "time.sleep(300)\n"}
-    code, said = ran(files, "--limit", "300")
+    code, said = ran(files)
     assert code == 130 and "interrupted" in said
     assert time.monotonic() - started < 120
 
@@ -181,17 +181,20 @@ def test_finds_its_release():
 
 def test_only_some_files(ran):
     files = {"mem_cache/test_one.py": STEPS, "test_other.py": STEPS + BROKEN}
-    code, said = ran({f"{UNIT}/{name}": text for name, text in files.items()}, "--only", "mem_")
+    code, said = ran({f"{UNIT}/{name}": text for name, text in files.items()}, "-k", "mem_")
     assert code == 0 and "1 file of upstream's unit tests" in said
-    code, said = ran({}, "--only", "nothing")
+    code, said = ran({}, "-k", "nothing")
     assert code == 1
-    assert "'nothing': is in none of the paths of 2 files of tests [no-tests]" in said
+    assert "'nothing': is in no path of a file of tests for CPUs [no-tests]" in said
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda folder: folder.rename(folder.with_name("gone")), "is no folder [no-checkout]"),
+        (
+            lambda folder: folder.rename(folder.with_name("gone")),
+            "has no python/sglang [no-checkout]",
+        ),
         (
             lambda folder: (folder / "python").rename(folder / "other"),
             "is no checkout of sglang: it has no python/sglang [no-checkout]",
@@ -222,25 +225,17 @@ def test_what_cannot_be_compared_is_said_in_a_sentence(ran, make, words):
 
 def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, capsys):
     (tmp_path / "cache/archives").rename(tmp_path / "elsewhere")
-    words = ["upstream-tests", TAG, "--checkout", str(tmp_path / "gone")]
+    words = ["test", TAG, "--upstream", str(tmp_path / "gone")]
     assert cli.main(["--root", str(project.root), *words]) == 1
     said = capsys.readouterr().err
-    assert "is no folder [no-checkout]" in said and "fetching" not in said
+    assert "has no python/sglang [no-checkout]" in said and "fetching" not in said
 
 
 def test_one_release_at_a_time(project, capsys):
     project.release("9.9.2", fakes.release_of("9.9.2"))
-    words = ["upstream-tests", TAG, "v9.9.2", "--checkout", "."]
+    words = ["test", TAG, "v9.9.2", "--upstream", "."]
     assert cli.main(["--root", str(project.root), *words]) == 1
     assert "names several releases; a checkout is at the tag of one" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("limit", ["0", "-1", "inf", "soon"])
-def test_a_limit_is_a_number_of_seconds(project, capsys, limit):
-    words = ["upstream-tests", TAG, "--checkout", ".", f"--limit={limit}"]
-    with pytest.raises(SystemExit):
-        cli.main(["--root", str(project.root), *words])
-    assert "argument --limit: " in capsys.readouterr().err
 
 
 def test_an_edited_pristine_tree_is_made_anew(ran, project):
@@ -252,12 +247,12 @@ def test_an_edited_pristine_tree_is_made_anew(ran, project):
     assert ran({})[0] == 0 and "step_39 = 39" in kept.read_text()
 
 
-def placed(folder: Path, files: dict[str, str]) -> suite.Suite:
+def placed(folder: Path, files: dict[str, str]) -> tuple[list[str], int]:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return suite.find(folder)
+    return upstream_tests.find(folder)
 
 
 def test_upstreams_marks_select(tmp_path):
@@ -279,21 +274,15 @@ def test_upstreams_marks_select(tmp_path):
             "test/manual/test_by_hand.py": MARK + test,
         },
     )
-    assert found.chosen == (
-        "test/registered/models/test_marked_too.py",
-        f"{UNIT}/test_broken.py",
-        f"{UNIT}/test_marked.py",
-        f"{UNIT}/test_of_a_gpu.py",
+    assert found == (
+        [
+            "test/registered/models/test_marked_too.py",
+            f"{UNIT}/test_broken.py",
+            f"{UNIT}/test_marked.py",
+            f"{UNIT}/test_of_a_gpu.py",
+        ],
+        5,
     )
-    assert dict(found.left_out) == {
-        "test/registered/models/test_model.py": (
-            "is no unit test, and upstream does not mark it for CPUs"
-        ),
-        f"{UNIT}/helper.py": "holds no test",
-        f"{UNIT}/test_off.py": "disabled by upstream: see #1",
-        f"{UNIT}/test_off_by_place.py": "disabled by upstream: off",
-        f"{UNIT}/test_server.py": "starts a server or loads a model",
-    }
 
 
 def test_before_there_were_folders_of_unit_tests_all_are_looked_at(tmp_path):
@@ -307,27 +296,27 @@ def test_before_there_were_folders_of_unit_tests_all_are_looked_at(tmp_path):
             "test/srt/test_old.py": test,
         },
     )
-    assert found.chosen == ("test/registered/radix_cache/test_cache.py", "test/srt/test_old.py")
+    assert found == (["test/registered/radix_cache/test_cache.py", "test/srt/test_old.py"], 2)
 
 
-SAID = """.F
-= 1 failed, 2 passed =
-=========== short test summary info ============
-PASSED registered/unit/test_x.py::TestOne::test_b[1-2]
-PASSED registered/unit/test_x.py::test_twice
-ERROR registered/unit/test_x.py::test_twice - at teardown
-FAILED registered/unit/test_x.py::test_plain - ValueError: a - b
-1 failed, 1 error in 0.1s
+REPORT = """<testsuites><testsuite>
+<testcase classname="test.registered.unit.test_x.TestOne" name="test_b[1-2]" />
+<testcase classname="test.registered.unit.test_x" name="test_twice" />
+<testcase classname="test.registered.unit.test_x" name="test_twice"><error message="at teardown" />
+</testcase>
+<testcase classname="test.registered.unit.test_x" name="test_plain">
+<failure message="ValueError: a - b">    raise ValueError(
+E   ValueError: a - b</failure></testcase>
+</testsuite></testsuites>
 """
 
 
-def test_the_summary_is_read_by_test():
-    file = "registered/unit/test_x.py"
-    found = upstream_tests.read(SAID, 1, 5)
-    assert found.passed == {f"{file}::TestOne::test_b[1-2]"} and found.ended == ""
-    assert found.reason(f"{file}::test_plain") == f"FAILED {file}::test_plain - ValueError: a - b"
-    assert "not among" in found.reason(f"{file}::test_pl")
-    assert upstream_tests.read("Segmentation fault\n", -11, 5).ended == (
-        "killed by SIGSEGV: Segmentation fault"
+def test_a_report_is_read_by_test():
+    file = "test/registered/unit/test_x.py"
+    assert upstream_tests.read(REPORT, file) == upstream_tests.Results(
+        {
+            f"{file}::TestOne::test_b[1-2]": "",
+            f"{file}::test_twice": "error: at teardown",
+            f"{file}::test_plain": "failure: ValueError: a - b",
+        }
     )
-    assert upstream_tests.read(SAID, None, 5).passed == frozenset()

@@ -34,7 +34,7 @@ def released(project: fakes.Project, version: str, **changes: str) -> None:
 
 
 def watch(project: fakes.Project, out: Path) -> int:
-    return cli.main(["--root", str(project.root), "rebase", "--newer", "--out", str(out)])
+    return cli.main(["--root", str(project.root), "rebase", "--newer", str(out)])
 
 
 def test_each_new_release_gets_a_report(project, tmp_path, capsys):
@@ -63,6 +63,14 @@ def test_an_unchanged_report_has_the_same_bytes(project, tmp_path):
         assert watch(project, tmp_path / name) == 0
     one, two = (tmp_path / name / f"{NEXT}.md" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_without_a_folder_no_report_is_written(project, tmp_path, monkeypatch):
+    released(project, NEXT)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
+    assert not [*(tmp_path / "here").iterdir()]
 
 
 def test_nothing_new_leaves_no_report(project, tmp_path, capsys):
@@ -99,7 +107,7 @@ def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
     ],
 )
 def test_code_stays_as_it_is_in_a_table(why, cell):
-    from patchqueue.rebasing.report import _escaped
+    from patchqueue.rebasing.forecast import _escaped
 
     assert _escaped(why) == cell
 
@@ -154,4 +162,4 @@ def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
 
 def test_the_words_of_the_workflow_are_the_commands_own():
     (words,) = re.findall(r"scripts/nox (rebase --newer .*)", WORKFLOW)
-    assert fakes.parser("rebase").parse_args(words.split()).out == Path("reports")
+    assert fakes.parser("rebase").parse_args(words.split()).newer == Path("reports")

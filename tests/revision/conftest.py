@@ -5,8 +5,7 @@ own environment.
     def test_layers(build_model):
         model = build_model("nemotron_h")           the real class on the meta device; see host/models.py
 
-Import sglang inside tests and fixtures, not at the top: every module here is collected on every
-release.
+Every file here is collected on every release: sglang is imported as host/late.py says.
 """  # noqa: E501
 
 import functools
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from host import interpreted, standin_packages
+from host import interpreted, late, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -151,6 +150,12 @@ def _only_the_tree():
         and not _inside(module.__file__, _tree())
     }
     assert not strays, f"imported from outside of the tree under test: {strays}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_of_the_release(request):
+    """Before a file's first test changes anything that they look at."""
+    late.import_all(vars(request.module))
 
 
 @pytest.fixture(scope="session")

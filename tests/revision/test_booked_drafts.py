@@ -5,6 +5,13 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.22")
 INTERVAL = 8
@@ -25,8 +32,6 @@ class Grammar:
 
 @pytest.fixture
 def processor(monkeypatch):
-    from sglang.srt.managers.scheduler_components import batch_result_processor as module
-
     arguments = SimpleNamespace(
         mamba_track_interval=INTERVAL, enable_mamba_extra_buffer_lazy=lambda: False
     )
@@ -40,9 +45,13 @@ def processor(monkeypatch):
         "mamba_extra_buffer_lazy_enabled": False,
         "mamba_track_grid": INTERVAL,
     }.items():
-        monkeypatch.setattr(module, name, lambda *_, value=value: value, raising=False)
+        monkeypatch.setattr(
+            batch_result_processor, name, lambda *_, value=value: value, raising=False
+        )
     [kind] = [
-        value for value in vars(module).values() if hasattr(value, "_mamba_prefix_cache_update")
+        value
+        for value in vars(batch_result_processor).values()
+        if hasattr(value, "_mamba_prefix_cache_update")
     ]
     processor = kind.__new__(kind)
     worker = SimpleNamespace(on_verify_complete_cpu=lambda *_, **__: None)
@@ -53,8 +62,6 @@ def processor(monkeypatch):
 
 def request_of(length):
     """A request whose slots hold the number of tokens whose state was written last."""
-    import torch
-
     request = SimpleNamespace(
         rid="one",
         grammar=Grammar(),
@@ -76,10 +83,6 @@ def request_of(length):
 
 def step(processor, request, length, tokens, slots):
     """A verified step: its forward leaves the state behind each interval that its tokens pass."""
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     end = (length + len(tokens)) // INTERVAL * INTERVAL
     slot = request.mamba_next_track_idx
     if end > length:
@@ -87,8 +90,8 @@ def step(processor, request, length, tokens, slots):
     batch = SimpleNamespace(
         reqs=[request],
         has_grammar=True,
-        forward_mode=ForwardMode.DECODE,
-        spec_algorithm=SpeculativeAlgorithm.EAGLE,
+        forward_mode=forward_batch_info.ForwardMode.DECODE,
+        spec_algorithm=spec_info.SpeculativeAlgorithm.EAGLE,
         mamba_track_buffer_indices=[slot],
         req_to_token_pool=SimpleNamespace(get_mamba_ping_pong_other_idx=lambda index: 1 - index),
     )

@@ -5,6 +5,13 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.managers.scheduler_components import batch_result_processor
+    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.18")
 INTERVAL = 4
@@ -38,10 +45,6 @@ class Pool:
 @pytest.fixture(params=[False, True], ids=["extra_buffer", "extra_buffer_lazy"])
 def lazy(request, monkeypatch):
     """Whether the second slot is given out at a boundary alone."""
-    import torch
-    from sglang.srt.managers import schedule_batch
-    from sglang.srt.managers.scheduler_components import batch_result_processor
-
     arguments = SimpleNamespace(
         mamba_track_interval=INTERVAL,
         enable_mamba_extra_buffer=lambda: True,
@@ -60,10 +63,6 @@ def lazy(request, monkeypatch):
 
 def decoding(pool, length):
     """A batch of one request with this many tokens whose prefill is behind it."""
-    import torch
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     first, second = pool.free.pop(), -1 if pool.lazy else pool.free.pop()
     request = SimpleNamespace(
         mamba_ping_pong_track_buffer=torch.tensor([first, second]),
@@ -75,12 +74,12 @@ def decoding(pool, length):
         finished=lambda: False,
     )
     penalties = SimpleNamespace(is_required=False)
-    return ScheduleBatch(
+    return schedule_batch.ScheduleBatch(
         reqs=[request],
         req_to_token_pool=pool,
         model_config=SimpleNamespace(is_encoder_decoder=False),
         sampling_info=SimpleNamespace(penalizer_orchestrator=penalties),
-        spec_algorithm=SpeculativeAlgorithm.NONE,
+        spec_algorithm=spec_info.SpeculativeAlgorithm.NONE,
         enable_overlap=True,
         device="cpu",
         seq_lens=torch.tensor([length]),
@@ -102,8 +101,6 @@ def step(pool, batch):
 def serve(order, lazy, length):
     """Pairs of tokens booked and tokens whose state is kept, behind each result; last the tokens
     that were decoded. A batch is launched before the result of the batch before is processed."""
-    from sglang.srt.managers.scheduler_components import batch_result_processor
-
     [kind] = [
         value
         for value in vars(batch_result_processor).values()

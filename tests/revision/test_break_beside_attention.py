@@ -2,8 +2,15 @@
 break of its own. The release's layers and its graph, on the CPU. What the overlay's runner makes of
 it is in test_breakable_runner.py."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from host import beside, late, replayed, segments, served
+
+with late.modules():
+    from sglang.srt.model_executor import forward_context
+    from sglang.srt.prefill_graph.breakable import mixers
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 OWN = pytest.mark.revision(">=0.5.14")
@@ -19,8 +26,6 @@ def model(build_model):
 
 def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` tokens each."""
-    from host import segments
-
     tokens = sum(lengths)
     source = torch.Generator().manual_seed(tokens)
     return segments.batch_of(
@@ -37,9 +42,6 @@ def batch_of(lengths, **fields):
 def run(model, monkeypatch):
     """run(batch): the layer stack's output of a replay in SIZE rows, and of eager prefill, and the
     calls of mixers in the replay."""
-    from host import beside, segments
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-
     calls = []
     backend = beside.backend(calls)
     placeholder = batch_of([SIZE])
@@ -50,7 +52,9 @@ def run(model, monkeypatch):
             backend.init_forward_metadata(batch)
             calls.clear()
             found, of_replay = replay(batch).clone(), list(calls)
-            with forward_context(ForwardContext(attn_backend=backend)):
+            with forward_context.forward_context(
+                forward_context.ForwardContext(attn_backend=backend)
+            ):
                 wanted = model.model(batch.input_ids, batch.positions, batch)
             return found, wanted, of_replay
 
@@ -59,8 +63,6 @@ def run(model, monkeypatch):
 
 @OWN
 def test_mixers_break_the_graph(build_model, monkeypatch):
-    from host import segments
-
     at_capture, at_replay = segments.of(
         build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
     )
@@ -71,9 +73,6 @@ def test_mixers_break_the_graph(build_model, monkeypatch):
 def test_without_the_break_no_replay_would_ask_the_mixer(build_model, monkeypatch):
     """What it is for: the mixer's Python runs at the capture alone, and its launches have the state
     slots of that batch."""
-    from host import segments
-    from sglang.srt.prefill_graph.breakable import mixers
-
     monkeypatch.setattr(mixers, "beside_attention", lambda forward: forward)
     at_capture, at_replay = segments.of(
         build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
@@ -122,9 +121,6 @@ def test_a_rank_without_requests_touches_no_state(run):
 def test_the_runner_of_the_release_hands_breaks_what_they_need(lengths):
     """The batch that a break looks up, with which states the prefix cache wants, and what the
     backend has prepared for it."""
-    from host import beside, replayed, served
-    from sglang.srt.prefill_graph.breakable import mixers
-
     calls, outputs = [], []
     attention = beside.backend(calls)
     tracked = dict(
@@ -160,8 +156,6 @@ def test_drafts_that_are_verified_replay_no_prefill_graph(tree):
 
 
 def test_eager_prefill_and_decoding_call_the_backend_itself():
-    from sglang.srt.prefill_graph.breakable import mixers
-
     def forward(*_, **__):
         raise AssertionError("not called here")
 
@@ -171,10 +165,6 @@ def test_eager_prefill_and_decoding_call_the_backend_itself():
 def test_a_breakable_decode_graph_calls_the_backend_itself():
     """Only prefills have a batch that a break can look up: decoding died with "No forward batch is
     set" under --cuda-graph-backend-decode breakable."""
-    from types import SimpleNamespace
-
-    from sglang.srt.prefill_graph.breakable import mixers
-
     seen = []
 
     def forward(*rows, **given):

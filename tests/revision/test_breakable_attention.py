@@ -2,6 +2,13 @@
 queries."""
 
 import pytest
+import torch
+from host import bodies, late, recorded
+from host.served import batch_of, served
+
+with late.modules():
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.prefill_graph.breakable import runner
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 HEADS, DIM = 2, 4
@@ -18,14 +25,11 @@ class Backend:
 
 @pytest.fixture
 def layer(monkeypatch):
-    from host import bodies, recorded
-    from sglang.srt.layers.radix_attention import RadixAttention
-
     body = bodies.load_undecorated(
         "sglang.srt.layers.radix_attention", monkeypatch
     ).unified_attention_with_output
     with recorded.recording(monkeypatch, unified_attention_with_output=body):
-        yield RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
+        yield radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +38,7 @@ def layer(monkeypatch):
     ids=["rows", "heads", "a batch of one, as Gemma3"],
 )
 def test_queries_are_cut_to_the_tokens_of_the_batch(layer, shape):
-    import torch
-    from host.served import batch_of, served
-    from sglang.srt.prefill_graph.breakable.runner import primitive
-
-    backend, own = Backend(), primitive()
+    backend, own = Backend(), runner.primitive()
     queries, keys = torch.zeros(8, HEADS * DIM), torch.zeros(8, HEADS, DIM)
     graph, placeholder = own.graph(), batch_of(8, backend)
     with own.capturing(), served(placeholder, layer, backend), own.capture(graph, (0, 1), None):

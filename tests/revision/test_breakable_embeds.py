@@ -8,6 +8,10 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+from host import late, prefill
+
+with late.modules():
+    from sglang.srt.layers import dp_attention
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 
@@ -49,8 +53,6 @@ def run_forward(model, input_embeds):
 
 def captured(model, input_embeds=None, **known):
     """The same with the runner, which may know something before: (runner, keywords)."""
-    from sglang.srt.layers.dp_attention import DpPaddingMode
-
     runner = object.__new__(runner_class())
     runner.layer_model = double(model)
     runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = (
@@ -66,7 +68,7 @@ def captured(model, input_embeds=None, **known):
         positions=torch.arange(4),
         mrope_positions=None,
         input_embeds=input_embeds,
-        dp_padding_mode=DpPaddingMode.MAX_LEN,
+        dp_padding_mode=dp_attention.DpPaddingMode.MAX_LEN,
         dp_local_start_pos=None,
         dp_local_num_tokens=None,
         global_dp_buffer_len=None,
@@ -107,8 +109,6 @@ def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
 def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
     """It copies those of the request to where the graph reads them. The set-up of the releases only
     knows "input_embeds"."""
-    from host import prefill
-
     stack = double(model)
     stack.layers = [None]
     index = prefill.resolve(SimpleNamespace(model=stack))._input_embeds_arg_idx

@@ -2,6 +2,11 @@
 order all of it runs."""
 
 import pytest
+import torch
+from host import late, recorded
+
+with late.modules():
+    from sglang.srt.prefill_graph.breakable import graph as breakable_graph
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.11")
 
@@ -9,14 +14,11 @@ pytestmark = pytest.mark.revision(">=0.5.9,<0.5.11")
 @pytest.fixture
 def captured(monkeypatch):
     """captured(forward): the graph of `forward`, and what it returned."""
-    from host import recorded
-    from sglang.srt.prefill_graph.breakable import graph
-
     with recorded.recording(monkeypatch):
 
         def capture(forward):
-            made = graph.Graph()
-            with graph.Capture(made, (0, 1), None):
+            made = breakable_graph.Graph()
+            with breakable_graph.Capture(made, (0, 1), None):
                 result = forward()
             return made, result
 
@@ -26,11 +28,8 @@ def captured(monkeypatch):
 def test_what_a_break_returns_reaches_the_next_segment(captured):
     """A segment reads the tensor of the capture: without a copy it would go on with the capture's
     own batch."""
-    import torch
-    from sglang.srt.prefill_graph.breakable.graph import break_at
-
     inputs = torch.zeros(4)
-    turned = break_at(lambda rows: rows.flip(0))
+    turned = breakable_graph.break_at(lambda rows: rows.flip(0))
     graph, output = captured(lambda: turned(inputs * 2) + 1)
     for batch in ([1.0, 2, 3, 4], [5.0, 6, 7, 8]):
         inputs.copy_(torch.tensor(batch))
@@ -40,12 +39,9 @@ def test_what_a_break_returns_reaches_the_next_segment(captured):
 
 def test_a_break_may_return_nothing(captured):
     """Split ops write into the output that they are given."""
-    import torch
-    from sglang.srt.prefill_graph.breakable.graph import break_at
-
     inputs, kept, seen = torch.zeros(2), torch.zeros(2), []
 
-    @break_at
+    @breakable_graph.break_at
     def store(rows, place):
         seen.append(rows.tolist())
         place.copy_(rows)
@@ -57,11 +53,11 @@ def test_a_break_may_return_nothing(captured):
 
 
 def test_breaks_run_between_their_segments_in_order(captured):
-    import torch
-    from sglang.srt.prefill_graph.breakable.graph import break_at
-
     value = torch.zeros(1)
-    double, add = break_at(lambda rows: rows * 2), break_at(lambda rows: rows + 100)
+    double, add = (
+        breakable_graph.break_at(lambda rows: rows * 2),
+        breakable_graph.break_at(lambda rows: rows + 100),
+    )
     graph, output = captured(lambda: add(double(value + 1) * 3) - 1)
     assert (len(graph.segments), len(graph.breaks)) == (3, 2)
     value.fill_(4)

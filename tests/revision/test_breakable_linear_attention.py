@@ -1,6 +1,13 @@
 """Linear attention under the breakable graph: it runs eagerly, on the tokens of the batch."""
 
 import pytest
+import torch
+from host import bodies, late, recorded
+from host.served import batch_of, served
+
+with late.modules():
+    from sglang.srt.layers import radix_linear_attention
+    from sglang.srt.prefill_graph.breakable import runner
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 HEADS, DIM = 2, 4
@@ -25,24 +32,17 @@ class Backend:
 @pytest.fixture
 def layer(monkeypatch):
     """A RadixLinearAttention whose op has a kernel on the CPU, in a recorded graph."""
-    from host import bodies, recorded
-    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
-
     name = "sglang.srt.layers.radix_linear_attention"
     body = bodies.load_undecorated(name, monkeypatch).unified_linear_attention_with_output
     with recorded.recording(monkeypatch, unified_linear_attention_with_output=body):
-        yield RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
+        yield radix_linear_attention.RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
 
 
 @pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
 def test_a_replay_runs_it_on_the_batch_at_hand(layer, shapes):
     """Captured, it would go on with the capture's own batch: the state slots and lengths of one
     request."""
-    import torch
-    from host.served import batch_of, served
-    from sglang.srt.prefill_graph.breakable.runner import primitive
-
-    backend, own = Backend(), primitive()
+    backend, own = Backend(), runner.primitive()
     qkv = torch.zeros(8, HEADS * DIM)
     a, b = (torch.zeros(8, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     graph, placeholder = own.graph(), batch_of(8, backend)

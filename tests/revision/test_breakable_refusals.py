@@ -2,10 +2,22 @@
 error at start."""
 
 import argparse
+import json
 import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import beside, graph, late, process, runner
+from host.models import KINDS
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.breakable import arguments as breakable_arguments
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.prefill_graph.compat import features
+    from sglang.srt.prefill_graph.report import verdict
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 OWN_FLAG = pytest.mark.revision("<0.5.11")  # releases that have the flag from the queue
@@ -15,8 +27,6 @@ OWN_RULE = pytest.mark.revision(">=0.5.11")
 
 
 def has_own_graph():
-    from sglang.srt.prefill_graph.compat import features
-
     return features.has_breakable()
 
 
@@ -24,12 +34,10 @@ def has_own_graph():
 def decided(caplog, monkeypatch, tmp_path):
     """decided(model, **runner fields): the model runner after its own decision, its warnings, and
     the report's verdict."""
-    from host import runner as host
-    from sglang.srt.prefill_graph.report import verdict
 
     def decide(model, **fields):
         caplog.clear()
-        made = host.decide(model, enable_breakable_cuda_graph=True, **fields)
+        made = runner.decide(model, enable_breakable_cuda_graph=True, **fields)
         warnings = [
             record.getMessage()
             for record in caplog.records
@@ -50,8 +58,6 @@ def test_models_whose_layers_break_are_captured(build_model, decided, kind):
 
 @pytest.fixture
 def unbroken(build_model):
-    from host import beside
-
     return beside.unbroken(build_model("falcon_h1"))
 
 
@@ -72,14 +78,10 @@ def test_a_mixer_beside_attention_is_refused_by_name(unbroken, decided):
 
 
 def refused(model, in_order=False, **fields):
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     return breakable.refuse(SimpleNamespace(model=model, attn_backend=None, **fields), in_order)
 
 
 def test_mla_is_refused_unless_its_backend_prepares_the_graph(build_model):
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     model = build_model("deepseek_v32")
     assert "MLA" in refused(model, use_mla_backend=True).reason
     backend = SimpleNamespace(use_captured_forward_metadata_for_breakable_cuda_graph=True)
@@ -98,8 +100,6 @@ def test_multimodal_models_are_refused(build_model):
 def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
     """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of
     ids that it never gets."""
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
     runner = SimpleNamespace(
         model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None
@@ -156,8 +156,6 @@ def test_a_stack_is_refused_that_a_runner_could_not_call(forward, by_name, in_or
 
 
 def test_a_list_of_attentions_is_refused():
-    import torch
-
     class Block:
         self_attn = SimpleNamespace(attn=torch.nn.ModuleList())
 
@@ -172,8 +170,6 @@ def test_a_list_of_attentions_is_refused():
 @pytest.mark.revision(">=0.5.12")
 def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
     """It would read page ids beyond the context's width."""
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     runner = SimpleNamespace(
         model=build_model("llama"),
         attn_backend=None,
@@ -192,8 +188,6 @@ def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
 
 
 def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revision):
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     own = breakable._upstream()
     assert (own is not None) is (revision.micro >= 12)
     assert own is None or "BreakableCudaGraphRunner" in [base.__name__ for base in own.__mro__]
@@ -207,8 +201,6 @@ def test_only_the_first_rank_warns(unbroken, decided):
 def arguments(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
     """Server arguments as typed, after the release's own rules where it has them. A rule that reads
     the model finds llama."""
-    from host import process
-
     args = process.default_server_args(**{"enable_breakable_cuda_graph": True, **changes})
     names = SimpleNamespace(architectures=[architecture])
     args.model_config = SimpleNamespace(
@@ -241,23 +233,19 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("changes, named", CONFLICTS.values(), ids=CONFLICTS)
 def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes, named):
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     with pytest.raises(
         ValueError, match=f"(?i)--enable-breakable-cuda-graph cannot be honoured: .*{named}"
     ):
-        check_breakable(arguments(**changes))
-    check_breakable(arguments(enable_breakable_cuda_graph=False, **changes))
+        breakable_arguments.check_breakable(arguments(**changes))
+    breakable_arguments.check_breakable(arguments(enable_breakable_cuda_graph=False, **changes))
 
 
 @OPT_OUT
 def test_the_switch_that_turns_the_graph_off_is_named():
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     with pytest.raises(
         ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"
     ):
-        check_breakable(arguments(disable_piecewise_cuda_graph=True))
+        breakable_arguments.check_breakable(arguments(disable_piecewise_cuda_graph=True))
 
 
 @pytest.mark.revision("<0.5.13")
@@ -269,24 +257,21 @@ def test_the_switch_that_turns_the_graph_off_is_named():
     ],
 )
 def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-    from sglang.srt.server_args import ServerArgs
-
     enforced = {
         name: True
         for name in ("enforce_piecewise_cuda_graph",)
-        if name in ServerArgs.__dataclass_fields__
+        if name in server_args.ServerArgs.__dataclass_fields__
     }
     with pytest.raises(ValueError, match=named):
-        check_breakable(arguments(**changes, **enforced))
+        breakable_arguments.check_breakable(arguments(**changes, **enforced))
 
 
 @OWN_RULE
 def test_a_rule_of_the_release_alone_is_an_error():
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     with pytest.raises(ValueError, match="cannot be honoured: .*debug_cuda_graph"):
-        check_breakable(arguments(debug_cuda_graph=True, enable_hierarchical_cache=True))
+        breakable_arguments.check_breakable(
+            arguments(debug_cuda_graph=True, enable_hierarchical_cache=True)
+        )
 
 
 TRACED = {  # what the release keeps from its graph because torch.compile cannot trace it
@@ -303,13 +288,11 @@ TRACED = {  # what the release keeps from its graph because torch.compile cannot
 def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
     """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all
     the others."""
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     args = arguments(**changes)
     assert not args.disable_piecewise_cuda_graph and all(
         getattr(args, name) == value for name, value in changes.items()
     )
-    check_breakable(args)
+    breakable_arguments.check_breakable(args)
     assert arguments(
         enable_breakable_cuda_graph=False, **changes
     ).disable_piecewise_cuda_graph  # the piecewise graph stays off
@@ -335,11 +318,9 @@ def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(architecture):
 
 @OPT_OUT
 def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     file = tmp_path / "weights.gguf"
     file.write_bytes(b"GGUF" + bytes(60))
-    check_breakable(arguments(model_path=str(file)))
+    breakable_arguments.check_breakable(arguments(model_path=str(file)))
     assert arguments(
         enable_breakable_cuda_graph=False, model_path=str(file)
     ).disable_piecewise_cuda_graph
@@ -348,19 +329,15 @@ def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
 @OPT_OUT
 def test_a_rule_about_the_model_is_no_error():
     """The report tells it; Qwen3-Next is on such a list."""
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     args = arguments()
     args.model_config.is_piecewise_cuda_graph_disabled_model = True
     args._handle_piecewise_cuda_graph()
-    check_breakable(args)
+    breakable_arguments.check_breakable(args)
 
 
 def test_a_memory_saver_that_pauses_graphs_is_no_error(monkeypatch):
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-
     monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "true")
-    check_breakable(arguments(enable_memory_saver=True))
+    breakable_arguments.check_breakable(arguments(enable_memory_saver=True))
 
 
 @pytest.mark.parametrize(
@@ -378,16 +355,11 @@ def test_a_memory_saver_that_pauses_graphs_is_no_error(monkeypatch):
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
     """By ServerArgs itself, before anything is loaded, and once the release has applied its
     rules."""
-    import json
-
-    from host.models import KINDS
-    from sglang.srt.server_args import ServerArgs
-
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
     with pytest.raises(
         ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"
     ):
-        ServerArgs(
+        server_args.ServerArgs(
             model_path=str(tmp_path),
             device="cuda",
             skip_tokenizer_init=True,
@@ -401,11 +373,6 @@ def test_arguments_are_checked_at_start(changes, named, tmp_path):
 @pytest.mark.parametrize("asked", [True, False], ids=["breakable", "piecewise"])
 def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked, tmp_path):
     """Memory is divided for it, too: ServerArgs as it is typed, resolved as for a GPU."""
-    import json
-
-    from host.models import KINDS
-    from sglang.srt.server_args import ServerArgs
-
     (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
     given = dict(
         model_path=str(tmp_path),
@@ -414,7 +381,9 @@ def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked,
         mem_fraction_static=0.5,
         attention_backend="triton",
     )
-    args = ServerArgs(**given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True)
+    args = server_args.ServerArgs(
+        **given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True
+    )
     assert (
         args.disable_piecewise_cuda_graph is not asked
         and args.enable_hierarchical_cache
@@ -425,40 +394,35 @@ def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked,
 @OPT_OUT
 def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
     """While it resolves them, it turns some on; those count like typed ones."""
-    from sglang.srt.server_args import ServerArgs
-
     calls = []
     monkeypatch.setattr(
         "sglang.srt.prefill_graph.breakable.arguments.check_breakable",
         lambda args: calls.append("check"),
     )
     monkeypatch.setattr(
-        ServerArgs,
+        server_args.ServerArgs,
         "_handle_other_validations",
         lambda self: calls.append("the release's last rules"),
     )
     for name in [
         name
-        for name in vars(ServerArgs)
+        for name in vars(server_args.ServerArgs)
         if name.startswith("_handle_") and name != "_handle_other_validations"
     ]:
-        monkeypatch.setattr(ServerArgs, name, lambda self, *_, **__: None)
-    ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
+        monkeypatch.setattr(server_args.ServerArgs, name, lambda self, *_, **__: None)
+    server_args.ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
     assert calls[-2:] == ["the release's last rules", "check"]
 
 
 @OWN_FLAG
 def test_the_flag_is_spelled_as_in_later_releases():
-    from sglang.srt.prefill_graph.breakable.arguments import check_breakable
-    from sglang.srt.server_args import ServerArgs
-
     parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    server_args.ServerArgs.add_cli_args(parser)
     assert parser.parse_args(
         ["--model-path", "x", "--enable-breakable-cuda-graph"]
     ).enable_breakable_cuda_graph
     args = arguments()
-    check_breakable(args)
+    breakable_arguments.check_breakable(args)
     # where the graph must be asked for, this asks
     assert getattr(args, "enable_piecewise_cuda_graph", True)
 
@@ -475,15 +439,10 @@ def test_the_flag_is_spelled_as_in_later_releases():
     ],
 )
 def test_a_batch_with_other_hidden_states_runs_eagerly(mode, changes, wanted):
-    import torch
-    from host import graph, process
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     runner = object.__new__(breakable._upstream())
     runner.layer_model, runner.max_num_tokens = object(), 16
     runner.model_runner = SimpleNamespace(server_args=process.default_server_args(**changes))
     batch = graph.prefill_batch(
-        4, capture_hidden_mode=CaptureHiddenMode[mode], return_logprob=False
+        4, capture_hidden_mode=forward_batch_info.CaptureHiddenMode[mode], return_logprob=False
     )
     assert isinstance(batch.input_ids, torch.Tensor) and runner.can_run(batch) is wanted

@@ -7,7 +7,22 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import beside, graph, hybrids, late, process, segments
 from host.served import published
+
+with late.modules():
+    from sglang.srt.compilation import piecewise_context_manager
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.model_executor import forward_batch_info, forward_context
+    from sglang.srt.models import llama
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.compat import ops
+    from sglang.srt.prefill_graph.kernels import tiles
+    from sglang.srt.prefill_graph.model import layers as model_layers
+    from sglang.srt.prefill_graph.model import multimodal, stack
+    from sglang.srt.prefill_graph.report import verdict
 
 # 0.5.12 and 0.5.13 have one of their own, for all but multimodal models
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
@@ -24,8 +39,6 @@ class CausalAttention:
         self.lengths = forward_batch.extend_seq_lens.tolist()
 
     def forward(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-        import torch
-
         self.calls += 1
         assert len(q) == len(k) == len(v) == sum(self.lengths), (
             f"{len(q)} rows for requests of {self.lengths}"
@@ -50,10 +63,6 @@ class CausalAttention:
 
 def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
-    import torch
-    from host import graph
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-
     tokens, starts = sum(lengths), torch.tensor([0, *lengths[:-1]]).cumsum(0)
     source = torch.Generator().manual_seed(tokens)
     return graph.prefill_batch(
@@ -73,7 +82,7 @@ def batch_of(lengths, **fields):
             extend_logprob_start_lens_cpu=list(lengths),
             out_cache_loc=torch.arange(1, tokens + 1),
             req_pool_indices=torch.arange(len(lengths)),
-            capture_hidden_mode=CaptureHiddenMode.NULL,
+            capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
             num_token_non_padded_cpu=tokens,
             return_logprob=False,
             **fields,
@@ -83,10 +92,7 @@ def batch_of(lengths, **fields):
 
 def model_runner(model, **changes):
     """A ModelRunner as far as the graph looks at it."""
-    from host import process
-    from sglang.srt.prefill_graph.model import layers, stack
-
-    table = layers.describe(stack.find(model).layers)
+    table = model_layers.describe(stack.find(model).layers)
     args = process.default_server_args(
         piecewise_cuda_graph_tokens=SIZES, enable_breakable_cuda_graph=True
     )
@@ -117,9 +123,6 @@ def model_runner(model, **changes):
 def captured(build_model, monkeypatch):
     """captured(): a model runner of a small Llama and its breakable runner, captured on a recorded
     graph."""
-    import torch
-    from host import segments
-    from sglang.srt.prefill_graph.breakable import runner as breakable
     from sglang.srt.prefill_graph.compat import capture
 
     for name in ("qwen3_vl", "qwen3_5"):  # before decorators are changed
@@ -167,8 +170,6 @@ BATCHES = [
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 def test_any_number_of_requests_gets_eager_prefills_logits(captured, lengths):
-    import torch
-
     runner, graph = captured()
     wanted, found = eager(runner, batch_of(lengths)), replayed(runner, graph, batch_of(lengths))
     assert found.shape[0] == len(lengths)
@@ -176,8 +177,6 @@ def test_any_number_of_requests_gets_eager_prefills_logits(captured, lengths):
 
 
 def test_every_size_stays_right_after_every_other(captured):
-    import torch
-
     runner, graph = captured()
     batches = [[8], [7], [16], [9, 5], [32], [20, 3, 1]]
     wanted = [eager(runner, batch_of(lengths)) for lengths in batches]
@@ -265,9 +264,6 @@ def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
 
 def test_outputs_are_stored_leaf_by_leaf():
     """A stack may return auxiliary hidden states beside the last ones."""
-    import torch
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     room = breakable.room_for((torch.ones(4, 2), [torch.ones(4, 3), None]))
     for tokens in (4, 2):
         made = (
@@ -291,12 +287,10 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
     with pytest.raises(AttributeError):
         graph.replay(batch)
     assert "forward" not in vars(runner.model.model)
-    from sglang.srt.compilation.piecewise_context_manager import (
-        get_forward_context,
-        is_in_piecewise_cuda_graph,
+    assert (
+        piecewise_context_manager.get_forward_context() is None
+        and not piecewise_context_manager.is_in_piecewise_cuda_graph()
     )
-
-    assert get_forward_context() is None and not is_in_piecewise_cuda_graph()
 
 
 @pytest.mark.parametrize(
@@ -310,15 +304,12 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
     ids=str,
 )
 def test_batches_that_are_not_as_captured_run_eagerly(captured, fields):
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-
     _, graph = captured()
     batch = batch_of([4])
     assert graph.can_run(batch)
     values = dict(
-        forward_mode=ForwardMode.TARGET_VERIFY,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
+        forward_mode=forward_batch_info.ForwardMode.TARGET_VERIFY,
+        capture_hidden_mode=forward_batch_info.CaptureHiddenMode.FULL,
         input_embeds=torch.zeros(4, 8),
         replace_embeds=torch.zeros(4, 8),
     )
@@ -363,9 +354,6 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
 @pytest.fixture
 def memory_for(monkeypatch):
     """memory_for(tokens, run): no forward of more tokens runs, after `run` that did."""
-    import torch
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     forward = breakable.BreakableRunner._forward
 
     def limit(tokens, run=0):
@@ -411,12 +399,10 @@ def test_too_little_memory_on_one_of_several_ranks_is_an_error(captured, memory_
 
 
 def test_a_stack_that_does_not_run_is_eager_prefill(captured, monkeypatch):
-    from sglang.srt.models.llama import LlamaModel
-
     def broken(self, input_ids, positions, forward_batch):
         raise TypeError("shared keys have no tensor")
 
-    monkeypatch.setattr(LlamaModel, "forward", broken)
+    monkeypatch.setattr(llama.LlamaModel, "forward", broken)
     runner, graph = captured()
     assert (
         graph is None
@@ -426,10 +412,8 @@ def test_a_stack_that_does_not_run_is_eager_prefill(captured, monkeypatch):
 
 
 def test_a_stack_whose_result_cannot_be_cut_is_eager_prefill(captured, monkeypatch):
-    from sglang.srt.models.llama import LlamaModel
-
     monkeypatch.setattr(
-        LlamaModel,
+        llama.LlamaModel,
         "forward",
         lambda self, input_ids, positions, forward_batch: {"hidden": input_ids},
     )
@@ -439,10 +423,7 @@ def test_a_stack_whose_result_cannot_be_cut_is_eager_prefill(captured, monkeypat
 
 def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch, caplog):
     """Captured was a forward without it: this one runs eagerly, and says so once."""
-    import torch
-    from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
-
-    forward, outer = LlamaModel.forward, LlamaForCausalLM.forward
+    forward, outer = llama.LlamaModel.forward, llama.LlamaForCausalLM.forward
 
     def shifted(
         self,
@@ -460,13 +441,13 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
         hidden = self.model(input_ids, positions, forward_batch, shift=torch.ones(1))
         return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
 
-    monkeypatch.setattr(LlamaModel, "forward", shifted)
+    monkeypatch.setattr(llama.LlamaModel, "forward", shifted)
     runner, graph = captured()
     plain = replayed(runner, graph, batch_of([5]))
-    monkeypatch.setattr(LlamaForCausalLM, "forward", handing)
+    monkeypatch.setattr(llama.LlamaForCausalLM, "forward", handing)
     with caplog.at_level(logging.WARNING):
         found = [replayed(runner, graph, batch_of([5])) for _ in range(2)]
-    monkeypatch.setattr(LlamaForCausalLM, "forward", outer)
+    monkeypatch.setattr(llama.LlamaForCausalLM, "forward", outer)
     assert not torch.allclose(found[0], plain) and torch.equal(*found)
     assert [record.getMessage() for record in caplog.records] == [
         "Prefill replays no graph: the model hands its layer stack shift"
@@ -476,8 +457,6 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
 @pytest.mark.revision("<0.5.13")  # later the attention backend's own metadata has them
 def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkeypatch):
     """A store went on with the last one of the decode graphs, of another length, and died."""
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-
     seen, forward = [], breakable.BreakableRunner._forward
     monkeypatch.setattr(
         breakable.BreakableRunner,
@@ -494,9 +473,6 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
 def with_images(captured, monkeypatch):
     """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it
     is: its layers run on a CPU."""
-    import torch
-    from sglang.srt.prefill_graph.model import multimodal
-
     monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
     config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
     return lambda: captured(
@@ -507,8 +483,6 @@ def with_images(captured, monkeypatch):
 def axes_of(lengths, steps=(1, 1, 1)):
     """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far
     each axis goes per token."""
-    import torch
-
     return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
 
 
@@ -517,8 +491,6 @@ def axes_of(lengths, steps=(1, 1, 1)):
 def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, steps):
     """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager
     prefill."""
-    import torch
-
     runner, graph = with_images()
     wanted, found = (
         ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps)))
@@ -551,10 +523,10 @@ def test_padding_of_a_multimodal_model_is_zero(with_images):
 
 
 def test_batches_with_images_run_eagerly(with_images):
-    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
-
     _, graph = with_images()
-    image = MultimodalInputs(mm_items=[MultimodalDataItem(modality=Modality.IMAGE)])
+    image = schedule_batch.MultimodalInputs(
+        mm_items=[schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)]
+    )
     assert graph.why_not(batch_of([4], mm_inputs=[image])) == "the batch has images"
     assert graph.why_not(batch_of([4, 2], mm_inputs=[None, image])) == "the batch has images"
     assert graph.can_run(batch_of([4, 2], mm_inputs=[None, None]))
@@ -564,9 +536,6 @@ def test_batches_with_images_run_eagerly(with_images):
 def hybrid(captured, monkeypatch):
     """hybrid(kind): the same of a hybrid model, and the batches that its recurrent layers were
     given."""
-    import torch
-    from host import hybrids
-
     seen = hybrids.on_cpu(monkeypatch)
 
     def capture(kind):
@@ -591,8 +560,6 @@ def hybrid(captured, monkeypatch):
 def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
     """Their recurrent layers break with the batch itself: with what it says of the states that the
     prefix cache keeps."""
-    import torch
-
     runner, graph, seen = hybrid(kind)
     fields = dict(mrope_positions=axes_of(lengths)) if kind == "qwen3_5" else {}
     wanted, batch = eager(runner, batch_of(lengths, **fields)), batch_of(lengths, **fields)
@@ -608,8 +575,6 @@ def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
 def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
     """A model runner publishes it around its forward alone, and a draft's worker may have published
     another."""
-    from sglang.srt.model_executor import forward_context
-
     runner, graph = captured()
     assert not forward_context.has_forward_context()
     assert (
@@ -638,8 +603,6 @@ def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_pu
 def test_what_this_runner_does_not_hand_its_stack_is_refused(captured, changes, named):
     """Arguments forbid it elsewhere; on 0.5.13 --enforce-piecewise-cuda-graph lifts that, and a
     draft's worker asks for a graph."""
-    from host import process
-
     fields = {name: value for name, value in changes.items() if name == "is_draft_worker"}
     arguments = {name: value for name, value in changes.items() if name not in fields}
     args = process.default_server_args(
@@ -657,8 +620,6 @@ stood_in = pytest.mark.revision(">=0.5.10")
 
 def _sums_by_table(now, hidden_states, output, layer_id):
     """hybrids.sums, of what the tables say instead of the batch."""
-    import torch
-
     cu, rows = now.tables.plan.cu.long(), torch.arange(len(hidden_states))
     real = (rows < cu[-1])[:, None]
     summed = torch.where(real, hidden_states, 0).cumsum(0)
@@ -671,10 +632,6 @@ def _sums_by_table(now, hidden_states, output, layer_id):
 def captured_states(captured, monkeypatch):
     """captured_states(): NemotronH whose Mamba2 layers are captured; their launches are stood in
     for."""
-    import torch
-    from host import hybrids
-    from sglang.srt.prefill_graph.captured import layers
-
     seen = hybrids.on_cpu(monkeypatch)
     monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
@@ -699,8 +656,6 @@ def captured_states(captured, monkeypatch):
 @stood_in
 def test_captured_states_get_eager_prefills_logits(captured_states):
     """Every batch after every other: each replay reads what its own batch left in the tables."""
-    import torch
-
     runner, graph, seen = captured_states()
     # more have no place in these sizes
     fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
@@ -728,9 +683,6 @@ def test_attention_alone_breaks_where_states_are_captured(captured_states):
 
 @stood_in
 def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     monkeypatch.setattr(tables, "places", lambda tokens: {8: 2, 16: 3, 32: 4}[tokens])
     runner, graph, _ = captured_states()
     batch = batch_of([3, 2, 3])
@@ -748,13 +700,10 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, mo
 
 @stood_in
 def test_batches_that_decode_or_leave_states_run_eagerly(captured_states):
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     _, graph, _ = captured_states()
     assert graph.why_not(batch_of([5])) is None
     mixed = batch_of([5])
-    mixed.forward_mode = ForwardMode.MIXED
+    mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
     assert graph.why_not(mixed) == "requests that decode are in the batch"
     tracked = batch_of([5])
     tracked.mamba_track_mask = torch.tensor([True])
@@ -773,8 +722,6 @@ def test_batches_that_decode_or_leave_states_run_eagerly(captured_states):
     ],
 )
 def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, reason):
-    from sglang.srt.prefill_graph.captured import layers
-
     runner, graph, _ = captured_states()
     assert graph.captured
     if how == "switch":
@@ -794,8 +741,6 @@ def test_layers_break_as_before_and_say_why(captured_states, monkeypatch, how, r
 def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(
     captured_states, monkeypatch, caplog
 ):
-    from sglang.srt.prefill_graph.captured import layers
-
     told = (
         "Layers with recurrent states run between the prefill graph's segments:"
         " SGLANG_PREFILL_GRAPH_STATES=break is set"
@@ -813,8 +758,6 @@ def test_the_log_says_why_layers_break_and_nothing_where_they_do_not(
 def keeping_states(captured_states, monkeypatch):
     """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind
     each `step` tokens of a prefill."""
-    from host import process
-    from sglang.srt.prefill_graph.captured import layers
 
     def capture(step):
         monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
@@ -834,9 +777,6 @@ from_extra_buffer = pytest.mark.revision(">=0.5.13")  # for NemotronH
 @from_extra_buffer
 def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monkeypatch):
     """Of its own batch alone: the one before it left others."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     monkeypatch.setattr(tiles, "CHUNK", 8)
     runner, graph, seen = keeping_states(8)
     for lengths, wanted, rows in (
@@ -866,8 +806,6 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
 
 @from_extra_buffer
 def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
-    from sglang.srt.prefill_graph.captured import layers
-
     runner, graph, _ = keeping_states(192)
     assert graph is not None and not getattr(graph, "captured", None)
     assert (
@@ -881,16 +819,12 @@ def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
 
 def told_of(runner, graph):
     """What the report says of the graph."""
-    from sglang.srt.prefill_graph.report import verdict
-
     runner.piecewise_cuda_graph_runner = graph
     return verdict.explain(runner).reason
 
 
 def test_default_sizes_get_others_between_them_and_the_report_says_so(captured):
     """Those up to 640 tokens, as the release makes them where nobody chose any."""
-    from host import process
-
     args = process.default_server_args(
         piecewise_cuda_graph_max_tokens=640, enable_breakable_cuda_graph=True
     )
@@ -914,8 +848,6 @@ def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
 
 def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
     """What hybrids.recurrent does, of what the tables say instead of the batch."""
-    from sglang.srt.prefill_graph.compat import ops
-
     layer = ops.forward_context().attention_layers[layer_id]
     values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(
         -1, (layer.num_v_heads, layer.head_v_dim)
@@ -929,10 +861,6 @@ def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
 def captured_nets(captured, monkeypatch):
     """captured_nets(): Qwen3.5, which mixes gated delta nets with attention; the nets are captured,
     their launches stood in for."""
-    import torch
-    from host import hybrids
-    from sglang.srt.prefill_graph.captured import layers
-
     seen = hybrids.on_cpu(monkeypatch)
     monkeypatch.setenv(layers.SWITCH, "all")
     monkeypatch.setattr(layers.gdn, "why_not", lambda *_: None)
@@ -955,8 +883,6 @@ def captured_nets(captured, monkeypatch):
 @stood_in
 def test_captured_nets_get_eager_prefills_logits(captured_nets):
     """Every batch after every other. Attention breaks, and it alone."""
-    import torch
-
     runner, graph, seen = captured_nets()
     one = graph.graphs[16]
     breaks = getattr(one, "breaks", None) or one._break_fns
@@ -980,8 +906,6 @@ def test_captured_nets_get_eager_prefills_logits(captured_nets):
 def with_mixers(captured):
     """with_mixers(): the same of a Falcon-H1, whose Mamba2 mixers run beside its attention, and the
     calls of these."""
-    from host import beside
-
     calls = []
     return lambda: (*captured("falcon_h1", attn_backend=beside.backend(calls)), calls)
 
@@ -989,8 +913,6 @@ def with_mixers(captured):
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 def test_mixers_beside_attention_get_eager_prefills_logits(with_mixers, lengths):
     """They break the graph: a replay runs them on the rows of the batch at hand."""
-    import torch
-
     runner, graph, calls = with_mixers()
     wanted = eager(runner, batch_of(lengths))
     calls.clear()

@@ -6,8 +6,16 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import hybrids, late, process, segments
 from host.served import published
 from test_breakable_runner import BATCHES, CausalAttention, axes_of, batch_of
+
+with late.modules():
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.prefill_graph.model import layers, stack
+    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.16")
 SIZES = [8, 16, 32]
@@ -18,9 +26,6 @@ PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 def captured(build_model, monkeypatch):
     """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model
     runner."""
-    import torch
-    from host import hybrids, segments
-
     importlib.import_module("sglang.srt.models.qwen3_5")  # before decorators are changed
     module = importlib.import_module(PREFILL)
     monkeypatch.setattr(
@@ -40,12 +45,6 @@ def captured(build_model, monkeypatch):
 
 def model_runner(model, attention):
     """A ModelRunner as far as the prefill graph looks at it."""
-    import torch
-    from host import process
-    from sglang.srt.model_executor import cuda_graph_config
-    from sglang.srt.prefill_graph.model import layers, stack
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     table = layers.describe(stack.find(model).layers)
     prefill = SimpleNamespace(
         bs=SIZES,
@@ -60,7 +59,7 @@ def model_runner(model, attention):
     attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
     return SimpleNamespace(
         server_args=args,
-        spec_algorithm=SpeculativeAlgorithm.from_string(None),
+        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(None),
         model=model,
         attn_backend=attention,
         device="cpu",
@@ -96,8 +95,6 @@ def eager(runner, batch):
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 def test_text_gets_eager_prefills_logits(captured, lengths):
-    import torch
-
     runner, graph = captured
     wanted = eager(runner, batch_of(lengths, mrope_positions=axes_of(lengths)))
     batch = batch_of(lengths, mrope_positions=axes_of(lengths))
@@ -110,8 +107,6 @@ def test_text_gets_eager_prefills_logits(captured, lengths):
 def test_positions_of_each_axis_reach_the_layers(captured):
     """One row was captured for all three. Attention turns by how far tokens are apart: the axes
     differ in that here."""
-    import torch
-
     runner, graph = captured
     lengths = [7, 2, 9]
     axes = axes_of(lengths, (1, 2, 5))
@@ -126,8 +121,6 @@ def test_positions_of_each_axis_reach_the_layers(captured):
 
 def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
     """0.5.15 captured the embedding of token ids, and went on without the model's own."""
-    import torch
-
     runner, graph = captured
     made = runner.model.model.embed_tokens.forward
     monkeypatch.setattr(runner.model.model.embed_tokens, "forward", lambda ids: made(ids).flip(-1))
@@ -139,10 +132,10 @@ def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
 
 
 def test_batches_with_images_run_eagerly(captured):
-    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
-
     _, graph = captured
-    image = MultimodalInputs(mm_items=[MultimodalDataItem(modality=Modality.IMAGE)])
+    image = schedule_batch.MultimodalInputs(
+        mm_items=[schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)]
+    )
     for inputs, runs in (([None, None], True), ([image, None], False), ([None, image], False)):
         assert (
             graph.can_run_graph(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs))
@@ -165,9 +158,6 @@ def test_batches_with_images_run_eagerly(captured):
 )
 def test_the_rule_about_multimodal_models_lets_qwen3_5_pass(architecture, changes, on, monkeypatch):
     """Typed arguments win over the rules; nothing is typed here."""
-    from host import process
-    from sglang.srt.model_executor.cuda_graph_config import Backend
-
     args = process.default_server_args(**changes)
     config = SimpleNamespace(
         hf_config=SimpleNamespace(architectures=[architecture]),
@@ -175,7 +165,11 @@ def test_the_rule_about_multimodal_models_lets_qwen3_5_pass(architecture, change
     )
     args.get_model_config = lambda: config
     args.use_mla_backend = lambda: False
-    args.cuda_graph_config = SimpleNamespace(prefill=SimpleNamespace(backend=Backend.BREAKABLE))
+    args.cuda_graph_config = SimpleNamespace(
+        prefill=SimpleNamespace(backend=cuda_graph_config.Backend.BREAKABLE)
+    )
     args._cuda_graph_config_locked = set()
     args._apply_cuda_graph_compatibility()
-    assert args.cuda_graph_config.prefill.backend == (Backend.BREAKABLE if on else Backend.DISABLED)
+    assert args.cuda_graph_config.prefill.backend == (
+        cuda_graph_config.Backend.BREAKABLE if on else cuda_graph_config.Backend.DISABLED
+    )

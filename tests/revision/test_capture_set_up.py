@@ -4,6 +4,8 @@ captures."""
 import logging
 
 import pytest
+import torch
+from host import prefill
 
 pytestmark = pytest.mark.revision(">=0.5.17,<0.5.24")
 GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that have attention
@@ -21,8 +23,6 @@ def warned(caplog):
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
     """It read `.runner` off an eager runner, and the server died at start: a short context, few
     requests, large sizes."""
-    from host import prefill
-
     eager = object()
     found = prefill.capture(
         build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager
@@ -40,8 +40,6 @@ def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
 def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, pattern, sm120):
     """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no
     state, were counted as lacking attention."""
-    from host import prefill
-
     monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
     model = build_model(
         "nemotron_h",
@@ -65,8 +63,6 @@ def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, patt
 def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
     """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts
     of these releases."""
-    from host import prefill
-
     assert prefill.capture(build_model("nemotron_h"), "full", layers=6).runner is None
     [text] = warned(caplog)
     assert "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
@@ -75,9 +71,6 @@ def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
 
 @GATE
 def test_a_layer_that_nobody_knows_is_named(build_model, caplog):
-    import torch
-    from host import prefill
-
     class ConvMixer(torch.nn.Module):
         """Keeps state, in a way that no break is known for."""
 
@@ -95,8 +88,6 @@ def test_a_layer_that_nobody_knows_is_named(build_model, caplog):
 
 @GATE
 def test_too_few_layers_stay_eager(build_model, caplog):
-    from host import prefill
-
     assert prefill.capture(build_model("llama"), layers=100).runner is None
     [text] = warned(caplog)
     assert "decoder layer 4 (missing)" in text

@@ -6,6 +6,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import beside, late, models, prefill
+
+with late.modules():
+    from sglang.srt.prefill_graph.model import layers as model_layers
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 FULL = pytest.mark.revision(">=0.5.16")
@@ -65,7 +70,6 @@ OTHERS = {
 def set_up(caplog):
     """set_up(model, …): whether the release's own set-up captures `model`, and what it warned
     of."""
-    from host import prefill
 
     def run(model, *words, layers, **more):
         caplog.clear()
@@ -83,8 +87,6 @@ def set_up(caplog):
 
 def other(name):
     """A real class that the host has no name for."""
-    from host import models
-
     module, _, cls = name.partition(".")
     where, config, values = OTHERS[name]
     made = getattr(importlib.import_module(where), config)(**SMALL, **values)
@@ -95,8 +97,6 @@ def other(name):
 
 @pytest.fixture
 def unbroken(build_model):
-    from host import beside
-
     return beside.unbroken(build_model("falcon_h1"))
 
 
@@ -143,11 +143,9 @@ def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind,
 
 def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
     """LFM2: its convolutions are no Mamba2, and its set-up had another word to say."""
-    from sglang.srt.prefill_graph.model import layers
-
     model = other("lfm2.Lfm2ForCausalLM")
     first = set_up(model, layers=2)
-    monkeypatch.setattr(layers, "captures_mixer", lambda *_: False)
+    monkeypatch.setattr(model_layers, "captures_mixer", lambda *_: False)
     assert first == set_up(model, layers=2) and not first[0]
 
 
@@ -163,17 +161,14 @@ def test_no_model_has_a_mixer_that_is_not_looked_at_here(tree):
 
 
 def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, caplog):
-    import torch
-    from sglang.srt.prefill_graph.model.layers import captures_mixer
-
     layers = build_model("falcon_h1").model.layers
     holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))
-    assert not captures_mixer(runner([None, layers[1].attn], "breakable"), holder)
-    assert captures_mixer(runner([None, layers[1].attn]), holder)
+    assert not model_layers.captures_mixer(runner([None, layers[1].attn], "breakable"), holder)
+    assert model_layers.captures_mixer(runner([None, layers[1].attn]), holder)
     assert "decoder layer 1 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
-    assert not captures_mixer(runner([None, layers[1]]), holder)
+    assert not model_layers.captures_mixer(runner([None, layers[1]]), holder)
     holder.layers = torch.nn.ModuleDict({"here": layers[1]})
-    assert captures_mixer(runner([None]), holder)
+    assert model_layers.captures_mixer(runner([None]), holder)
     assert "decoder layer 0 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
 
 

@@ -5,7 +5,14 @@ import random
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy
 import pytest
+import torch
+from host import interpreted, late
+
+with late.modules():
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.kernels import tracked_states
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 
@@ -22,8 +29,6 @@ ONE = pytest.mark.revision("<0.5.11")
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_again", CASES)
 
 
@@ -60,9 +65,6 @@ def drawn(seed):
 
 
 def test_chunks_of_300_batches_cover_their_rows_in_order():
-    import numpy
-    from sglang.srt.prefill_graph.captured import tables
-
     for seed in range(300):
         lengths, warm, tokens = drawn(seed)
         places = len(lengths) + seed % 3
@@ -84,10 +86,6 @@ def test_chunks_of_300_batches_cover_their_rows_in_order():
 def test_states_of_300_batches_are_kept_behind_the_rows_that_eager_prefill_keeps_them_behind():
     """What the metadata of an eager prefill says, asked as the scheduler asks: of a last whole
     step, or of where requests branch."""
-    import torch
-    from sglang.srt.prefill_graph.captured import layers
-    from sglang.srt.prefill_graph.kernels import tracked_states
-
     for seed in range(300):
         source = random.Random(seed)
         lengths, _, tokens = drawn(seed)

@@ -2,6 +2,7 @@
 eager prefills."""
 
 import pytest
+from host import interpreted
 
 # One request has two chunks. One is shorter than the convolution's window, and goes on from it.
 CASES = {
@@ -14,8 +15,6 @@ pytestmark = pytest.mark.revision(">=0.5.13,<0.5.14")
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_decoding", CASES)
 
 

@@ -5,6 +5,13 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, late, process, segments
+
+with late.modules():
+    from sglang.srt import runtime_context
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.prefill_graph.captured import extend_hook, layers, mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
@@ -28,18 +35,12 @@ class Pool:
 
 @pytest.fixture
 def model(build_model):
-    import torch
-
     return build_model("nemotron_h", device="cpu", dtype=torch.float32)
 
 
 @pytest.fixture
 def runner(model, monkeypatch):
     """A ModelRunner as far as the backend looks at it, whose mixers' kernels fit."""
-    import torch
-    from host import process
-    from sglang.srt.prefill_graph.captured import mamba2
-
     monkeypatch.setenv(SWITCH, "capture")
     monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
@@ -50,9 +51,9 @@ def runner(model, monkeypatch):
 
 def linear(runner):
     """The release's backend of Mamba2, without what its __init__ takes of a whole runner."""
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
-
-    made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
+    made = hybrid_linear_attn_backend.Mamba2AttnBackend.__new__(
+        hybrid_linear_attn_backend.Mamba2AttnBackend
+    )
     made._model_runner, made.req_to_token_pool, made.device = (
         runner,
         runner.req_to_token_pool,
@@ -62,9 +63,6 @@ def linear(runner):
 
 
 def batch_of(lengths, prefixes):
-    import torch
-    from host import graph
-
     return graph.prefill_batch(
         sum(lengths),
         batch_size=len(lengths),
@@ -76,9 +74,9 @@ def batch_of(lengths, prefixes):
 
 def hybrid(backend, monkeypatch):
     """The release's hybrid backend around it, as the breakable graph's server has it."""
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-
-    monkeypatch.setattr(module, "check_cuda_graph_backend", lambda phase, wanted: True)
+    monkeypatch.setattr(
+        hybrid_linear_attn_backend, "check_cuda_graph_backend", lambda phase, wanted: True
+    )
     full = SimpleNamespace(
         token_to_kv_pool=None,
         req_to_token_pool=None,
@@ -87,7 +85,7 @@ def hybrid(backend, monkeypatch):
         use_captured_forward_metadata_for_breakable_cuda_graph=False,
         init_forward_metadata=lambda batch: None,
     )
-    return module.HybridLinearAttnBackend(full, backend, [])
+    return hybrid_linear_attn_backend.HybridLinearAttnBackend(full, backend, [])
 
 
 def test_the_runner_keeps_tables_and_fills_them(runner, monkeypatch):
@@ -108,16 +106,12 @@ def test_the_runner_keeps_tables_and_fills_them(runner, monkeypatch):
 
 def keep_states(runner, monkeypatch, step):
     """A server whose prefix cache keeps the states of prefills, behind each `step` tokens."""
-    from sglang.srt import runtime_context
-
     monkeypatch.setattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", True, raising=False)
     monkeypatch.setattr(runtime_context, "mamba_cache_chunk_size", lambda: step)
 
 
 def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
     """Behind the last whole step, in the slots by their names inside of the pool."""
-    import torch
-
     keep_states(runner, monkeypatch, 128)
     both = hybrid(linear(runner), monkeypatch)
     made = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([512], [0]))
@@ -136,13 +130,11 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
 
 
 def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-
     backend = linear(runner)
     backend.init_prefill_graph_metadata(batch_of([20], [0]))
     backend._mamba_chunk_size = 16
     monkeypatch.setattr(backend, "_forward_metadata", lambda batch: None)
-    monkeypatch.setattr(module.Mamba2Metadata, "prepare_mixed", lambda *_: None)
+    monkeypatch.setattr(hybrid_linear_attn_backend.Mamba2Metadata, "prepare_mixed", lambda *_: None)
     backend.init_forward_metadata(batch_of([20], [0]))
     assert not backend.prefill_graph_extend_active()
 
@@ -151,8 +143,6 @@ def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
 def test_layers_ask(model, monkeypatch, how):
     """Mixers are captured where the backend has tables; a captured call's Python does not run at a
     replay."""
-    from host import segments
-    from sglang.srt.prefill_graph.captured import extend_hook
 
     def prepare(backend, note):
         monkeypatch.setattr(extend_hook.mamba2, "run", lambda *given: note("mixer") or given[3] * 0)
@@ -172,9 +162,6 @@ def test_layers_ask(model, monkeypatch, how):
 
 
 def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.captured import extend_hook
-
     backend, seen = linear(runner), []
     made = backend.init_prefill_graph_metadata(batch_of([8], [0]))
     monkeypatch.setattr(
@@ -190,8 +177,6 @@ def test_a_switch_that_is_not_known_is_one_warning_and_asks_for_nothing(
     runner, monkeypatch, caplog
 ):
     """A typo left the layers in their breaks without a word."""
-    from sglang.srt.prefill_graph.captured import layers
-
     layers._warn.cache_clear()
     monkeypatch.setenv(SWITCH, "Capture")
     assert not any(linear(runner).supports_prefill_graph_extend() for _ in range(2))
@@ -211,9 +196,6 @@ def test_a_switch_that_is_not_known_is_one_warning_and_asks_for_nothing(
     ],
 )
 def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how, reason):
-    import torch
-    from sglang.srt.prefill_graph.captured import mamba2
-
     assert linear(runner).supports_prefill_graph_extend()
     if how == "states":
         keep_states(runner, monkeypatch, 100)

@@ -6,6 +6,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late, launches, process
+
+with late.modules():
+    from sglang.srt.layers import radix_linear_attention
+    from sglang.srt.prefill_graph.captured import gdn, layers, tables
+    from sglang.srt.prefill_graph.compat import delta_rule, features
+    from sglang.srt.prefill_graph.kernels import delta_tables
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19,!=0.5.14.*")
 
@@ -31,8 +39,6 @@ WORK = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_gdn", CASES | BEGUN | WORK)
 
 
@@ -71,11 +77,6 @@ def test_places_without_a_request_read_nothing(compared):
 @pytest.mark.parametrize("pool", ["float32", "bfloat16"])
 def test_the_first_launch_compiles_for_hopper(monkeypatch, pool, parts):
     """In Qwen3-Next's shape on one GPU."""
-    import torch
-    from host import launches
-    from sglang.srt.prefill_graph.captured import gdn, tables
-    from sglang.srt.prefill_graph.kernels import delta_tables
-
     noted = []
     recorder = launches.Recorder(delta_tables._begin_kernel, noted)
     monkeypatch.setattr(delta_tables, "_begin_kernel", recorder)
@@ -88,8 +89,6 @@ def test_the_first_launch_compiles_for_hopper(monkeypatch, pool, parts):
 
 def test_wrappers_look_their_tables_up_inside_alone():
     """Each module of the chain keeps the two functions under names of its own."""
-    from sglang.srt.prefill_graph.compat import delta_rule
-
     package = sys.modules[delta_rule.rule().__module__].__package__
     chunk, chunk_delta_h, chunk_o = (
         importlib.import_module(f"{package}.{name}")
@@ -115,9 +114,6 @@ def test_wrappers_look_their_tables_up_inside_alone():
 
 def net(**changes):
     """A RadixLinearAttention of the release, and its layer of the pool."""
-    import torch
-    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
-
     given = dict(
         layer_id=0,
         num_q_heads=2,
@@ -132,7 +128,7 @@ def net(**changes):
         A_log=torch.zeros(4),
         dt_bias=torch.zeros(4),
     )
-    return RadixLinearAttention(**given | changes)
+    return radix_linear_attention.RadixLinearAttention(**given | changes)
 
 
 def runner(
@@ -145,10 +141,6 @@ def runner(
     **changes,
 ):
     """A ModelRunner with a gated delta net and a layer of attention, as far as it is looked at."""
-    import torch
-    from host import process
-    from sglang.srt.prefill_graph.captured import layers
-
     monkeypatch.delenv(layers.SWITCH, raising=False)
     if switch is not None:
         monkeypatch.setenv(layers.SWITCH, switch)
@@ -171,8 +163,6 @@ def runner(
 
 @pytest.mark.parametrize("switch", [None, "all"], ids=["by default", "asked for"])
 def test_nets_are_captured(monkeypatch, switch):
-    from sglang.srt.prefill_graph.captured import gdn, layers
-
     made = layers.of(runner(monkeypatch, switch=switch))
     assert isinstance(made, layers.Captured)
     assert made.tables(256, "cpu").plan.chunk == gdn.CHUNK
@@ -198,15 +188,11 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_servers_that_keep_the_breaks_say_why(case, monkeypatch):
-    from sglang.srt.prefill_graph.captured import layers
-
     changes, reason = REFUSED[case]
     assert layers.of(runner(monkeypatch, **changes)) == reason
 
 
 def weights(*shape):
-    import torch
-
     return torch.zeros(*shape)
 
 
@@ -237,17 +223,12 @@ UNLIKE = {
 
 @pytest.mark.parametrize("case", UNLIKE)
 def test_nets_that_keep_the_breaks_say_why(case, monkeypatch):
-    from sglang.srt.prefill_graph.captured import layers
-
     changes, reason = UNLIKE[case]
     asked = runner(monkeypatch, net=lambda: net(**changes()))
     assert layers.of(asked) == f"layer 0: {reason}"
 
 
 def test_states_that_are_not_in_one_piece_would_be_copied(monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.captured import layers
-
     asked = runner(monkeypatch, states=torch.zeros(3, 4, 32, 16)[:, :, ::2])
     assert layers.of(asked) == "layer 0: its states are not in one piece"
     asked = runner(monkeypatch, dtype=torch.float32)
@@ -255,8 +236,6 @@ def test_states_that_are_not_in_one_piece_would_be_copied(monkeypatch):
 
 
 def test_an_unknown_value_is_one_warning_that_lists_the_values(monkeypatch, caplog):
-    from sglang.srt.prefill_graph.captured import layers
-
     layers._warn.cache_clear()
     asked = runner(monkeypatch, switch="gdn")
     for _ in range(2):
@@ -267,8 +246,6 @@ def test_an_unknown_value_is_one_warning_that_lists_the_values(monkeypatch, capl
 
 
 def test_the_release_calls_its_backend_and_kernel_so():
-    from sglang.srt.prefill_graph.compat import delta_rule, features
-
     linear = "sglang.srt.layers.attention.linear"
     if features.has(f"{linear}.gdn_backend"):
         assert features.mentions(f"{linear}.gdn_backend", f"class {delta_rule.BACKEND}(")
@@ -294,8 +271,6 @@ MODEL = {
 def test_a_model_gets_eager_prefills_logits_and_states():
     """Launches are in the recorded graph. Tokens of padding are in its rows, and in nobody's
     state."""
-    from host import interpreted
-
     [found] = interpreted.run("host.references.compare_captured_model", MODEL).values()
     assert found["ran"] == 0 and found["others"] == 0 and found["nets"] == 6
     assert found["logits"] < 0.01 * found["size"] and found["states"] < 0.01, found

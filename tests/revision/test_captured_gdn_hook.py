@@ -5,6 +5,13 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late, process
+
+with late.modules():
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.layers.attention.linear import gdn_backend
+    from sglang.srt.layers.attention.linear.kernels import gdn_triton
 
 pytestmark = pytest.mark.revision(">=0.5.23,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
@@ -27,8 +34,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_gdn_hook", CASES)
 
 
@@ -44,11 +49,6 @@ def test_a_replay_has_the_bits_of_an_eager_prefill(case, compared):
 @pytest.fixture
 def backend(monkeypatch):
     """The release's backend, as far as the hook looks at it."""
-    import torch
-    from host import process
-    from sglang.srt.layers.attention.linear import gdn_backend
-    from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
-
     monkeypatch.setenv(SWITCH, "all")
     arguments = SimpleNamespace(**vars(process.default_server_args()))
     cache = SimpleNamespace(conv=[torch.zeros(1, 3, 8, 3)], temporal=torch.zeros(1, 3, 2, 4, 4))
@@ -60,7 +60,7 @@ def backend(monkeypatch):
         server_args=arguments, req_to_token_pool=pool, tp_rank=0, model=None
     )
     made.req_to_token_pool, made.enable_mis = pool, False
-    made.kernel_dispatcher = SimpleNamespace(extend_kernel=TritonGDNKernel())
+    made.kernel_dispatcher = SimpleNamespace(extend_kernel=gdn_triton.TritonGDNKernel())
     return made
 
 
@@ -125,14 +125,14 @@ class Reached(Exception):
 
 
 def test_an_eager_prefill_knows_of_no_tables(backend, monkeypatch):
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
-
     def reached(self, batch):
         assert not self.prefill_graph_extend_active()
         raise Reached
 
     backend.prefill_graph_metadata = "tables"
-    monkeypatch.setattr(MambaAttnBackendBase, "init_forward_metadata", reached)
+    monkeypatch.setattr(
+        hybrid_linear_attn_backend.MambaAttnBackendBase, "init_forward_metadata", reached
+    )
     with pytest.raises(Reached):
         backend.init_forward_metadata(None)
 
@@ -140,7 +140,6 @@ def test_an_eager_prefill_knows_of_no_tables(backend, monkeypatch):
 @pytest.mark.parametrize("verify", [False, True])
 def test_drafts_are_verified_without_tables(verify, backend, monkeypatch):
     """A verified batch has its own path, whatever the last prefill's tables are."""
-    import torch
 
     class Own:
         @property

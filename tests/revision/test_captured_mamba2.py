@@ -5,6 +5,11 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late
+
+with late.modules():
+    from sglang.srt.prefill_graph.captured import mamba2, tables
 
 pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*")
 
@@ -35,16 +40,12 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured", CASES)
 
 
 @pytest.fixture(scope="module")
 def beside_the_reference():
     """The same where the release's mixer does not scan with the kernels of the queue."""
-    from host import interpreted
-
     cases = {name: case | dict(eagerly=False) for name, case in CASES.items()}
     return interpreted.run("host.references.compare_captured", cases)
 
@@ -99,8 +100,6 @@ def test_every_row_is_in_one_chunk():
 
 def chunked(lengths, warm, tokens, places, chunk):
     """What is wrong with the columns of a batch, or None."""
-    from sglang.srt.prefill_graph.captured import tables
-
     made = tables.cut(lengths, warm, tokens, places, chunk)
     seen = [[] for _ in range(tokens)]
     for start, size, owner in zip(made.start, made.size, made.owner):
@@ -122,8 +121,6 @@ def chunked(lengths, warm, tokens, places, chunk):
 
 
 def test_a_batch_that_does_not_fit_is_an_error():
-    from sglang.srt.prefill_graph.captured import tables
-
     with pytest.raises(ValueError, match="3 requests of 12 rows, for 2 of 32"):
         tables.cut([5, 4, 3], [False] * 3, 32, 2, 16)
     with pytest.raises(ValueError, match="1 requests of 33 rows, for 2 of 32"):
@@ -133,9 +130,6 @@ def test_a_batch_that_does_not_fit_is_an_error():
 def test_the_next_batch_leaves_alone_what_is_still_being_copied():
     """With the overlap schedule, two forwards are under way: the host prepares one while the
     other's copy may wait."""
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     made = tables.Tables(32, 4, 16, torch.device("cpu"))
     copies = []
     made._packed = SimpleNamespace(
@@ -149,16 +143,12 @@ def test_the_next_batch_leaves_alone_what_is_still_being_copied():
 
 def test_a_short_request_writes_no_row_but_its_own():
     """Whichever of its neighbours a GPU runs first, and behind the batch."""
-    from host import interpreted
-
     cases = {f"{rows} rows": dict(rows=rows) for rows in (1, 2, 3, 4)}
     compared = interpreted.run("host.references.compare_convolution", cases)
     assert compared == dict.fromkeys(cases, True)
 
 
 def test_a_size_has_places_for_requests():
-    from sglang.srt.prefill_graph.captured import tables
-
     assert [tables.places(tokens) for tokens in (1, 8, 100, 128, 160, 1024, 4096)] == [
         *(1, 8, 8, 8, 10, 64, 64)
     ]
@@ -166,9 +156,6 @@ def test_a_size_has_places_for_requests():
 
 def test_tables_begin_at_addresses_that_16_bytes_divide():
     """For another address Triton compiles a kernel again, which a capture must not meet."""
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     for requests in (1, 3, 5):
         made = tables.Tables(40, requests, 16, torch.device("cpu"))
         plan = made.plan
@@ -179,18 +166,12 @@ def test_tables_begin_at_addresses_that_16_bytes_divide():
 
 
 def test_a_batch_that_fills_its_tables_fits():
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     made = tables.Tables(16, 3, 16, torch.device("cpu"))
     assert made.fits([16]) and made.fits([1, 14, 1]) and made.fits([])
     assert not made.fits([17]) and not made.fits([1] * 4) and not made.fits([8, 9])
 
 
 def test_a_capture_within_a_capture_gives_the_outer_tables_back():
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     made = tables.Tables(16, 1, 16, torch.device("cpu"))
     assert tables.current() is None
     with tables.capturing_into(made, None):
@@ -201,9 +182,6 @@ def test_a_capture_within_a_capture_gives_the_outer_tables_back():
 
 
 def test_a_mixer_that_the_kernels_do_not_serve_stays_a_break(monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.captured import mamba2
-
     tiles = {}, {}
     monkeypatch.setattr(mamba2.mamba2_scan, "tiles_of", lambda *_: tiles)
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)

@@ -8,7 +8,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from host import interpreted, late
 from test_captured_gdn import net, runner
+
+with late.modules():
+    from sglang.srt.prefill_graph.captured import layers, own_runner
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 ONE_AFTER_THE_OTHER = dict(batches=[([5, 1], [0, 4]), ([1, 1, 3], [2, 0, 1])], sizes=[8])
@@ -33,8 +37,6 @@ BREAKS = "Layers with recurrent states run between the prefill graph's segments:
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_own_gdn", CASES)
 
 
@@ -55,8 +57,6 @@ def test_attention_alone_breaks_where_nets_are_captured(case, compared):
 
 def settled(monkeypatch, caplog, switch="all", extra_buffer=False, **changes):
     """What a graph's runner keeps for its captures, and what it warns of."""
-    from sglang.srt.prefill_graph.captured import layers, own_runner
-
     made = runner(monkeypatch, switch=switch, **changes)
     strategy = "extra_buffer" if extra_buffer else "no_buffer"
     object.__setattr__(made.server_args, "mamba_radix_cache_strategy", strategy)

@@ -6,6 +6,7 @@ Backend and mixers are the release's, and kernels are interpreted.
 """
 
 import pytest
+from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 
@@ -30,8 +31,6 @@ LEFT = [5, 3, 2]
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_own_model", CASES)
 
 

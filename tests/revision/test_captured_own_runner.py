@@ -7,8 +7,19 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import hybrids, late, process, segments
 from host.served import published
 from test_breakable_runner import BATCHES, CausalAttention, _sums_by_table, batch_of
+
+with late.modules():
+    from sglang.srt.layers import communicator
+    from sglang.srt.model_executor import cuda_graph_config, forward_batch_info
+    from sglang.srt.prefill_graph.captured import layers, own_runner, tables
+    from sglang.srt.prefill_graph.kernels import tracked_states
+    from sglang.srt.prefill_graph.model import layers as model_layers
+    from sglang.srt.prefill_graph.model import stack
+    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 SIZES = [2, 8, 16, 32]  # a batch is padded to twice its tokens at most
@@ -55,13 +66,7 @@ class Pool:
 
 def model_runner(model, attention, **changes):
     """A ModelRunner as far as the prefill graph looks at it. changes: of its server arguments."""
-    import torch
-    from host import process
-    from sglang.srt.model_executor import cuda_graph_config
-    from sglang.srt.prefill_graph.model import layers, stack
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    table = layers.describe(stack.find(model).layers)
+    table = model_layers.describe(stack.find(model).layers)
     prefill = SimpleNamespace(
         bs=SIZES,
         backend=cuda_graph_config.Backend.BREAKABLE,
@@ -78,7 +83,7 @@ def model_runner(model, attention, **changes):
     process.use_server_args(args)
     return SimpleNamespace(
         server_args=args,
-        spec_algorithm=SpeculativeAlgorithm.from_string(None),
+        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(None),
         model=model,
         attn_backend=attention,
         device="cpu",
@@ -124,10 +129,6 @@ def captured(build_model, monkeypatch):
     """captured(): the model runner of a small NemotronH, the release's runner that captured it, and
     the batches that Mamba2 layers were given eagerly. Their captured launches are stood in for by
     the sums that their breaks make."""
-    import torch
-    from host import hybrids, segments
-    from sglang.srt.prefill_graph.captured import layers
-
     importlib.import_module("sglang.srt.models.nemotron_h")  # before decorators are changed
     importlib.import_module("sglang.srt.models.qwen3_5")
     module = importlib.import_module(PREFILL)
@@ -168,8 +169,6 @@ def replayed(graph, batch):
 
 def test_batches_get_eager_prefills_logits(captured):
     """Every batch after every other: each replay reads what its own batch left in the tables."""
-    import torch
-
     runner, graph, seen = captured()
     wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in FITTING}
     seen.clear()
@@ -191,8 +190,6 @@ def test_attention_alone_breaks(captured):
 
 @pytest.mark.parametrize("said", [None, "break", "1"])
 def test_layers_break_where_nobody_asks(captured, monkeypatch, said):
-    import torch
-
     monkeypatch.delenv(SWITCH) if said is None else monkeypatch.setenv(SWITCH, said)
     runner, graph, seen = captured()
     assert graph.captured_states is None
@@ -227,9 +224,6 @@ def test_tables_have_the_slots_of_the_pool(captured):
 
 
 def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.captured import own_runner, tables
-
     monkeypatch.setattr(tables, "places", lambda tokens: {2: 1, 8: 2, 16: 3, 32: 4}[tokens])
     runner, graph, _ = captured()
     for lengths, size in ([2], 2), ([3, 2], 8), ([3, 2, 3], 16), ([4, 4, 4, 4], 32):
@@ -248,13 +242,9 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypat
 
 
 def test_some_batches_run_eagerly(captured):
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.prefill_graph.captured import own_runner
-
     _, graph, _ = captured()
     mixed, tracked = batch_of([5]), batch_of([5])
-    mixed.forward_mode = ForwardMode.MIXED
+    mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
     tracked.mamba_track_mask = torch.tensor([True])
     crowded = batch_of([1] * 9)
     refused = {
@@ -301,8 +291,6 @@ def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, change
 def tracked(lengths, prefixes, wanted):
     """A batch that leaves a state behind so many new tokens of each request, in slots from 20 on;
     -1: none."""
-    import torch
-
     batch = batch_of(lengths)
     batch.extend_prefix_lens_cpu = prefixes
     batch.extend_prefix_lens = torch.tensor(prefixes)
@@ -315,8 +303,6 @@ def tracked(lengths, prefixes, wanted):
 @pytest.fixture
 def keeps_states(monkeypatch):
     """A server whose prefix cache keeps the states of prefills, behind each four tokens."""
-    from sglang.srt.prefill_graph.captured import layers
-
     monkeypatch.setattr(layers.tiles, "CHUNK", 4)
     monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: 4)
     return dict(mamba_radix_cache_strategy="extra_buffer")
@@ -325,8 +311,6 @@ def keeps_states(monkeypatch):
 def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_states):
     """Behind the last whole chunk, in the slots by their names inside of the pool; behind it other
     batches leave none."""
-    import torch
-
     runner, graph, seen = captured(**keeps_states)
     made = graph.captured_states.tables[16]
     wanted = eager(runner, batch_of([9, 3, 4]))
@@ -342,8 +326,6 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_state
 
 @pytest.mark.revision("<0.5.17")  # later releases ask in another place
 def test_nobody_asks_the_device_which_states_to_leave(captured, keeps_states, monkeypatch):
-    from sglang.srt.prefill_graph.kernels import tracked_states
-
     asked = []
     monkeypatch.setattr(tracked_states.Answered, "of", lambda mask: asked.append(mask) or mask)
     _, graph, _ = captured(**keeps_states)
@@ -367,8 +349,6 @@ def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
 
 
 def test_another_backend_keeps_its_breaks(captured):
-    from sglang.srt.prefill_graph.captured import own_runner
-
     _, graph, _ = captured()
     graph.prefill_backend_name = "tc_piecewise"
     assert own_runner.of(graph) == "the backend is tc_piecewise"
@@ -377,9 +357,6 @@ def test_another_backend_keeps_its_breaks(captured):
 @pytest.mark.parametrize("fuses", [False, True])
 def test_captured_launches_know_who_sums_over_the_ranks(captured, monkeypatch, fuses):
     """Where the next norm does, the last projection must not."""
-    from sglang.srt.layers.communicator import LayerCommunicator
-    from sglang.srt.prefill_graph.captured import layers
-
     seen = []
 
     def run(mixer, states, tables, hidden_states, fuses_reduce):
@@ -389,7 +366,9 @@ def test_captured_launches_know_who_sums_over_the_ranks(captured, monkeypatch, f
     monkeypatch.setattr(layers.mamba2, "run", run)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", layers._run_mamba2)
     monkeypatch.setattr(
-        LayerCommunicator, "should_fuse_mlp_allreduce_with_next_layer", lambda self, batch: fuses
+        communicator.LayerCommunicator,
+        "should_fuse_mlp_allreduce_with_next_layer",
+        lambda self, batch: fuses,
     )
     runner, _, _ = captured()
     mixers = [i for i, layer in enumerate(runner.attention_layers) if hasattr(layer, "mixer")]

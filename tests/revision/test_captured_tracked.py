@@ -8,6 +8,12 @@ layers are captured.
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late, launches
+
+with late.modules():
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.kernels import tracked_windows
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.19,!=0.5.14.*")
 
@@ -34,8 +40,6 @@ LEFT = [0, 1, 2, 4, 2, 1]
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_captured_tracked", CASES)
 
 
@@ -55,9 +59,6 @@ def test_a_server_that_keeps_states_launches_one_kernel_more(compared):
 
 
 def test_another_server_has_no_columns_for_them():
-    import torch
-    from sglang.srt.prefill_graph.captured import layers
-
     made = layers.Captured(None).tables(64, "cpu")
     assert made.plan.track_rows is None and made.plan.track_slots is None
     silent = SimpleNamespace()  # without the fields: it is not asked
@@ -76,9 +77,6 @@ ASKED = dict(
 
 def told(device):
     """A size's tables on `device`, behind a batch that asks for states."""
-    import torch
-    from sglang.srt.prefill_graph.captured import layers
-
     captured = layers.Captured(None, 128)
     made = captured.tables(1024, device)
     asked = {name: torch.tensor(values).to(device) for name, values in ASKED.items()}
@@ -104,11 +102,6 @@ def test_the_host_does_not_wait_for_what_the_batch_asks():
 @pytest.mark.parametrize("pool", ["bfloat16", "float32"])
 def test_the_kernel_of_windows_compiles(pool, monkeypatch):
     """For Nemotron-Nano-9B-v2's columns of its projection."""
-    import torch
-    from host import launches
-    from sglang.srt.prefill_graph.captured import tables
-    from sglang.srt.prefill_graph.kernels import tracked_windows
-
     noted, features = [], 128 * 80 + 2 * 8 * 128
     kernel = launches.Recorder(tracked_windows._window_kernel, noted)
     monkeypatch.setattr(tracked_windows, "_window_kernel", kernel)

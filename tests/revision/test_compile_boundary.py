@@ -3,6 +3,20 @@
 import contextlib
 
 import pytest
+import torch
+from host import graph, hybrids, late, segments
+
+with late.modules():
+    from sglang.srt.compilation import compile as compilation
+    from sglang.srt.eplb import expert_distribution
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.dsa import dsa_indexer, dsa_prefill_cuda_graph
+    from sglang.srt.layers.layer_boundary import layout, output
+    from sglang.srt.layers.layer_boundary.residual import add_norm
+    from sglang.srt.layers.layer_boundary.residual import stream as residual
+    from sglang.srt.model_executor import cuda_graph_config, forward_context
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
+    from sglang.srt.models import qwen2_moe, qwen3_next
 
 pytestmark = pytest.mark.revision(">=0.5.21,<0.5.22")
 TOKENS = 8
@@ -39,9 +53,6 @@ OPS = {
 
 def index(indexer, x, q_lora, positions, forward_batch, layer_id, **_):
     """The indexer's way through the graph, without its kernels."""
-    import torch
-    from sglang.srt.layers.attention.dsa import dsa_prefill_cuda_graph
-
     found = torch.empty((len(x), indexer.index_topk), dtype=torch.int32)
     dsa_prefill_cuda_graph.pcg_dsa_indexer_prefill_split(layer_id, x, q_lora, positions, found)
     return found
@@ -54,13 +65,6 @@ def add_gated(hidden_states, gate, shared, output):
 @pytest.fixture
 def build(build_model, monkeypatch):
     """build(kind): a small model on the CPU, torch in place of what is a GPU's kernel only."""
-    import torch
-    from host import hybrids
-    from sglang.srt.eplb import expert_distribution
-    from sglang.srt.layers.attention.dsa import dsa_indexer
-    from sglang.srt.model_executor import cuda_graph_config
-    from sglang.srt.models import qwen2_moe, qwen3_next
-
     monkeypatch.setattr(qwen3_next, "fused_qkvzba_split_reshape_cat", hybrids._split)
     monkeypatch.setattr(qwen3_next.RMSNormGated, "forward", hybrids._gated_norm)
     monkeypatch.setattr(qwen2_moe, "fused_gate_sigmoid_mul_add", add_gated)
@@ -92,17 +96,11 @@ class Attention:
 
 def run(model, tokens):
     """One prefill in the runner's contexts."""
-    import torch
-    from host import segments
-    from sglang.srt.layers import dp_attention
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
-
     batch = segments.batch_of(tokens)
     dp_attention.set_is_extend_in_batch(False)
     with (
         torch.no_grad(),
-        forward_context(ForwardContext(attn_backend=Attention())),
+        forward_context.forward_context(forward_context.ForwardContext(attn_backend=Attention())),
         pieces.set_tc_piecewise_forward_context(batch, [], None, [], []),
         pieces.enable_tc_piecewise_cuda_graph(),
     ):
@@ -112,10 +110,6 @@ def run(model, tokens):
 @pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa", "qwen3_next"])
 def test_a_layer_stack_is_one_graph(kind, build):
     """As the release's runner has it: an eager forward, then one that is compiled for all sizes."""
-    import torch
-    from host import graph
-    from sglang.srt.compilation import compile as compilation
-
     model, made = build(kind), []
 
     def keep(traced, inputs):
@@ -144,33 +138,23 @@ class Pair:
 
 
 def leave_declared(stream, x):
-    from sglang.srt.layers.layer_boundary.layout import SumGroup
-    from sglang.srt.layers.layer_boundary.residual.add_norm import ADD
-
-    return stream.leave(x, ADD, declared_sum=SumGroup.TP)
+    return stream.leave(x, add_norm.ADD, declared_sum=layout.SumGroup.TP)
 
 
 def leave_unreduced(stream, x):
-    from sglang.srt.layers.layer_boundary.output import UnreducedOutput
-    from sglang.srt.layers.layer_boundary.residual.add_norm import ADD
-
-    return stream.leave(UnreducedOutput(x, group=Pair()), ADD)
+    return stream.leave(output.UnreducedOutput(x, group=Pair()), add_norm.ADD)
 
 
 @pytest.mark.parametrize("leave, given", [(leave_declared, 1.0), (leave_unreduced, 2.0)])
 def test_a_sum_that_an_output_owes_is_traced(leave, given, monkeypatch):
     """One GPU owes none. given: what a read gets of an output of 1."""
-    import torch
-    from sglang.srt.layers.layer_boundary.output import reduce_output
-    from sglang.srt.layers.layer_boundary.residual import stream as residual
-
     monkeypatch.setattr(residual, "_sum_group", lambda group: Pair())
 
     def forward(x):
         stream = residual.ResidualStream(x * 0)
         handle = leave(stream, x)
         read, _ = stream.input(handle)
-        return reduce_output(read), stream.complete(handle)
+        return output.reduce_output(read), stream.complete(handle)
 
     ones = torch.ones(3)
     compiled = torch.compile(forward, fullgraph=True, backend="eager")(ones)

@@ -5,6 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+from torch._inductor import config
+
+with late.modules():
+    from sglang.srt.compilation import backend as compilation_backend
+    from sglang.srt.compilation import compilation_config, compiler_interface
 
 pytestmark = pytest.mark.revision(">=0.5.11,<0.5.14")
 
@@ -14,8 +20,6 @@ def fresh_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path))
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))  # the adaptor moves them: put them back after
-    from torch._inductor import config
-
     # Inductor would compile and load a trial for each vector instruction set of this processor.
     # Plain C++ does here.
     monkeypatch.setattr(config.cpp, "vec_isa_ok", False)
@@ -31,9 +35,7 @@ def gated(x, weight):
 def test_the_adaptor_compiles_a_graph_for_any_size(tmp_path):
     """`--piecewise-cuda-graph-compiler inductor` died at start-up: no attribute
     'var_to_hint_override'."""
-    from sglang.srt.compilation.compiler_interface import InductorAdaptor
-
-    adaptor = InductorAdaptor()
+    adaptor = compiler_interface.InductorAdaptor()
     adaptor.initialize_cache(cache_dir=str(tmp_path))
     handles = []
 
@@ -54,9 +56,7 @@ def test_the_adaptor_compiles_a_graph_for_any_size(tmp_path):
 def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(tmp_path):
     """A captured size is compiled after tracing, with real tensors and no shape environment but
     sglang's own."""
-    from sglang.srt.compilation.compiler_interface import InductorAdaptor
-
-    adaptor = InductorAdaptor()
+    adaptor = compiler_interface.InductorAdaptor()
     adaptor.initialize_cache(cache_dir=str(tmp_path))
     graph = torch.fx.symbolic_trace(lambda x, weight: (gated(x, weight),))
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
@@ -72,13 +72,10 @@ def test_the_whole_backend_compiles_a_split_graph(monkeypatch):
     # cannot be imported without a GPU
     weak_refs = SimpleNamespace(weak_ref_tensors=lambda tensors: tensors)
     monkeypatch.setitem(sys.modules, "sglang.srt.compilation.weak_ref_tensor", weak_refs)
-    from sglang.srt.compilation.backend import SGLangBackend
-    from sglang.srt.compilation.compilation_config import CompilationConfig
-
     monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)  # names its log files
-    config = CompilationConfig([4], compiler="inductor")
+    config = compilation_config.CompilationConfig([4], compiler="inductor")
     config.split_ops = [str(torch.sin)]
-    backend = SGLangBackend(config, graph_pool=object())
+    backend = compilation_backend.SGLangBackend(config, graph_pool=object())
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
 
     compiled = torch.compile(gated, fullgraph=True, dynamic=True, backend=backend)

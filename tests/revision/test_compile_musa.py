@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt import utils
 
 pytestmark = pytest.mark.revision(">=0.5.20,<0.5.22")
 
 
 @pytest.fixture
 def is_musa():
-    from sglang.srt.utils import is_musa  # 0.5.5 has none
-
-    return is_musa
+    return utils.is_musa
 
 
 def test_a_full_graph_compile_asks_for_musa(is_musa):

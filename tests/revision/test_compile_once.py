@@ -6,6 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.kernels import fused_op
+    from sglang.srt.compilation import compile as compilation
 
 pytestmark = pytest.mark.revision(">=0.5.18,<0.5.22")
 
@@ -18,9 +23,8 @@ def model(monkeypatch):
     # cannot be imported without a GPU
     weak_refs = SimpleNamespace(weak_ref_tensors=lambda tensors: tensors)
     monkeypatch.setitem(sys.modules, "sglang.srt.compilation.weak_ref_tensor", weak_refs)
-    from sglang.kernels.fused_op import BaseFusedOp
 
-    class Doubled(BaseFusedOp):
+    class Doubled(fused_op.BaseFusedOp):
         op = "doubled"
 
         def forward_native(self, x):
@@ -46,8 +50,6 @@ def model(monkeypatch):
 @pytest.fixture
 def compiled(model, monkeypatch):
     """The graphs that the release's set-up compiles of it, behind the compile pass."""
-    from sglang.srt.compilation import compile as compilation
-
     graphs = []
 
     def backend(graph, example_inputs):

@@ -5,7 +5,12 @@ import sys
 
 import pytest
 import torch
-from host import models
+from host import late, models
+
+with late.modules():
+    from sglang.srt.prefill_graph.breakable import crossover as breakable_crossover
+    from sglang.srt.prefill_graph.breakable import sizes
+    from sglang.srt.prefill_graph.kernels import tiles
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "gpu"))
 import subjects
@@ -17,15 +22,11 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def hopper(monkeypatch):
     """The GPU is one that was measured."""
-    from sglang.srt.prefill_graph.kernels import tiles
-
     monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
 
 
 def crossover(layers):
-    from sglang.srt.prefill_graph.breakable import crossover
-
-    return crossover.tokens(layers, CPU)
+    return breakable_crossover.tokens(layers, CPU)
 
 
 def layers_of(kind, subject=None, **changes):
@@ -67,8 +68,6 @@ def test_only_matrix_products_count(hopper):
 
 
 def test_nothing_is_said_of_what_was_not_measured(hopper, monkeypatch):
-    from sglang.srt.prefill_graph.kernels import tiles
-
     linear, packed, experts = (torch.nn.Linear(64, 64) for _ in range(3))
     packed.qweight = torch.nn.Parameter(torch.zeros(8, 64))
     experts.w13_weight = torch.nn.Parameter(torch.zeros(4, 64, 64))
@@ -80,7 +79,6 @@ def test_nothing_is_said_of_what_was_not_measured(hopper, monkeypatch):
 
 
 def test_default_sizes_end_there():
-    from sglang.srt.prefill_graph.breakable import sizes
     from test_default_sizes import args_of
 
     args = args_of(4096)

@@ -4,6 +4,12 @@ the largest."""
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late, process
+
+with late.modules():
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.model_executor import forward_batch_info
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.17")
 
@@ -14,12 +20,10 @@ LARGEST, SLOTS = 8, 40
 def attention(monkeypatch):
     """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state
     is one number."""
-    import torch
-    from host import process
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-
     process.use_server_args(process.default_server_args())
-    made = module.Mamba2AttnBackend.__new__(module.Mamba2AttnBackend)
+    made = hybrid_linear_attn_backend.Mamba2AttnBackend.__new__(
+        hybrid_linear_attn_backend.Mamba2AttnBackend
+    )
     kept = SimpleNamespace(conv=[torch.arange(SLOTS)], temporal=torch.arange(SLOTS))
     made.device, made.pad_slot_id, made.topk, made.enable_unified_memory = "cpu", -1, 0, False
     for name in ("state_indices", "query_start_loc", *RETRIEVED):
@@ -30,7 +34,7 @@ def attention(monkeypatch):
         mamba2_layer_cache=lambda layer: kept,
         mamba_pool=SimpleNamespace(enable_linear_replayssm=False),
     )
-    monkeypatch.setattr(module, "track_mamba_states_if_needed", copy_states)
+    monkeypatch.setattr(hybrid_linear_attn_backend, "track_mamba_states_if_needed", copy_states)
     made.init_cuda_graph_state(LARGEST, LARGEST)
     return made
 
@@ -49,11 +53,8 @@ def copy_states(conv, ssm, sources, mask, targets, count, **_):
 def decode(attention, requests, slots, tracked):
     """One step in the graph for so many requests; `tracked` of them leave the state that they have
     now in their slot."""
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.DECODE,
+    batch = forward_batch_info.ForwardBatch(
+        forward_mode=forward_batch_info.ForwardMode.DECODE,
         batch_size=len(requests),
         input_ids=torch.zeros(len(requests), dtype=torch.int64),
         req_pool_indices=torch.tensor(requests),

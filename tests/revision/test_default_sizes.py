@@ -5,6 +5,11 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from host import late, process
+
+with late.modules():
+    from sglang.srt.prefill_graph.breakable import sizes
+    from sglang.srt.prefill_graph.compat import arguments
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 LARGEST = [512, 640, 1024, 2048, 4096, 6000, 8192, 16384]
@@ -13,8 +18,6 @@ LARGEST = [512, 640, 1024, 2048, 4096, 6000, 8192, 16384]
 def args_of(largest, tokens=None):
     """The release's server arguments behind its own choice of sizes up to `largest`, or those that
     a user gave."""
-    from host import process
-
     args = process.default_server_args(
         piecewise_cuda_graph_max_tokens=largest, enable_breakable_cuda_graph=True
     )
@@ -23,8 +26,6 @@ def args_of(largest, tokens=None):
 
 
 def chosen(args, fitting=None):
-    from sglang.srt.prefill_graph.breakable import sizes
-
     return sizes.choose(args, fitting or args.piecewise_cuda_graph_tokens)
 
 
@@ -61,7 +62,5 @@ def test_sizes_that_a_user_gave_stay(tokens):
 
 
 def test_arguments_that_are_not_resolved_have_no_default_sizes():
-    from sglang.srt.prefill_graph.compat import arguments
-
     assert not arguments.has_default_sizes(args_of(None, [64]))
     assert not arguments.has_default_sizes(SimpleNamespace(piecewise_cuda_graph_tokens=[64]))

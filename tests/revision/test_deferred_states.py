@@ -4,6 +4,15 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
+from host import graph, late
+
+with late.modules():
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.layers.attention.linear import lightning_backend
+    from sglang.srt.managers import schedule_batch, scheduler
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.compat import capture
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
 
@@ -27,13 +36,10 @@ def prepare(kind, mode, requests, draft_tokens=1, through=None):
     """The pool behind the release's own preparation of a batch. The prefill behind which it comes
     began with request 1 at the cached state of slot 7, and with request 2 at none. through(backend,
     batch): what prepares it in place of the backend."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-    from sglang.srt.layers.attention.linear.lightning_backend import LightningAttentionBackend
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-    cls = {"lightning": LightningAttentionBackend, "mamba2": module.Mamba2AttnBackend}[kind]
+    cls = {
+        "lightning": lightning_backend.LightningAttentionBackend,
+        "mamba2": hybrid_linear_attn_backend.Mamba2AttnBackend,
+    }[kind]
     made, pool, tokens = cls.__new__(cls), Pool(), requests * draft_tokens
     made.device, made.is_draft_worker, made.topk, made.mamba_chunk_size = "cpu", False, 1, 16
     made.req_to_token_pool = SimpleNamespace(
@@ -41,7 +47,7 @@ def prepare(kind, mode, requests, draft_tokens=1, through=None):
     )
     batch = graph.prefill_batch(
         tokens,
-        forward_mode=ForwardMode[mode],
+        forward_mode=forward_batch_info.ForwardMode[mode],
         batch_size=requests,
         req_pool_indices=torch.arange(1, requests + 1),
         seq_lens=torch.full((requests,), 20),
@@ -78,9 +84,6 @@ def test_what_drafts_say_is_verified_on_the_requests_own_state():
 def test_a_replay_with_captured_layers_begins_at_the_cached_state():
     """The plan of the linear attention is left out then: no layer asks for it. What it copies first
     is not."""
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
-    from sglang.srt.prefill_graph.compat import capture
-
     planned = []
     full = SimpleNamespace(
         token_to_kv_pool=None, req_to_token_pool=None, init_forward_metadata=planned.append
@@ -88,7 +91,7 @@ def test_a_replay_with_captured_layers_begins_at_the_cached_state():
 
     def replay(linear, batch):
         linear._forward_metadata = None  # waits for the GPU
-        backend = module.HybridLinearAttnBackend(full, linear, [0])
+        backend = hybrid_linear_attn_backend.HybridLinearAttnBackend(full, linear, [0])
         capture.prepare_attention(SimpleNamespace(attn_backend=backend), batch, alone=True)
         assert planned == [batch]
 
@@ -98,8 +101,6 @@ def test_a_replay_with_captured_layers_begins_at_the_cached_state():
 def turned_away(monkeypatch, request, source):
     """The release's scheduler matches `request` at the cached state of slot `source`, and finds no
     room."""
-    import torch
-    from sglang.srt.managers import scheduler
 
     def match(*_, **__):
         request.mamba_pool_idx, request.mamba_cow_src_index = torch.tensor(1), source
@@ -120,14 +121,11 @@ def turned_away(monkeypatch, request, source):
 
 def test_a_request_that_finds_no_room_forgets_its_cached_state(monkeypatch):
     """Its next try finds nothing in the cache, and gets an empty slot."""
-    import torch
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-
     request = MagicMock(mamba_pool_idx=None, mamba_cow_src_index=None, session=None)
     turned_away(monkeypatch, request, source=torch.tensor([7]))
     assert request.mamba_pool_idx is None
     request.mamba_pool_idx, request.mamba_needs_clear = torch.tensor(2), True
     batch = SimpleNamespace()
-    ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, [request])
+    schedule_batch.ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, [request])
     assert batch.mamba_cow_src_indices is None
     assert batch.mamba_clear_indices.tolist() == [2]

@@ -2,6 +2,11 @@
 choice."""
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.sampling import sampling_params
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.14")
 VOCABULARY = 100
@@ -11,17 +16,14 @@ IMAGE = 1_000_003  # as the release marks the places of an image
 @pytest.fixture(scope="module")
 def prompt():
     """Five tokens of text, four places of an image, one token of text."""
-    from sglang.srt.managers.schedule_batch import Req
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
     tokens = [1, 2, 3, 4, 5, IMAGE, IMAGE, IMAGE, IMAGE, 6]
-    return Req("one", "", tokens, SamplingParams(), vocab_size=VOCABULARY)
+    return schedule_batch.Req(
+        "one", "", tokens, sampling_params.SamplingParams(), vocab_size=VOCABULARY
+    )
 
 
 @pytest.mark.parametrize("end", range(1, 11))
 def test_the_draft_model_reads_no_place_of_an_image(prompt, end):
-    from sglang.srt.managers.schedule_batch import _compute_chunked_req_next_prompt_token
-
     prompt.fill_len = end
     expected = {**dict(enumerate([1, 2, 3, 4, 5])), 9: 6}.get(end)
-    assert _compute_chunked_req_next_prompt_token(prompt) == expected
+    assert schedule_batch._compute_chunked_req_next_prompt_token(prompt) == expected

@@ -1,9 +1,16 @@
 """The states of hybrid models behind a verification of drafts: the release's own scheduler and
 worker, on the CPU."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.managers import scheduler_output_processor_mixin as mixin
+    from sglang.srt.speculative import eagle_worker_v2
 
 INTERVAL = 8
 BOUNDARIES = pytest.mark.revision(">=0.5.7,<0.5.11")
@@ -20,8 +27,6 @@ def tracked_point(before, after):
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 @pytest.mark.parametrize("before", range(INTERVAL, 3 * INTERVAL))
 def test_the_key_of_a_kept_state_is_its_length(monkeypatch, before, accepted):
-    from sglang.srt.managers import scheduler_output_processor_mixin as mixin
-
     arguments = SimpleNamespace(mamba_track_interval=INTERVAL)
     monkeypatch.setattr(mixin, "get_global_server_args", lambda: arguments)
     after = before + accepted + 1  # the accepted drafts and the token before them
@@ -45,9 +50,6 @@ def test_the_key_of_a_kept_state_is_its_length(monkeypatch, before, accepted):
 @LIGHTNING
 @pytest.mark.parametrize("config", ["gdn", "mamba2", "lightning", None])
 def test_a_verification_moves_the_states_of_every_hybrid(monkeypatch, config):
-    import torch
-    from sglang.srt.speculative import eagle_worker_v2
-
     class Updated(Exception):
         """The states have been moved."""
 
@@ -69,8 +71,6 @@ def test_a_verification_moves_the_states_of_every_hybrid(monkeypatch, config):
 
 def verified_by(module, torch, configs, update, monkeypatch):
     """A call of EAGLEWorkerV2.verify for one request; its worker has what the states need."""
-    from contextlib import nullcontext
-
     backend = SimpleNamespace(update_verify_buffers_to_fill_after_draft=lambda *_: None)
     runner = SimpleNamespace(attn_backend=backend, **configs)
     logits = SimpleNamespace(next_token_logits=None, hidden_states=None)

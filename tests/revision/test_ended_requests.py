@@ -3,15 +3,17 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.managers import schedule_batch
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.22")
 
 
 def test_an_ended_request_writes_into_no_slot_of_others(monkeypatch):
     """Its two slots, 5 and 6, have other owners by then."""
-    import torch
-    from sglang.srt.managers import schedule_batch
-
     tensor = torch.tensor
     monkeypatch.setattr(
         torch, "tensor", lambda *words, pin_memory, **named: tensor(*words, **named)

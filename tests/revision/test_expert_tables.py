@@ -13,6 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late, launches
+
+with late.modules():
+    from sglang.srt.prefill_graph.kernels import expert_tiles
 
 GPU = Path(__file__).resolve().parents[1] / "gpu"
 NAME = "NVIDIA H100 80GB HBM3"
@@ -44,8 +49,6 @@ def release(sweep, monkeypatch, tmp_path):
 @pytest.fixture
 def tiles(monkeypatch, tmp_path):
     """The overlay's module, on a GPU, without tables."""
-    from sglang.srt.prefill_graph.kernels import expert_tiles
-
     monkeypatch.setattr(expert_tiles, "TABLES", tmp_path / "queue")
     monkeypatch.setattr(expert_tiles, "_missing", {})
     monkeypatch.setattr(expert_tiles.features, "on_cuda", lambda: True)
@@ -187,8 +190,6 @@ def test_experts_without_a_gate_are_reported_as_such(sweep, release, tiles, capl
 
 @pytest.mark.parametrize("where", ["another rank", "no NVIDIA GPU"])
 def test_nothing_is_reported_by(where, release, tiles, monkeypatch, caplog):
-    import torch
-
     if where == "another rank":
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
@@ -206,9 +207,7 @@ def compiled(invoke, tile, even, last):
 
     even: whether BLOCK_SIZE_K divides the inner dimension. last: the down projection.
     """
-    import torch
     import triton.language as tl
-    from host import launches
 
     words, launched = dict(tile), []
     top_k, tokens, width = 8, 64, 1024
@@ -268,8 +267,6 @@ def faults_of(sweep, release, group, tile):
 
 def test_what_is_laid_fits_and_is_chosen(sweep, monkeypatch):
     """Where the release has a table of its own for the shape and the GPU, that is chosen."""
-    from sglang.srt.prefill_graph.kernels import expert_tiles
-
     release = sweep.Release()
     for file in sorted(expert_tiles.TABLES.glob("*/*")):
         assert not faults(sweep, release, file), file

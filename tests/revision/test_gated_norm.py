@@ -1,6 +1,11 @@
 """The norm behind each Mamba2 layer: groups of channels in the release's one kernel."""
 
 import pytest
+from host import interpreted, late
+from host.compiled import compiled
+
+with late.modules():
+    from sglang.srt.layers.attention.fla import layernorm_gated
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 
@@ -29,8 +34,6 @@ NATIVE = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_gated_norm", KERNEL | NATIVE)
 
 
@@ -52,8 +55,6 @@ def test_a_group_on_several_ranks_stays_in_pytorch(case, compared):
 def test_the_kernel_spills_nothing_at_nemotron_h_s_size(capability):
     """For a program of four rows of 1280 channels, as in a long prefill (one row up to 0.5.7)."""
     import triton
-    from host.compiled import compiled
-    from sglang.srt.layers.attention.fla import layernorm_gated
 
     kernel = layernorm_gated._layer_norm_fwd_1pass_kernel
     while not isinstance(kernel, triton.JITFunction):

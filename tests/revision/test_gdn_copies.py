@@ -2,6 +2,7 @@
 answers rightly."""
 
 import pytest
+from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 
@@ -28,8 +29,6 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_gdn_copies", CASES | OTHERS)
 
 
@@ -41,8 +40,6 @@ def test_one_kernel_splits_the_projections(case, compared):
 
 def test_the_kernel_splits_as_many_tokens_as_a_prompt_may_have():
     """Qwen3-Next's context in one piece: offsets do not fit into 32 bits."""
-    from host import interpreted
-
     assert interpreted.run("host.references.compare_gdn_copies", {"": dict(tokens=262144)}) == {
         "": True
     }

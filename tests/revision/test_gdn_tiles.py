@@ -3,9 +3,15 @@ that the GPU can launch."""
 
 import contextlib
 import importlib
+import inspect
 import sys
 
 import pytest
+import torch
+from host import late, launches
+
+with late.modules():
+    from sglang.srt.prefill_graph.kernels import tiles
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.24")
 
@@ -33,9 +39,6 @@ def chunk():
 
 @pytest.fixture
 def hopper(monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
 
@@ -90,8 +93,6 @@ def test_another_gpu_keeps_the_release_s_settings(chunk):
 
 
 def test_the_release_s_own_variables_come_first(chunk, hopper, monkeypatch):
-    import inspect
-
     monkeypatch.setenv("SGLANG_GDN_CHUNK_H_NUM_STAGES", "1")
     module = chunk()
     found = states(module)
@@ -116,16 +117,12 @@ class Bottom:
         return getattr(self.kernel, name)
 
     def run(self, *args, grid, warmup, **words):
-        from host import launches
-
         launches.Recorder(self.kernel, self.launches)[grid](*args, **words)
 
 
 def launched(module, kernel, monkeypatch, heads=32, size=128):
     """The launch of one of the kernels, given what the backend gives: two requests, heads that
     share keys."""
-    import torch
-
     bottom = Bottom(kernel.fn)
     monkeypatch.setattr(kernel, "fn", bottom)
     intra, carried = module.chunk_gated_delta_rule_fwd_intra, module.chunk_gated_delta_rule_fwd_h

@@ -46,7 +46,9 @@ def test_it_fills_every_parameter(folder):
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
         parameter.data.fill_(float("nan"))
-    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in images.shapes()}
+    tensors = {
+        name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(images.CONFIG)
+    }
     model.load_weights(iter(tensors.items()))
     assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
     assert sum(map(torch.Tensor.numel, tensors.values())) == sum(
@@ -58,7 +60,6 @@ def test_it_fills_every_parameter(folder):
 def process(folder, default_server_args):
     """process(call): each prompt with images, as the release's tokenizer manager has it
     processed."""
-    import images_engine
     from host import process as host
     from sglang.srt.managers import multimodal_processor
     from sglang.srt.utils.hf_transformers_utils import get_processor
@@ -71,7 +72,7 @@ def process(folder, default_server_args):
         disable_fast_image_processor=True,
     )
     host.use_server_args(args)
-    images_engine.do_without_videos()
+    images.prepare()
     multimodal_processor.import_processors("sglang.srt.multimodal.processors")
     made = multimodal_processor.get_mm_processor(
         read(folder), args, get_processor(str(folder), use_fast=True), "default"
@@ -88,10 +89,9 @@ def process(folder, default_server_args):
 @pytest.mark.parametrize("name", ["image-128x96", "image-two"])
 def test_the_releases_processor_puts_images_in_their_places(process, name):
     """Prompts are token ids: the processor writes them as text, and reads that again."""
-    import images_engine
 
     call = next(one for one in images.asks() if one.name == name)
-    made = process(call.prompts[0], [images_engine.picture(*one) for one in call.images[0]])
+    made = process(call.prompts[0], [images.picture(*one) for one in call.images[0]])
     found = made if isinstance(made, dict) else vars(made)
     ids, pad = list(found["input_ids"]), images.vocabulary()["<|image_pad|>"]
     # of 16 pixels, four in one
@@ -109,12 +109,11 @@ def test_the_releases_processor_puts_images_in_their_places(process, name):
 
 
 def test_the_release_takes_a_call_of_both_kinds():
-    import images_engine
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     call = next(one for one in images.asks() if one.kind == images.MIXED)
-    words = images_engine.request(call)
+    words = images.request(call)
     assert words.keys() <= inspect.signature(Engine.generate).parameters.keys()
     asked = GenerateReqInput(**words)
     asked.normalize_batch_and_arguments()
@@ -122,4 +121,4 @@ def test_the_release_takes_a_call_of_both_kinds():
 
 
 def test_the_release_knows_the_engines_words(default_server_args):
-    assert default_server_args(**images.words()).mm_attention_backend == "triton_attn"
+    assert default_server_args(**images.WORDS).mm_attention_backend == "triton_attn"

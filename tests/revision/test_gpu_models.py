@@ -169,8 +169,7 @@ def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args)
     from sglang.srt.entrypoints.engine import Engine
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
-    assert default_server_args(**asleep.words(asleep.SLEEP)).enable_memory_saver
-    assert not default_server_args(**asleep.words(asleep.REBIND)).enable_memory_saver
+    assert default_server_args(**asleep.WORDS).enable_memory_saver
     assert UpdateWeightFromDiskReqInput(
         model_path="other", recapture_cuda_graph=True
     ).recapture_cuda_graph
@@ -179,39 +178,3 @@ def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args)
         "release_memory_occupation",
         "resume_memory_occupation",
     } <= vars(Engine).keys()
-
-
-def test_a_loader_that_replaces_parameters_leaves_zeros_behind(build_model, monkeypatch):
-    """tests/gpu/rebind: the model answers as before, and can be loaded again."""
-    import importlib.util
-    import sys
-
-    from sglang.srt.model_loader import loader
-
-    file = Path(__file__).parents[1] / "gpu/rebind/sitecustomize.py"
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    spec = importlib.util.spec_from_file_location("rebind", file)
-    rebind = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rebind)
-    plain = loader.DefaultModelLoader.__dict__["load_weights_and_postprocess"]
-    try:
-        rebind.hook(loader)
-        config = models.MODELS["llama"] | SMALLER
-        tensors = {
-            name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)
-        }
-        model = build_model("llama", device="cpu", **config)
-        layer = model.model.layers[0].mlp.down_proj
-        old = layer.weight
-        for _ in range(2):
-            loader.DefaultModelLoader.load_weights_and_postprocess(
-                model, iter(tensors.items()), torch.device("cpu")
-            )
-            assert layer.weight is not old and old.eq(0).all()
-            torch.testing.assert_close(
-                layer.weight.float(),
-                tensors["model.layers.0.mlp.down_proj.weight"].to(layer.weight.dtype).float(),
-            )
-            old = layer.weight
-    finally:
-        loader.DefaultModelLoader.load_weights_and_postprocess = plain

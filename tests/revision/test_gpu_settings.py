@@ -197,39 +197,3 @@ def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
     assert seen
     for name, why in seen.items():
         assert "the largest size, 512" in why or "max_num_tokens" in why, (name, why)
-
-
-# what tests/gpu/sharing does once a server's arguments are checked, and what ranks are told then
-SHARED = """
-import sys
-from sglang.srt.server_args import ServerArgs
-args = ServerArgs(model_path=sys.argv[1], device="cpu", attention_backend="triton",
-                  skip_tokenizer_init=True, tp_size=2, load_format="dummy")
-for name in ("resolve_once", "resolve"):
-    if hasattr(args, name):
-        getattr(args, name)()
-        break
-args.check_server_args()
-from sglang.srt import runtime_context
-runtime_context.publish(args, role="tokenizer")
-print("a step of", runtime_context.get_device().gpu_id_step)
-"""
-
-
-@pytest.mark.revision(">=0.5.20")
-@pytest.mark.parametrize("folder, step", [("sharing", 0), ("rebind", 1)])
-def test_ranks_share_a_gpu_where_it_is_asked_for(folder, step, tmp_path):
-    import sglang
-
-    tree = Path(sglang.__file__).parents[1]
-    assert settings.declares(types.SimpleNamespace(tree=tree))
-    model = models.write_config(tmp_path, models.MODELS["llama"])
-    gpu = Path(settings.__file__).parent
-    path = os.pathsep.join([str(gpu / folder), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", SHARED, str(model)],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines()[-1:] == [f"a step of {step}"], done.stderr[-2000:]

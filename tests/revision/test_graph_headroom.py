@@ -1,8 +1,15 @@
 """What a server says whose prefill graph leaves less memory than it took."""
 
+import argparse
 import logging
+import re
 
 import pytest
+from host import late, prefill
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.prefill_graph.compat import headroom
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 
@@ -11,7 +18,6 @@ pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 def warned(build_model, caplog):
     """warned(before, after): what the release's own set-up warns of with so many GB free before and
     after the capture."""
-    from host import prefill
 
     def capture(before, after, **changes):
         caplog.clear()
@@ -40,15 +46,9 @@ def test_the_first_rank_alone_warns(warned):
 
 
 def test_the_options_that_it_names_are_the_releases():
-    import argparse
-    import re
-
-    from sglang.srt.prefill_graph.compat import headroom
-    from sglang.srt.server_args import ServerArgs
-
     named = re.findall(r"--[a-z-]+", headroom.shortage(2.0, 1.0))
     parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
+    server_args.ServerArgs.add_cli_args(parser)
     assert len(named) == 4 and set(named) <= {
         option for one in parser._actions for option in one.option_strings
     }

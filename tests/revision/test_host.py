@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from host import compiled, interpreted, late, sample_kernels
 
 
 def test_the_unpatched_release_is_the_control(run_pristine, pristine, tree):
@@ -18,8 +19,6 @@ def test_the_unpatched_release_is_the_control(run_pristine, pristine, tree):
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_are_compiled_for_gpus_that_are_not_there(capability):
-    from host import compiled, sample_kernels
-
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16"}
     small, large = (
         compiled.compiled(
@@ -38,8 +37,6 @@ def test_kernels_are_compiled_for_gpus_that_are_not_there(capability):
 
 def test_a_module_that_cannot_run_interpreted_says_why():
     """And the next one runs all the same."""
-    from host import interpreted
-
     with pytest.raises(AssertionError, match="ended with 1: (?s:.*)No module named"):
         interpreted.run("host.references.nothing", {})
     assert interpreted.run("host.references.compare_ssd", {}) == {}
@@ -70,3 +67,17 @@ def test_the_process_of_interpreted_kernels_ends_beside_what_a_library_has_start
         assert done.returncode == 0
     finally:
         os.kill(int(started.read_text()), signal.SIGKILL)
+
+
+def test_a_module_of_the_release_is_imported_where_it_is_used(monkeypatch):
+    """Changes reach the module itself, and a release without the module can collect the file."""
+    with late.modules():
+        from sglang.srt import environ, of_no_release
+
+    assert "of_no_release" in repr(of_no_release)
+    late.import_all({"one": of_no_release, "other": environ})
+    module = sys.modules["sglang.srt.environ"]
+    monkeypatch.setattr(environ, "envs", "changed")
+    assert environ.envs == module.envs == "changed" and vars(environ) is vars(module)
+    with pytest.raises(ModuleNotFoundError, match="of_no_release"):
+        of_no_release.anything  # noqa: B018

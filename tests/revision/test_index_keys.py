@@ -1,8 +1,11 @@
 """Keys of a sparse attention's indexer for a prompt that needs no queries: the release's own."""
 
+import importlib
+import inspect
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19")
 
@@ -15,11 +18,6 @@ def in_place(positions, query, key):
 
 
 def test_a_key_is_turned_once(monkeypatch):
-    import importlib
-    import inspect
-
-    import torch
-
     try:
         module = importlib.import_module("sglang.srt.layers.attention.dsa.dsa_indexer")
     except ImportError:  # up to 0.5.12

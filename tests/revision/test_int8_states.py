@@ -6,6 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.mem_cache import mamba_checkpoint_pool, memory_pool
+    from sglang.srt.model_executor import forward_batch_info, model_runner
 
 pytestmark = pytest.mark.revision(">=0.5.15")
 
@@ -15,17 +20,12 @@ LAYERS, HEADS, ROWS, COLUMNS, CHANNELS = 2, 3, 8, 16, 5
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_hit_restores_the_state_into_the_requests_own_slot(dtype):
     """The release's own functions: kept from slot 4 by the cache, given to slot 2's request."""
-    from sglang.srt.mem_cache.mamba_checkpoint_pool import MambaCheckpointPool
-    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
     torch.manual_seed(0)
     state = torch.randn(LAYERS, 6, HEADS, ROWS, COLUMNS).to(dtype)
     state *= torch.logspace(-3, 2, COLUMNS).to(dtype)
     conv = [torch.randn(LAYERS, 6, CHANNELS, 3).to(dtype)]
     active = SimpleNamespace(mamba_cache=SimpleNamespace(temporal=state, conv=conv))
-    kept = MambaCheckpointPool(
+    kept = mamba_checkpoint_pool.MambaCheckpointPool(
         num_layers=LAYERS,
         num_slots=4,
         num_heads=HEADS,
@@ -38,16 +38,16 @@ def test_a_hit_restores_the_state_into_the_requests_own_slot(dtype):
     )
     kept.store_from_active(active, torch.tensor([4]), torch.tensor([3]))
     before = state.clone(), conv[0].clone()
-    pool = HybridReqToTokenPool.__new__(HybridReqToTokenPool)
+    pool = memory_pool.HybridReqToTokenPool.__new__(memory_pool.HybridReqToTokenPool)
     pool.mamba_pool, pool.mamba_ckpt_pool = active, kept
     batch = SimpleNamespace(
-        forward_mode=ForwardMode.EXTEND,
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
         mamba_clear_indices=None,
         mamba_cow_src_indices=torch.tensor([3]),
         mamba_cow_dst_indices=torch.tensor([2]),
     )
     runner = SimpleNamespace(req_to_token_pool=pool, is_draft_worker=False)
-    ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(runner, batch)
+    model_runner.ModelRunner._maybe_execute_deferred_mamba_cow_and_clear(runner, batch)
     wanted = before[0][:, 4].float()
     # half a step of a column's 127, and the type's rounding of the step
     step = wanted.abs().amax(-2, keepdim=True) / 127
@@ -59,8 +59,6 @@ def test_a_hit_restores_the_state_into_the_requests_own_slot(dtype):
 
 
 def test_the_state_is_there_before_a_graph_is_chosen():
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
-    text = inspect.getsource(ModelRunner._forward_raw)
+    text = inspect.getsource(model_runner.ModelRunner._forward_raw)
     restored = text.index("_maybe_execute_deferred_mamba_cow_and_clear(")
     assert restored < text.index("prefill_cuda_graph_runner.can_run_graph(")

@@ -4,6 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
+    from sglang.srt.model_executor import forward_batch_info
 
 pytestmark = pytest.mark.revision(">=0.5.22")
 
@@ -31,9 +36,6 @@ class Kernel:
 def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
     """Whether beta is raw, and the gate's shape, as the kernel is told. meta: of a captured
     prefill; None: an eager one."""
-    from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     kernel = Kernel()
     cache = SimpleNamespace(conv=[torch.zeros(2, 3, DIM)], temporal=None)
     backend = kda_backend.KDAAttnBackend.__new__(kda_backend.KDAAttnBackend)
@@ -51,7 +53,7 @@ def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
     layer = Unsaid(q_dim=DIM, k_dim=DIM, v_dim=DIM, layer_id=0)
     layer.head_q_dim = layer.head_k_dim = layer.head_v_dim = SIZE
     batch = Unsaid(
-        forward_mode=ForwardMode.EXTEND,
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
         extend_prefix_lens=torch.zeros(1, dtype=torch.int32),
         extend_seq_lens_cpu=[TOKENS],
     )

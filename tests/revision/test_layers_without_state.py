@@ -5,6 +5,11 @@ import importlib
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late, models
+
+with late.modules():
+    from sglang.srt.prefill_graph.model import layers, stack
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 MOE = dict(
@@ -38,17 +43,12 @@ LFM2_MOE = dict(
 
 
 def kinds(model):
-    from sglang.srt.prefill_graph.model import layers, stack
-
     return [(row.kind.name, row.reason) for row in layers.describe(stack.find(model).layers).rows]
 
 
 def test_short_convolutions_are_no_mlp():
     """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with the slots of one
     batch."""
-    from host import models
-    from sglang.srt.prefill_graph.model import layers, stack
-
     config = importlib.import_module("sglang.srt.configs.lfm2_moe").Lfm2MoeConfig(**LFM2_MOE)
     model = models.construct(
         importlib.import_module("sglang.srt.models.lfm2_moe").Lfm2MoeForCausalLM, config
@@ -63,8 +63,6 @@ def test_short_convolutions_are_no_mlp():
 @pytest.mark.parametrize("place", ["layer", "mixer"])
 @pytest.mark.parametrize("pattern", ["M-M*M-", "ME*E"])
 def test_a_part_that_nobody_knows_makes_a_layer_unknown(build_model, pattern, place):
-    import torch
-
     model = build_model(
         "nemotron_h", **MOE | dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     )

@@ -1,8 +1,10 @@
 """Which windows LFM2's short convolutions read and write: the release's own layers, on the CPU."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.12")
 LAYERS = pytest.mark.parametrize(
@@ -15,8 +17,6 @@ PADDING = -1
 
 def called(monkeypatch, module, layer, batch, tokens):
     """The options of the one convolution that a forward of `tokens` (T, 2) calls."""
-    import importlib
-
     source = importlib.import_module(f"sglang.srt.models.{module}")
     calls = []
 
@@ -59,8 +59,6 @@ def batch_of(torch, requests, mode, slots, **lengths):
 @LAYERS
 @pytest.mark.parametrize("prefixes", [[0], [16], [0, 16, 5]])
 def test_a_prompt_goes_on_from_its_beginning(monkeypatch, module, layer, prefixes):
-    import torch
-
     requests = [3, 1, 2][: len(prefixes)]
     batch = batch_of(
         torch,
@@ -79,8 +77,6 @@ def test_a_prompt_goes_on_from_its_beginning(monkeypatch, module, layer, prefixe
 @pytest.mark.revision(">=0.5.9,<0.5.11")
 @LAYERS
 def test_a_decoded_token_moves_its_own_window(monkeypatch, module, layer):
-    import torch
-
     batch = batch_of(torch, [3, 1, 0], "decode", [SLOTS[3], SLOTS[1], PADDING])
     options = called(monkeypatch, module, layer, batch, torch.zeros(3, 2))
     assert options["conv_state_indices"].tolist() == [SLOTS[3], SLOTS[1], PADDING]

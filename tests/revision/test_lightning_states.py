@@ -1,6 +1,7 @@
 """What lightning attention leaves for the prefix cache."""
 
 import pytest
+from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.17")
 
@@ -22,8 +23,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_lightning", CASES)
 
 

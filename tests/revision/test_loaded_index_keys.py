@@ -3,14 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt.mem_cache import memory_pool
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.10")
 FIRST_LAYER, LAYER = 3, 5
 
 
 def test_keys_are_read_behind_the_load_of_their_layer(monkeypatch):
-    from sglang.srt.mem_cache import memory_pool
-
     order = []
     pool = SimpleNamespace(
         start_layer=FIRST_LAYER,

@@ -4,6 +4,11 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late, launches
+
+with late.modules():
+    from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.20")
 
@@ -81,8 +86,6 @@ tracking = pytest.mark.revision(">=0.5.13")
 @pytest.fixture(scope="module")
 def compared(revision):
     """What each case came to, by the way it is run and its name."""
-    from host import interpreted
-
     ways = dict(kernels=KERNELS, mixer=MIXER | RELEASE)
     if revision.micro >= 13:
         ways["tracked"] = TRACKED | SMALLER
@@ -166,9 +169,6 @@ def test_the_prefix_cache_gets_its_states(case, compared):
 def prefill(monkeypatch):
     """What choose() is given for a batch of two prefills that our kernels take, as keyword
     arguments."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
-
     monkeypatch.setattr(
         tiles,
         "own",
@@ -195,8 +195,6 @@ def prefill(monkeypatch):
 def taken(given):
     """Whether ours is. Where it is not, initial states are gathered and states written as the
     release says."""
-    from sglang.srt.prefill_graph.kernels import mamba2_scan
-
     scan, gather, slots = mamba2_scan.choose(**given)
     ours = scan != "the release's"
     assert (gather, slots) == ((False, slice(0)) if ours else (True, given["slots"]))
@@ -266,8 +264,6 @@ def wanted(step, rows=(128, 0)):
     ],
 )
 def test_the_release_s_scan_is_taken_elsewhere(change, monkeypatch):
-    from sglang.srt.prefill_graph.kernels import tiles
-
     given = prefill(monkeypatch)
     change(given, monkeypatch, tiles)
     assert not taken(given)
@@ -285,10 +281,8 @@ def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
 
 
 def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
-    import torch
     from hypothesis import given, settings
     from hypothesis import strategies as some
-    from sglang.srt.prefill_graph.kernels import ssd
 
     lengths = some.lists(some.integers(1, 700), min_size=1, max_size=40)
 
@@ -351,8 +345,6 @@ def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
     ],
 )
 def test_a_head_is_split_into_powers_of_two(size, parts):
-    from sglang.srt.prefill_graph.kernels import ssd
-
     assert ssd.split_size(size) == parts
 
 
@@ -364,10 +356,6 @@ SERVED = {(80, 128): (128, 8), (64, 128): (64, 8)}
 
 def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float32", track=False):
     """Launches by kernel of one rank's layer, with tiles out of the table."""
-    import torch
-    from host import launches
-    from sglang.srt.prefill_graph.kernels import ssd, tiles
-
     noted = []
     for name in OURS:
         monkeypatch.setattr(ssd, name, launches.Recorder(getattr(ssd, name), noted))

@@ -6,6 +6,11 @@ import importlib
 import sys
 
 import pytest
+import torch
+from host import interpreted, late, launches
+
+with late.modules():
+    from sglang.srt.prefill_graph.kernels import tiles
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 
@@ -39,8 +44,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_ssd", CASES)
 
 
@@ -63,16 +66,11 @@ def test_every_launch_has_its_blocks_from_the_table(case, compared):
 
 def test_the_table_names_every_kernel_whose_blocks_have_defaults():
     """All that a prefill's scan may launch, also those that none of the cases above reaches."""
-    from sglang.srt.prefill_graph.kernels import tiles
-
     assert set(named_kernels()) == tiles.KERNELS.keys()
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_other_sizes_types_and_gpus_were_not_measured(known, monkeypatch):
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     cpu = torch.device("cpu")
     assert tiles.capability(cpu) is None
     monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER if known else (8, 0))
@@ -89,9 +87,6 @@ def test_other_sizes_types_and_gpus_were_not_measured(known, monkeypatch):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_the_release_chooses_where_nothing_was_measured(capability, monkeypatch):
     """With its autotuner, from 0.5.22 on; earlier ones launch the defaults of the signatures."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     monkeypatch.setattr(tiles, "capability", lambda device: capability)
     monkeypatch.setattr(tiles, "of_release", tiles.of_release.__wrapped__)
     tuned = {one.kernel.fn.__name__ for one in fixed() if one.tuned}
@@ -141,8 +136,6 @@ def namespaces(module):
 def plain(kernel):
     """The triton.jit function in whatever a release and the overlay put around it; None where it is
     none."""
-    from host import launches
-    from sglang.srt.prefill_graph.kernels import tiles
     from triton import JITFunction
     from triton.runtime.autotuner import Autotuner, Heuristics
 
@@ -172,8 +165,6 @@ def named_kernels():
 
 def fixed():
     """The kernels of the release that take their tiles from the table."""
-    from sglang.srt.prefill_graph.kernels import tiles
-
     kernels = [kernel for room in namespaces(combined()) for kernel in room.values()]
     return [kernel for kernel in kernels if isinstance(kernel, tiles.Fixed)]
 
@@ -181,10 +172,6 @@ def fixed():
 def launched(monkeypatch, size, d_state, dtype, initial, heads=16, groups=2, chunk=128):
     """Launches of a scan by name, given its tensors as MambaMixer2 gives them: columns of wider
     ones, a pool in float32."""
-    import torch
-    from host import launches
-    from sglang.srt.prefill_graph.kernels import tiles
-
     noted = []
     for room in namespaces(combined()):
         for name, kernel in list(room.items()):
@@ -235,9 +222,7 @@ SHARED = {80: 99, 90: 227, 100: 227, 120: 99}
 @pytest.mark.parametrize("initial", [False, True], ids=["cold", "cached beginnings"])
 @pytest.mark.parametrize("size, d_state", SIZES)
 def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkeypatch):
-    import torch
     import triton
-    from sglang.srt.prefill_graph.kernels import tiles
 
     monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
     monkeypatch.setattr(tiles, "of_release", tiles.of_release.__wrapped__)
@@ -291,9 +276,6 @@ STAGES = {
 @pytest.mark.parametrize("tile", STAGES, ids=str)
 def test_triton_miscompiles_the_scan_at_the_tiles_that_the_table_leaves_out(tile, monkeypatch):
     """If it does not any more, the table may have them again (triton-lang/triton#9433)."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     monkeypatch.setattr(tiles, "of_release", lambda *_: tiles.block(*tile))
     scan = launched(monkeypatch, 64, 128, torch.bfloat16, True)["_chunk_scan_fwd_kernel"]
     assert tiles.miscompiled(tiles.block(*tile)) == STAGES[tile]
@@ -303,9 +285,6 @@ def test_triton_miscompiles_the_scan_at_the_tiles_that_the_table_leaves_out(tile
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_the_release_s_autotuner_times_no_miscompiled_tile(capability, monkeypatch):
     """What is left on Hopper, read in machine code where it has asynchronous products."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     if not any(kernel.tuned for kernel in fixed()):
         pytest.skip("this release has none")
     monkeypatch.setattr(tiles, "capability", lambda device: capability)
@@ -324,9 +303,6 @@ def test_the_release_s_autotuner_times_no_miscompiled_tile(capability, monkeypat
 
 def miscompiled(kernel, candidates, monkeypatch):
     """The tiles among the candidates at which Triton miscompiles the kernel of the release."""
-    import torch
-    from sglang.srt.prefill_graph.kernels import tiles
-
     found = []
     for tile in candidates:
         if tile["num_warps"] % 4 or tile["BLOCK_SIZE_M"] % 64:
@@ -344,8 +320,6 @@ def miscompiled(kernel, candidates, monkeypatch):
 def test_safe_tiles_keep_to_registers_and_fit_every_gpu(capability, kind, monkeypatch):
     """The size of a head changes nothing in the code, and that of a state only in the scan; a
     chunk's only in the running sum."""
-    import torch
-
     if any(kernel.tuned for kernel in fixed()):
         pytest.skip("this release's own autotuner chooses")
     dtype = getattr(torch, kind)

@@ -5,7 +5,14 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from host import state_pool
+import torch
+from host import late, state_pool
+
+with late.modules():
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.managers import scheduler
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.cache import state_slots
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 SLOTS = 4
@@ -19,15 +26,19 @@ def pool(default_server_args):
 def capture(pool):
     """The slots that a captured decode batch writes: those that the backend hands its kernels, each
     then written."""
-    import torch
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import GDNAttnBackend
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-    backend = GDNAttnBackend(SimpleNamespace(device="cpu", req_to_token_pool=pool))
+    backend = hybrid_linear_attn_backend.GDNAttnBackend(
+        SimpleNamespace(device="cpu", req_to_token_pool=pool)
+    )
     backend.init_cuda_graph_state(2, 2)
     # As CudaGraphRunner has it: no request is known, so that all of them are number 0.
     backend.init_forward_metadata_capture_cuda_graph(
-        2, 2, torch.zeros(2, dtype=torch.int64), torch.ones(2), None, ForwardMode.DECODE, None
+        2,
+        2,
+        torch.zeros(2, dtype=torch.int64),
+        torch.ones(2),
+        None,
+        forward_batch_info.ForwardMode.DECODE,
+        None,
     )
     written = backend.forward_metadata.mamba_cache_indices.unique().tolist()
     for states in state_pool.states_of(pool):
@@ -62,8 +73,6 @@ def test_a_flush_writes_no_state_and_a_request_gets_an_empty_one(pool):
 
 def turned_away(pool, monkeypatch, answer):
     """A request that the release's scheduler matched in the prefix cache, and found no room for."""
-    from sglang.srt.managers import scheduler
-
     request = MagicMock(mamba_pool_idx=None)
 
     def match(cache):
@@ -99,8 +108,6 @@ def test_a_request_that_finds_no_room_keeps_no_slot(pool, monkeypatch, answer):
 
 def test_an_admitted_request_keeps_its_slot(pool):
     """The last request that fits fills the budget, and is answered as one without room is."""
-    from sglang.srt.prefill_graph.cache import state_slots
-
     request = SimpleNamespace(mamba_pool_idx=pool.mamba_pool.alloc(1)[0])
     state_slots.give_back(pool, request, [request])
     assert request.mamba_pool_idx is not None

@@ -14,8 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import device, process, saver
+from host import device, late, prefill, process, saver
 from torch.overrides import TorchFunctionMode
+
+with late.modules():
+    from sglang.srt.compilation import cuda_piecewise_backend
+    from sglang.srt.mem_cache import dsa_cache_layer_split, mamba_checkpoint_pool, memory_pool
+    from sglang.srt.model_executor import cuda_graph_runner
+    from sglang.srt.prefill_graph.compat import pausing
+    from sglang.srt.utils import torch_memory_saver_adapter
 
 BREAKABLE = pytest.mark.revision(">=0.5.9")  # before 0.5.11 the overlay's own
 PIECEWISE = pytest.mark.revision("<0.5.22")
@@ -152,8 +159,6 @@ def test_a_failed_capture_leaves_the_region(memory, capture):
 @PIECEWISE
 def test_pieces_are_paused(memory, monkeypatch):
     """The release's own backend, whose compiled piece is stood in for."""
-    from sglang.srt.compilation import cuda_piecewise_backend as module
-
     static, made = memory.full(1.0, 4), []
 
     def piece(*_):
@@ -163,12 +168,14 @@ def test_pieces_are_paused(memory, monkeypatch):
         return result
 
     for name in ("is_in_pcg_torch_compile", "is_in_torch_compile_warmup"):  # the latter from 0.5.14
-        monkeypatch.setattr(module, name, lambda: False, raising=False)
-    monkeypatch.setattr(module, "get_pcg_capture_stream", lambda: 0, raising=False)
-    monkeypatch.setattr(module, "weak_ref_tensors", device.weak_view)
-    entry = module.ConcreteSizeEntry(runtime_shape=4, need_to_compile=False, use_cudagraph=True)
+        monkeypatch.setattr(cuda_piecewise_backend, name, lambda: False, raising=False)
+    monkeypatch.setattr(cuda_piecewise_backend, "get_pcg_capture_stream", lambda: 0, raising=False)
+    monkeypatch.setattr(cuda_piecewise_backend, "weak_ref_tensors", device.weak_view)
+    entry = cuda_piecewise_backend.ConcreteSizeEntry(
+        runtime_shape=4, need_to_compile=False, use_cudagraph=True
+    )
     entry.runnable, entry.num_finished_warmup = piece, 1
-    backend = object.__new__(module.CUDAPiecewiseBackend)
+    backend = object.__new__(cuda_piecewise_backend.CUDAPiecewiseBackend)
     config = SimpleNamespace(get_enable_debug_mode=lambda: False)
     vars(backend).update(
         first_run_finished=True,
@@ -198,12 +205,12 @@ def capture_decode(run, monkeypatch):
         backend._pool, backend._capture_stream = POOL, object()
         backend.capture_one("one size", run)
         return
-    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
-
     arguments = SimpleNamespace(enable_memory_saver=True, debug_cuda_graph=False)
     model_runner = SimpleNamespace(server_args=arguments)
     runner = SimpleNamespace(model_runner=model_runner, device_module=torch.cuda)
-    CudaGraphRunner._capture_graph(runner, torch.cuda.CUDAGraph(), POOL, object(), run)
+    cuda_graph_runner.CudaGraphRunner._capture_graph(
+        runner, torch.cuda.CUDAGraph(), POOL, object(), run
+    )
 
 
 def test_decode_graphs_are_backed_up(memory, monkeypatch):
@@ -266,8 +273,6 @@ def sparse_pool(kind, **words):
 
 def test_index_keys_are_paused_with_the_cache(memory):
     """They stayed on the GPU: 132 bytes for each token and layer (slime's own patch has it too)."""
-    from sglang.srt.mem_cache import memory_pool
-
     kind = getattr(memory_pool, "DSATokenToKVPool", None) or memory_pool.NSATokenToKVPool
     with Allocations(memory.library) as made:
         pool = sparse_pool(kind)
@@ -277,17 +282,13 @@ def test_index_keys_are_paused_with_the_cache(memory):
 
 @LAYER_SPLIT
 def test_index_keys_of_split_layers_are_paused_too(memory, monkeypatch):
-    from sglang.srt.mem_cache import dsa_cache_layer_split as module
-
-    kind = module.LayerSplitDSATokenToKVPool
+    kind = dsa_cache_layer_split.LayerSplitDSATokenToKVPool
     pool = object.__new__(kind)
     monkeypatch.setattr(kind, "_is_layer_owned", lambda self, layer: layer == 0)
     vars(pool).update(
         index_buf_size=128, page_size=64, index_head_dim=128, layer_num=2, start_layer=0
     )
-    from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
-
-    adapter = TorchMemorySaverAdapter.create(enable=True)
+    adapter = torch_memory_saver_adapter.TorchMemorySaverAdapter.create(enable=True)
     vars(pool).update(custom_mem_pool=None, memory_saver_adapter=adapter, device="cpu")
     with Allocations(memory.library) as made:
         pool._create_index_buffers()
@@ -298,13 +299,11 @@ def test_index_keys_of_split_layers_are_paused_too(memory, monkeypatch):
 @BACKENDS
 @pytest.mark.parametrize("enabled", [True, False])
 def test_int8_states_are_paused_and_their_free_slots_are_not(memory, enabled):
-    from sglang.srt.mem_cache import mamba_checkpoint_pool as module
-
     serve(enable_memory_saver=enabled, enable_int8_mamba_checkpoint=True)
     shape = SimpleNamespace(temporal=(2, 4, 4), conv=[(8, 3)])
     kinds = SimpleNamespace(temporal=torch.bfloat16, conv=torch.bfloat16)
     with Allocations(memory.library) as made:
-        pool = module.maybe_init_int8_mamba_checkpoint_pool(
+        pool = mamba_checkpoint_pool.maybe_init_int8_mamba_checkpoint_pool(
             mamba_size=3,
             cache_params=SimpleNamespace(shape=shape, dtype=kinds),
             mamba_layer_ids=[0, 1],
@@ -319,8 +318,6 @@ def test_int8_states_are_paused_and_their_free_slots_are_not(memory, enabled):
 @BREAKABLE
 def test_the_cache_is_emptied_inside_of_the_region_too(memory, monkeypatch):
     """Up to torch_memory_saver 0.0.9.post1 cudaFree only knows there what the region allocated."""
-    from sglang.srt.prefill_graph.compat import pausing
-
     pausing.empty_cache()
     assert memory.library.freed_inside == [True, False] and memory.library.region is None
     monkeypatch.delenv(VARIABLE)
@@ -334,8 +331,6 @@ def test_prefill_is_captured_beside_the_memory_saver(
     memory, build_model, monkeypatch, caplog, draft
 ):
     """The server died at start: "Breakable CUDA graph is not compatible with memory saver mode"."""
-    from host import prefill
-
     module, resolve = importlib.import_module(BACKEND), prefill.resolve
     monkeypatch.setattr(
         module, "get_parallel", lambda: SimpleNamespace(tp_group=None), raising=False

@@ -6,6 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.23")
 
@@ -42,8 +48,6 @@ class Request(SimpleNamespace):
 def owner(request: Request):
     """What of a request holds the depth of its state: itself, and from 0.5.19 on its `kv`. The
     release sets it in one of the two."""
-    from sglang.srt.managers import schedule_batch
-
     info = getattr(schedule_batch, "ReqKvInfo", None)
     inside = "mamba_last_track_seqlen" in getattr(info, "__annotations__", {})
     of_request = inspect.getsource(schedule_batch.Req.__init__)
@@ -53,9 +57,6 @@ def owner(request: Request):
 
 def batch(request: Request, mode, **more):
     """A batch of one, as the scheduler prepares it."""
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     length = torch.tensor([len(request.origin_input_ids) + len(request.output_ids)])
     given = dict(
         reqs=[request],
@@ -68,7 +69,7 @@ def batch(request: Request, mode, **more):
         has_grammar=False,
         has_stream=False,
         return_hidden_states=False,
-        spec_algorithm=SpeculativeAlgorithm.from_string(None),
+        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(None),
         device="cpu",
         prefix_lens=[0],
         extend_lens=[1],
@@ -78,14 +79,12 @@ def batch(request: Request, mode, **more):
         **dict.fromkeys(("req_pool_indices", "req_pool_indices_cpu"), torch.arange(1)),
         **dict.fromkeys(("input_ids", "out_cache_loc"), torch.zeros(1, dtype=torch.int64)),
     )
-    made = ScheduleBatch.__new__(ScheduleBatch)
+    made = schedule_batch.ScheduleBatch.__new__(schedule_batch.ScheduleBatch)
     vars(made).update(given | more)
     return made
 
 
 def test_a_mixed_prompt_gives_the_cache_no_slot_that_nobody_writes():
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     prompt, running = Request(200), Request(50, answer=3)
     owner(prompt).mamba_last_track_seqlen = 128  # as prepare_for_extend leaves it
     owner(running).mamba_last_track_seqlen = 64  # written by a prefill of its own
@@ -96,8 +95,8 @@ def test_a_mixed_prompt_gives_the_cache_no_slot_that_nobody_writes():
         mamba_prefill_track_mask_cpu=[True],
         mamba_track_seqlens_cpu=[200],
     )
-    prefill = batch(prompt, ForwardMode.EXTEND, **tracked)
-    prefill.mix_with_running(batch(running, ForwardMode.DECODE))
+    prefill = batch(prompt, forward_batch_info.ForwardMode.EXTEND, **tracked)
+    prefill.mix_with_running(batch(running, forward_batch_info.ForwardMode.DECODE))
     assert prefill.forward_mode.is_mixed() and len(prefill.reqs) == 2
     assert prefill.mamba_track_mask is None, "it is written after all, and could be cached"
     assert owner(prompt).mamba_last_track_seqlen is None

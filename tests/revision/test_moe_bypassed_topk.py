@@ -7,6 +7,10 @@ import os
 from unittest.mock import patch
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt import server_args
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
 
@@ -44,10 +48,8 @@ def resolve(tmp_path):
     config."""
 
     def build(config=QWEN3_MOE, **options):
-        from sglang.srt.server_args import ServerArgs
-
         (tmp_path / "config.json").write_text(json.dumps(config))
-        return ServerArgs(model_path=str(tmp_path), device="cuda", **options)
+        return server_args.ServerArgs(model_path=str(tmp_path), device="cuda", **options)
 
     with patch.dict(os.environ):  # resolving sets some variables
         yield build
@@ -55,9 +57,9 @@ def resolve(tmp_path):
 
 def chosen(backend):
     """The options that ask for a prefill graph explicitly, in the words of the release."""
-    from sglang.srt.server_args import ServerArgs
-
-    if "cuda_graph_backend_prefill" in {field.name for field in dataclasses.fields(ServerArgs)}:
+    if "cuda_graph_backend_prefill" in {
+        field.name for field in dataclasses.fields(server_args.ServerArgs)
+    }:
         return {"cuda_graph_backend_prefill": backend}
     return {
         "tc_piecewise": {"enforce_piecewise_cuda_graph": True},

@@ -6,6 +6,8 @@ import importlib
 
 import pytest
 import torch
+from host import segments
+from host.graph import prefill_batch
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 GRAPHS = "sglang.srt.model_executor.runner_backend_utils"
@@ -46,8 +48,6 @@ def inside(graph):
 def test_mixers_break_the_graph(model, monkeypatch):
     """They were captured: a replay went on with the state slots of the dummy batch, and read memory
     that was not theirs."""
-    from host import segments
-
     at_capture, at_replay = segments.of(model, monkeypatch)
     assert (
         at_capture
@@ -59,8 +59,6 @@ def test_mixers_break_the_graph(model, monkeypatch):
 @pytest.mark.revision("<0.5.21")
 @pytest.mark.parametrize("graph", [None, *OPS])
 def test_each_graph_has_its_op_and_eager_prefill_none(model, monkeypatch, graph):
-    from host.graph import prefill_batch
-
     def note(name):
         def run(hidden_states, output=None, layer_id=None, *_):
             called.append(name)

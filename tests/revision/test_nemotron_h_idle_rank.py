@@ -10,6 +10,12 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from host import graph, late, replayed
+from host.graph import prefill_batch
+
+with late.modules():
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info as info
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.21")
 REQUEST = 4  # tokens
@@ -18,8 +24,6 @@ REQUEST = 4  # tokens
 def idle(tokens):
     """A batch as ForwardBatch.prepare_mlp_sync_batch leaves it where the rank has no request and
     another rank prefills: one made-up request of as many tokens."""
-    from host.graph import prefill_batch
-
     batch = prefill_batch(tokens)
     batch._original_batch_size = 0
     batch.num_token_non_padded_cpu = tokens
@@ -80,8 +84,6 @@ def test_the_batch_of_a_graphs_runner_is_told_so():
 def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
     """The runner makes the batch that they read, and left it out: the server died at "got
     split_sizes=[15, -1]"."""
-    from host import graph, replayed
-
     told, tokens = [], torch.arange(REQUEST)
     given = dict(input_ids=tokens, positions=tokens, out_cache_loc=tokens)
     batch = graph.prefill_batch(REQUEST, batch_size=1, seq_lens=torch.tensor([REQUEST]), **given)
@@ -97,10 +99,6 @@ def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
 def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch, rows, decodes):
     """Its batch became a prefill, which the release allows an empty one alone: "extend-idle
     conversion expects an empty rank". The third rank's, up to where it is padded."""
-    from host.graph import prefill_batch
-    from sglang.srt.layers import dp_attention
-    from sglang.srt.model_executor import forward_batch_info as info
-
     told = MagicMock(**{"cuda_graph_config.prefill.bs": [], "elastic_ep_backend": None})
     runner = MagicMock(server_args=told, is_draft_worker=False)
     flag = hasattr(dp_attention, "_DP_MAX_LEN_WITH_IDLE")  # NemotronH's, from its pattern

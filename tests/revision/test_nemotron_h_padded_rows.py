@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
 from host.bodies import load_undecorated
+
+with late.modules():
+    from sglang.srt.compilation import piecewise_context_manager
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.11")
 
@@ -19,8 +23,6 @@ def op(monkeypatch):
 def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):
     """The op with a layer that adds one, on an output full of NaN, as an allocator may hand it
     out."""
-    from sglang.srt.compilation.piecewise_context_manager import set_forward_context
-
     metadata = SimpleNamespace(
         num_prefill_tokens=prefill_tokens,
         num_decodes=decodes,
@@ -34,7 +36,7 @@ def run_op(op, padded_to, prefill_tokens, decodes=0, draft_tokens=0):
     hidden_states = torch.arange(padded_to * HIDDEN, dtype=torch.float32)
     hidden_states = hidden_states.view(padded_to, HIDDEN)
     output = torch.full_like(hidden_states, float("nan"))
-    with set_forward_context(batch, [None, layer], None, [], []):
+    with piecewise_context_manager.set_forward_context(batch, [None, layer], None, [], []):
         op(hidden_states, output, 1)
     return hidden_states, output
 

@@ -8,6 +8,14 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import torch
+from host import late, process
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.prefill_graph.compat import features
+    from sglang.srt.prefill_graph.piecewise import nsa, sparse
+    from sglang.srt.prefill_graph.report import verdict as report_verdict
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
 # earlier the graph must be asked for, and no model is kept from it
@@ -102,17 +110,12 @@ SPARSE = ("DeepSeek-V3.2", "GLM-5")
 def resolve(tmp_path, monkeypatch):
     """resolve(name, **options): real server arguments for a model of which there is only a config,
     as at start-up on a Hopper GPU."""
-    import torch
-    from sglang.srt.prefill_graph.compat import features
-
     monkeypatch.setattr(features, "on_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
     def build(name, **options):
-        from sglang.srt.server_args import ServerArgs
-
         (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-        return ServerArgs(model_path=str(tmp_path), device="cuda", **options)
+        return server_args.ServerArgs(model_path=str(tmp_path), device="cuda", **options)
 
     with patch.dict(os.environ):  # resolving sets some variables
         yield build
@@ -131,8 +134,6 @@ def resolve(tmp_path, monkeypatch):
     ],
 )
 def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on):
-    from sglang.srt.prefill_graph.compat import features
-
     args = resolve(name)
     assert args.disable_piecewise_cuda_graph is not on
     assert features.has_sparse_attention(args.get_model_config()) is (name in SPARSE)
@@ -157,11 +158,11 @@ def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on
 )
 @pytest.mark.parametrize("name", SPARSE)
 def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, options, said):
-    from sglang.srt.prefill_graph.report.verdict import explain
-
     args = resolve(name, **options)
     assert args.disable_piecewise_cuda_graph
-    verdict = explain(SimpleNamespace(server_args=args, model_config=args.get_model_config()))
+    verdict = report_verdict.explain(
+        SimpleNamespace(server_args=args, model_config=args.get_model_config())
+    )
     assert (
         verdict.verdict == "off"
         and said in verdict.reason
@@ -217,17 +218,11 @@ def arguments_with(**options):
     ids=str,
 )
 def test_what_is_against_it_one_by_one(monkeypatch, options, said):
-    from sglang.srt.prefill_graph.compat import features
-    from sglang.srt.prefill_graph.piecewise import sparse
-
     monkeypatch.setattr(features, "on_cuda", lambda: True)
     assert sparse.against_sparse(arguments_with(**options)) == ([said] if said else [])
 
 
 def test_another_gpu_is_against_it(monkeypatch):
-    from sglang.srt.prefill_graph.compat import features
-    from sglang.srt.prefill_graph.piecewise import sparse
-
     monkeypatch.setattr(features, "on_cuda", lambda: False)
     assert sparse.against_sparse(arguments_with()) == ["it needs an NVIDIA GPU"]
 
@@ -244,8 +239,6 @@ class FlashInferMLAAttnBackend:
 def runner(build_model, monkeypatch):
     """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small
     DeepSeek-V3.2."""
-    from sglang.srt.prefill_graph.compat import features
-
     monkeypatch.setattr(features, "on_cuda", lambda: True)
     model = build_model("deepseek_v32")
 
@@ -264,8 +257,6 @@ def runner(build_model, monkeypatch):
 
 
 def admit(runner, caplog):
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     with caplog.at_level(logging.WARNING):
         admitted = nsa.admit_sparse_attention(runner)
     return admitted, [
@@ -274,8 +265,6 @@ def admit(runner, caplog):
 
 
 def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     given = runner()
     assert admit(given, caplog) == (True, [])
     for layer in given.model.model.layers:
@@ -304,8 +293,6 @@ def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
 
 def default_sizes(largest):
     """The release's server arguments behind its own choice of sizes up to `largest`."""
-    from host import process
-
     args = process.default_server_args(piecewise_cuda_graph_max_tokens=largest)
     args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
     return args
@@ -313,8 +300,6 @@ def default_sizes(largest):
 
 def admit_aloud(runner, caplog):
     """admit_sparse_attention, with what it logs."""
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     with caplog.at_level(logging.INFO):
         return nsa.admit_sparse_attention(runner)
 
@@ -339,8 +324,6 @@ def test_default_sizes_below_that_stay(runner, caplog):
 
 def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
     """Both number their layers from 0."""
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     target, draft = runner(), runner(model=build_model("deepseek_v32", num_hidden_layers=2))
     assert admit(target, caplog)[0] and admit(draft, caplog)[0]
     layer = target.model.model.layers[0].self_attn

@@ -6,6 +6,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, late, sparse
+
+with late.modules():
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.prefill_graph.piecewise import nsa
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
 ROWS, TOKENS, TOPK, HEADS, RANK, ROPE = 8, 5, 4, 2, 6, 2
@@ -41,8 +47,6 @@ def layer():
 def context(layer):
     """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that
     indexer."""
-    from host import graph
-    from sglang.srt.prefill_graph.piecewise import nsa
 
     @contextlib.contextmanager
     def enter(indexer, batch):
@@ -55,8 +59,6 @@ def context(layer):
 
 
 def batch(tokens=TOKENS, **more):
-    import torch
-
     return SimpleNamespace(
         **{"extend_num_tokens": tokens, "out_cache_loc": torch.arange(ROWS) + 100, **more}
     )
@@ -64,17 +66,12 @@ def batch(tokens=TOKENS, **more):
 
 def hidden(width=3, dtype=None):
     """[ROWS, width]: the row number in real rows, NaN in the others."""
-    import torch
-
     made = torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, width)
     made[TOKENS:] = math.nan
     return made.to(dtype) if dtype else made
 
 
 def select(indexer, x=None, q_lora=None):
-    import torch
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     return nsa.select(
         indexer,
         hidden() if x is None else x,
@@ -88,8 +85,6 @@ def select(indexer, x=None, q_lora=None):
 
 
 def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(context):
-    import torch
-
     indexer, given = Indexer(), batch()
     with context(indexer, given):
         topk = select(indexer)
@@ -127,8 +122,6 @@ def test_the_padded_slots_come_back_when_the_indexer_fails(context):
 def test_quantised_activations_arrive_as_they_came(context):
     """(fp8, scales) and (fp8, scales, original) are tuples for the indexer, and tensors on their
     way through the op."""
-    import torch
-
     indexer = Indexer()
     fp8, scales, one_scale = hidden(dtype=torch.float8_e4m3fn), hidden(1), torch.ones(1)
     with context(indexer, batch()):
@@ -180,8 +173,6 @@ def test_drafts_that_are_verified_count_as_tokens(context):
 
 
 def test_errors_name_the_layer(context, layer):
-    import torch
-
     class Wide(Indexer):
         index_topk = TOPK + 1
 
@@ -237,9 +228,6 @@ def test_errors_name_the_layer(context, layer):
 
 
 def attend(layer, save=True, **more):
-    import torch
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     query, key = hidden(HEADS * RANK).view(ROWS, HEADS, RANK), hidden(RANK).view(ROWS, 1, RANK)
     rope = {
         "q_rope": hidden(HEADS * ROPE).view(ROWS, HEADS, ROPE),
@@ -274,8 +262,6 @@ class Backend:
 def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer, shape):
     """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one
     for their tokens."""
-    import torch
-
     backend = Backend(shape)
     with context(None, batch(attn_backend=backend)):
         output = attend(layer)
@@ -294,9 +280,6 @@ def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer
 
 
 def test_keys_that_are_stored_already_stay_away(context, layer):
-    import torch
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     backend = Backend((TOKENS, HEADS * RANK))
     with context(None, batch(attn_backend=backend)):
         nsa.attend(
@@ -315,12 +298,8 @@ def test_keys_that_are_stored_already_stay_away(context, layer):
 def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, save):
     """Stored a second time, keys that a fused kernel has stored already would be those without
     their rotation."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.radix_attention import RadixAttention
-
     attention, backend = (
-        RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1),
+        radix_attention.RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1),
         Backend((TOKENS, HEADS * RANK)),
     )
     given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))
@@ -349,10 +328,6 @@ def test_no_tokens_mean_zeros_and_no_call(context, layer):
 
 
 def test_schemas_and_where_the_graph_is_split():
-    import torch
-    from host import graph
-    from sglang.srt.prefill_graph.piecewise import nsa  # noqa: F401
-
     schemas = {
         name: str(getattr(torch.ops.sglang, name).default._schema)
         for name in ("nsa_topk_with_output", "nsa_attention_with_output")
@@ -375,10 +350,6 @@ def test_schemas_and_where_the_graph_is_split():
 def traced(context, layer):
     """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against
     what they do eagerly."""
-    import torch
-    from host import graph
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     seen = []
 
     def keep(module, inputs):
@@ -411,8 +382,6 @@ def traced(context, layer):
 
 
 def test_one_trace_serves_every_number_of_rows(traced):
-    import torch
-
     for rows in (6, 8, 7):
         compiled, eager = traced(rows)
         assert [tuple(part.shape) for part in compiled] == [(rows, TOPK), (rows, HEADS * RANK)]
@@ -428,9 +397,6 @@ def test_one_trace_serves_every_number_of_rows(traced):
 @pytest.fixture
 def own(build_model, context):
     """The indexer of a small DeepSeek-V3.2 with random weights, and a pool."""
-    import torch
-    from host import sparse
-
     model = build_model("deepseek_v32", device="cpu", index_topk=16)
     indexer = model.model.layers[1].self_attn.indexer
     indexer._forward_method, indexer.rotary_emb = indexer.forward_cuda, sparse.Rope()
@@ -442,10 +408,6 @@ def own(build_model, context):
 def ask(own, context, metadata, parts, rows):
     """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own
     indexer answers."""
-    import torch
-    from host import sparse
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     indexer, pool = own
     x, q_lora = (
         torch.cat(
@@ -465,8 +427,6 @@ def ask(own, context, metadata, parts, rows):
 
 
 def prompts(lengths, indexer):
-    import torch
-
     source = torch.Generator().manual_seed(5)
     return [
         tuple(
@@ -485,8 +445,6 @@ def sets(topk):
 def test_the_releases_own_indexer_selects_what_the_definition_says(own, context, rows):
     """Three requests: one shorter than index_topk, one longer, one behind a cached prefix that an
     earlier batch stored."""
-    from host import sparse
-
     indexer, _ = own
     whole = prompts((5, 30, 45), indexer)
     cached = 40
@@ -505,8 +463,6 @@ def test_the_releases_own_indexer_selects_what_the_definition_says(own, context,
 
 def test_prompts_shorter_than_the_selection_are_selected_whole(own, context):
     """The release skips the scores there and only stores keys."""
-    from host import sparse
-
     indexer, pool = own
     metadata = sparse.Metadata([0, 0], [9, 4], [1, 2])
     topk = ask(own, context, metadata, prompts((9, 4), indexer), 16)
@@ -517,8 +473,6 @@ def test_prompts_shorter_than_the_selection_are_selected_whole(own, context):
 
 
 def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, monkeypatch):
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     indexer, _ = own
     monkeypatch.setattr(nsa, "is_traced", lambda: True)
     monkeypatch.setattr(nsa, "select", lambda *given: given)

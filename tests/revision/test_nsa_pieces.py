@@ -5,6 +5,14 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, late
+
+with late.modules():
+    from sglang.srt import utils
+    from sglang.srt.layers.attention import nsa_backend
+    from sglang.srt.models import deepseek_v2
+    from sglang.srt.prefill_graph.piecewise import nsa
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
 TOKENS, REAL, LAYERS = 8, 5, 3
@@ -37,8 +45,6 @@ class NativeSparseAttnBackend:
 def model(build_model):
     """Three layers, the first dense and two with experts; absorbed weights as loading a checkpoint
     leaves them."""
-    import torch
-
     made = build_model(
         "deepseek_v32",
         device="cpu",
@@ -57,12 +63,10 @@ def model(build_model):
 def traced(model, monkeypatch):
     """The model compiled, split and run by the release, its experts left out; and the backend that
     its attention ran on."""
-    from host import graph
-    from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
-    from sglang.srt.prefill_graph.piecewise import nsa
-
     monkeypatch.setattr(
-        DeepseekV2MoE, "forward", lambda self, hidden_states, *_, **__: hidden_states * 0.5
+        deepseek_v2.DeepseekV2MoE,
+        "forward",
+        lambda self, hidden_states, *_, **__: hidden_states * 0.5,
     )
     backend = NativeSparseAttnBackend()
     batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
@@ -110,11 +114,6 @@ def test_attention_gets_the_real_tokens_and_what_was_selected(traced, model):
 @pytest.fixture
 def decide(monkeypatch):
     """decide(): use_mha, as the release's backend sets it for a short prompt on a Hopper GPU."""
-    import torch
-    from host import graph
-    from sglang.srt import utils
-    from sglang.srt.layers.attention.nsa_backend import NativeSparseAttnBackend as Backend
-
     monkeypatch.setattr(utils, "get_device_sm", lambda: 90)
     batch = graph.prefill_batch(
         4, seq_lens_cpu=torch.tensor([4]), token_to_kv_pool=SimpleNamespace(dtype=torch.bfloat16)
@@ -128,7 +127,7 @@ def decide(monkeypatch):
     )
 
     def ask():
-        Backend.set_nsa_prefill_impl(backend, batch)
+        nsa_backend.NativeSparseAttnBackend.set_nsa_prefill_impl(backend, batch)
         return backend.use_mha
 
     return ask
@@ -137,8 +136,6 @@ def decide(monkeypatch):
 def test_the_dense_branch_for_short_prompts_is_off_in_the_graph_only(decide):
     """A replay knows the branch that was captured: a backend that prepares the other one would
     leave it without metadata."""
-    from host import graph
-
     assert decide() is True
     with (
         contextlib.suppress(ZeroDivisionError),

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.layers.attention.nsa import nsa_indexer
 
 pytestmark = pytest.mark.revision(">=0.5.11,<0.5.13")
 
@@ -9,9 +13,7 @@ ROPE_DIM = 4
 
 
 def write_back(key, rotated):
-    from sglang.srt.layers.attention.nsa.nsa_indexer import Indexer
-
-    Indexer._update_rope_guarded(key[..., :ROPE_DIM], rotated)
+    nsa_indexer.Indexer._update_rope_guarded(key[..., :ROPE_DIM], rotated)
     return key * 2
 
 

@@ -3,6 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.layers import linear
+    from sglang.srt.layers import parameter as layers_parameter
+    from sglang.srt.models import qwen3_next
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.11")
 BLOCK, KEYS, VALUES, RANKS = 4, 4, 8, 2
@@ -12,24 +19,21 @@ GROUP = 2 * BLOCK + 2 * VALUES // KEYS * BLOCK
 
 def loaded(rank):
     """The rank's weight and block scales from a checkpoint whose rows and blocks are numbered."""
-    import torch
-    from sglang.srt.layers.linear import MergedColumnParallelLinear
-    from sglang.srt.layers.parameter import BlockQuantScaleParameter, ModelWeightParameter
-    from sglang.srt.models.qwen3_next import Qwen3GatedDeltaNet
-
     outputs = [KEYS * BLOCK] * 2 + [VALUES * BLOCK] * 2
-    layer = MergedColumnParallelLinear(
+    layer = linear.MergedColumnParallelLinear(
         BLOCK, outputs, bias=False, tp_rank=rank, tp_size=RANKS, params_dtype=torch.float32
     )
     rows = KEYS * GROUP // RANKS
     dimensions = dict(input_dim=1, output_dim=0, weight_loader=layer.weight_loader_v2)
-    layer.weight = ModelWeightParameter(data=torch.zeros(rows, BLOCK), **dimensions)
-    layer.weight_scale_inv = BlockQuantScaleParameter(
+    layer.weight = layers_parameter.ModelWeightParameter(
+        data=torch.zeros(rows, BLOCK), **dimensions
+    )
+    layer.weight_scale_inv = layers_parameter.BlockQuantScaleParameter(
         data=torch.zeros(rows // BLOCK, 1), **dimensions
     )
     layer.quant_method.quant_config = SimpleNamespace(weight_block_size=[BLOCK, BLOCK])
-    Qwen3GatedDeltaNet._override_weight_loader(
-        layer, Qwen3GatedDeltaNet._make_packed_weight_loader(layer)
+    qwen3_next.Qwen3GatedDeltaNet._override_weight_loader(
+        layer, qwen3_next.Qwen3GatedDeltaNet._make_packed_weight_loader(layer)
     )
     for parameter in (layer.weight, layer.weight_scale_inv):
         whole = torch.arange(RANKS * len(parameter), dtype=torch.float32)

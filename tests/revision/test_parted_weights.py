@@ -7,6 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.model_executor import model_runner
+    from sglang.srt.prefill_graph.model import parted_weights
 
 pytestmark = pytest.mark.revision(">=0.5.5")
 
@@ -91,8 +96,6 @@ def loader(request):
 @pytest.mark.parametrize("order", [HALVES, HALVES[::-1]])
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_both_halves_arrive(loader, order, buckets):
-    from sglang.srt.prefill_graph.model import parted_weights
-
     attention = LOADERS[loader][2]
     model, joined = small(loader, attention)
     parted_weights.complete(model)
@@ -105,8 +108,6 @@ def test_both_halves_arrive(loader, order, buckets):
 
 def test_each_update_of_one_half_is_written(loader):
     """Updates of what changed alone, in an order that pairs no two of one update."""
-    from sglang.srt.prefill_graph.model import parted_weights
-
     attention = LOADERS[loader][2]
     model, joined = small(loader, attention)
     parted_weights.complete(model)
@@ -141,8 +142,6 @@ def fp8(rows=4):
 
 
 def test_an_indexers_weight_and_scale_meet_across_calls():
-    from sglang.srt.prefill_graph.model import parted_weights
-
     model = Sparse("model.layers.0.self_attn.indexer.wk_weights_proj.weight")
     parted_weights.complete(model)
     weight, scale = (f"{INDEXER}.weight", fp8()), (f"{INDEXER}.weight_scale_inv", torch.ones(1, 1))
@@ -161,8 +160,6 @@ def test_an_indexers_weight_and_scale_meet_across_calls():
 
 
 def test_what_is_kept_does_not_hold_on_to_a_bucket():
-    from sglang.srt.prefill_graph.model import parted_weights
-
     bucket, kept = fp8(64), {}
     list(parted_weights.completed(Sparse(), [(f"{INDEXER}.weight", bucket[:4])], kept))
     ((_, held),) = kept[f"{INDEXER}."].values()
@@ -171,8 +168,6 @@ def test_what_is_kept_does_not_hold_on_to_a_bucket():
 
 def completed(*names, half=None, part="q_a_proj", layer="model.layers.0."):
     """The names that a call of one half is completed to, in a model with parameters `names`."""
-    from sglang.srt.prefill_graph.model import parted_weights
-
     half = torch.ones(Q_ROWS, WIDTH) if half is None else half
     given = [(f"{layer}self_attn.{part}.weight", half)]
     return [name for name, _ in parted_weights.completed(Sparse(*names), given, {})][1:]
@@ -199,17 +194,13 @@ def test_what_has_no_halves_is_left_alone(caplog):
 
 
 def test_other_models_keep_their_loader():
-    from sglang.srt.prefill_graph.model import parted_weights
-
     model = Sparse("model.layers.0.self_attn.qkv_proj.weight")
     parted_weights.complete(model)
     assert "load_weights" not in vars(model)
 
 
 def test_the_model_runner_completes_what_it_loaded():
-    from sglang.srt.model_executor.model_runner import ModelRunner
-
-    text = inspect.getsource(ModelRunner.load_model)
+    text = inspect.getsource(model_runner.ModelRunner.load_model)
     loaded, completes = (
         text.rindex("self.model = "),
         text.index("parted_weights.complete(self.model)"),

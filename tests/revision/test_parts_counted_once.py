@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from host import models
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.22")
 RANKS = 2
@@ -24,8 +25,6 @@ def test_a_rank_of_falcon_h1_adds_shares(build_model, monkeypatch, part):
 
 def test_the_last_norm_of_granite_4_reads_the_last_layer_alone():
     """It read the layer's residual too, which the layer had added."""
-    from host import models
-
     config = importlib.import_module("sglang.srt.configs.granitemoehybrid").GraniteMoeHybridConfig(
         **dict(vocab_size=256, hidden_size=128, num_hidden_layers=1, layer_types=["attention"]),
         **dict(shared_intermediate_size=256, num_local_experts=0, position_embedding_type="nope"),

@@ -1,9 +1,16 @@
 """What the piecewise graph refuses by name before it is captured: drafts that would never replay
 it, and Mamba2 mixers outside of split ops."""
 
+import inspect
 import logging
 
 import pytest
+from host import graph, late, runner
+
+with late.modules():
+    from sglang.srt.model_executor import forward_batch_info, piecewise_cuda_graph_runner
+    from sglang.srt.prefill_graph.report import verdict
+    from sglang.srt.speculative import eagle_worker_v2, spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
 WITH_REPORT = pytest.mark.revision(">=0.5.9")
@@ -15,7 +22,6 @@ COMPARES_MODES = pytest.mark.revision(">=0.5.11")
 def decided(caplog):
     """decided(model, **what host.runner.decide takes): the model runner after the release's own
     decision, and its warnings."""
-    from host import runner
 
     def decide(model, **changes):
         caplog.clear()
@@ -32,31 +38,29 @@ def decided(caplog):
 def wanted_of_the_target(algorithm):
     """The CaptureHiddenMode of a target's prefill, as the release's own worker for drafts sets
     it."""
-    import inspect
-
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-    from sglang.srt.speculative import eagle_worker_v2
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation).partition(
         "# Draft prefill"
     )[0]
     spares = (
-        "is_standalone()" in source and SpeculativeAlgorithm.from_string(algorithm).is_standalone()
+        "is_standalone()" in source
+        and spec_info.SpeculativeAlgorithm.from_string(algorithm).is_standalone()
     )
     assert "CaptureHiddenMode.FULL" in source
-    return CaptureHiddenMode.NULL if spares else CaptureHiddenMode.FULL
+    return (
+        forward_batch_info.CaptureHiddenMode.NULL
+        if spares
+        else forward_batch_info.CaptureHiddenMode.FULL
+    )
 
 
 def replays(mode):
     """Whether the release's own runner of the piecewise graph, captured without hidden states,
     takes a prefill that wants `mode`."""
-    from host import graph
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-    from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
-
-    runner = object.__new__(PiecewiseCudaGraphRunner)
-    runner.max_num_tokens, runner.capture_hidden_mode = 16, CaptureHiddenMode.NULL
+    runner = object.__new__(piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner)
+    runner.max_num_tokens, runner.capture_hidden_mode = (
+        16,
+        forward_batch_info.CaptureHiddenMode.NULL,
+    )
     return runner.can_run(graph.prefill_batch(4, capture_hidden_mode=mode, return_logprob=False))
 
 
@@ -71,8 +75,6 @@ def test_a_graph_that_no_prefill_would_replay_is_not_captured(
     build_model, decided, algorithm, changes
 ):
     """It was captured for minutes, never ran, and the report said "on"."""
-    from sglang.srt.prefill_graph.report import verdict
-
     known = "EAGLE" if algorithm == "NEXTN" else algorithm  # what the server arguments make of it
     alive = bool(changes) or replays(wanted_of_the_target(known))
     runner, warnings = decided(
@@ -116,8 +118,6 @@ def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided):
 
 @WITH_REPORT
 def test_the_report_names_the_layer(build_model, decided):
-    from sglang.srt.prefill_graph.report import verdict
-
     runner, [warning] = decided(build_model("falcon_h1"))
     found = verdict.explain(runner)
     assert (

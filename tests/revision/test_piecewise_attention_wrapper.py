@@ -3,6 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt.compilation import piecewise_context_manager
+    from sglang.srt.layers.attention import flashinfer_backend
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.14")
 OTHER_MODES = ("decode_or_idle", "draft_extend", "target_verify", "dllm_extend")
@@ -12,10 +17,9 @@ OTHER_MODES = ("decode_or_idle", "draft_extend", "target_verify", "dllm_extend")
 def planned():
     """A function that has the backend plan one prefill behind these prefixes, and returns what it
     planned: whether new tokens go through the ragged wrapper, and whether any prefix is cached."""
-    from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 
     def plan(prefixes: list[int], **settings: bool) -> tuple[bool, bool]:
-        backend, told = object.__new__(FlashInferAttnBackend), []
+        backend, told = object.__new__(flashinfer_backend.FlashInferAttnBackend), []
         update = lambda *_, use_ragged, **__: told.append(use_ragged)  # noqa: E731
         words = dict(
             is_multimodal=False,
@@ -58,10 +62,8 @@ def _batch(prefixes: list[int]) -> SimpleNamespace:
 @pytest.mark.parametrize("setting", ["", "enable_deterministic", "is_multimodal"])
 def test_the_graph_changes_no_wrapper(planned, prefixes, setting):
     """Another kernel rounds otherwise, and a router behind it picks other experts."""
-    from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph
-
     settings = {setting: True} if setting else {}
     eager = planned(prefixes, **settings)
-    with enable_piecewise_cuda_graph():
+    with piecewise_context_manager.enable_piecewise_cuda_graph():
         assert planned(prefixes, **settings) == eager
     assert eager[0] == (not setting)

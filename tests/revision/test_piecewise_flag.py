@@ -3,14 +3,17 @@
 from unittest.mock import MagicMock
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt.compilation import piecewise_context_manager
+    from sglang.srt.model_executor import piecewise_cuda_graph_runner
 
 pytestmark = pytest.mark.revision("<0.5.10")
 
 
 @pytest.fixture
 def context():
-    from sglang.srt.compilation import piecewise_context_manager
-
     yield piecewise_context_manager
     piecewise_context_manager._in_piecewise_cuda_graph = False
 
@@ -25,11 +28,7 @@ def test_the_flag_goes_down_when_the_body_raises(context):
 
 def test_a_failed_replay_leaves_the_mode(context):
     """The same through the runner's own replay."""
-    from sglang.srt.model_executor.piecewise_cuda_graph_runner import (
-        PiecewiseCudaGraphRunner,
-    )
-
-    runner = object.__new__(PiecewiseCudaGraphRunner)
+    runner = object.__new__(piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner)
     runner.model_runner = MagicMock()
     runner.model_runner.attn_backend.init_forward_metadata.side_effect = MemoryError("metadata")
     with pytest.raises(MemoryError, match="metadata"):

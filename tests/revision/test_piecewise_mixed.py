@@ -5,6 +5,11 @@ The release's own runner makes the batch that traced code reads; no graph is beh
 """
 
 import pytest
+import torch
+from host import graph, late, replayed
+
+with late.modules():
+    from sglang.srt.model_executor import forward_batch_info
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
 
@@ -21,9 +26,6 @@ class Attention:
 
 def batch_of(mode):
     """A prefill of three and six tokens."""
-    import torch
-    from host import graph
-
     return graph.prefill_batch(
         9,
         batch_size=2,
@@ -36,10 +38,6 @@ def batch_of(mode):
 
 
 def test_a_batch_that_also_decodes_runs_what_was_traced_for_prefills():
-    import torch
-    from host import replayed
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     traced, attention = [], Attention()
 
     def note(graph_module, _):
@@ -53,9 +51,17 @@ def test_a_batch_that_also_decodes_runs_what_was_traced_for_prefills():
 
     torch._dynamo.reset()
     runner = replayed.Replays("piecewise", attention, layers)
-    for mode in (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.EXTEND):
+    for mode in (
+        forward_batch_info.ForwardMode.EXTEND,
+        forward_batch_info.ForwardMode.MIXED,
+        forward_batch_info.ForwardMode.EXTEND,
+    ):
         batch = batch_of(mode)
         runner.run(batch)
         assert batch.forward_mode is mode  # the scheduler's batch, which sampling reads
-    assert attention.modes == [ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.EXTEND]
+    assert attention.modes == [
+        forward_batch_info.ForwardMode.EXTEND,
+        forward_batch_info.ForwardMode.MIXED,
+        forward_batch_info.ForwardMode.EXTEND,
+    ]
     assert len(traced) == 1

@@ -4,6 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.model_executor import forward_batch_info, piecewise_cuda_graph_runner
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.11")
 
@@ -13,12 +17,7 @@ CAPTURED = 8
 def prepare(num_tokens, hidden_size):
     """The real replay_prepare on a runner without a GPU; returns its buffer of embeddings, full of
     ones before."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-    from sglang.srt.model_executor.piecewise_cuda_graph_runner import (
-        PiecewiseCudaGraphRunner,
-    )
-
-    runner = object.__new__(PiecewiseCudaGraphRunner)
+    runner = object.__new__(piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner)
     runner.buffers = runner  # 0.5.10 keeps them in an object, 0.5.9 in the runner
     runner.capture_num_tokens = [CAPTURED // 2, CAPTURED]
     runner.is_multimodal = True
@@ -33,8 +32,8 @@ def prepare(num_tokens, hidden_size):
     runner.model_runner = SimpleNamespace(
         req_to_token_pool=None, token_to_kv_pool=None, attn_backend=None
     )
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
+    batch = forward_batch_info.ForwardBatch(
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
         batch_size=1,
         input_ids=torch.full((num_tokens,), 7),
         positions=torch.arange(num_tokens),

@@ -6,7 +6,19 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import bodies, graph, late, process, replayed
 from test_breakable_runner import _sums_by_table, batch_of
+
+with late.modules():
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.breakable import runner as set_up
+    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.captured import states as captured_states
+    from sglang.srt.prefill_graph.compat import eager, ops
+    from sglang.srt.prefill_graph.model import layers as described
+    from sglang.srt.prefill_graph.model import stack
+    from sglang.srt.prefill_graph.piecewise import op_function, with_states
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 MAMBA2, NET = "nemotron_mamba2_with_output", "unified_linear_attention_with_output"
@@ -16,9 +28,6 @@ ROWS, REAL = 8, 5
 
 def tables_of(tokens, places, lengths):
     """Tables of a size on the CPU, with a batch of `lengths`."""
-    import torch
-    from sglang.srt.prefill_graph.captured import tables
-
     made = tables.Tables(tokens, places, 16, torch.device("cpu"))
     made.fill(lengths, [False] * len(lengths), torch.arange(1, places + 1))
     return made
@@ -28,17 +37,12 @@ def tables_of(tokens, places, lengths):
 
 
 def test_the_layers_that_can_be_captured_are_those_that_are_not_split_at():
-    from sglang.srt.prefill_graph.captured import layers
-    from sglang.srt.prefill_graph.compat import ops
-
     assert set(ops.RECURRENT) == set(layers.RUN)
 
 
 def test_an_op_is_not_split_at_for_runners_that_are_built_inside():
     import sglang.srt.layers.radix_linear_attention
     import sglang.srt.models.nemotron_h  # noqa: F401
-    from host import graph
-    from sglang.srt.prefill_graph.compat import ops
 
     before = list(graph.split_ops())
     targets = {f"sglang.{name}" for name in ops.RECURRENT}
@@ -52,10 +56,6 @@ def test_an_op_is_not_split_at_for_runners_that_are_built_inside():
 @pytest.mark.parametrize("op", [MAMBA2, NET])
 def test_an_op_fills_its_output_while_its_layer_is_captured(op, monkeypatch):
     """A custom op must not give another memory to its argument; a break does."""
-    import torch
-    from sglang.srt.prefill_graph.captured import layers, tables
-    from sglang.srt.prefill_graph.piecewise import op_function
-
     calls = []
 
     def function(hidden_states: torch.Tensor, output: torch.Tensor, layer_id: int) -> None:
@@ -80,10 +80,6 @@ def test_an_op_fills_its_output_while_its_layer_is_captured(op, monkeypatch):
 @pytest.mark.parametrize("name", ["models.nemotron_h", "layers.radix_linear_attention"])
 def test_the_releases_own_op_is_captured(name, monkeypatch):
     """What the release registers, or this package where it has no such op."""
-    import torch
-    from host import bodies
-    from sglang.srt.prefill_graph.captured import layers, tables
-
     op = MAMBA2 if name.startswith("models") else NET
     module = bodies.load_undecorated(f"sglang.srt.{name}", monkeypatch)
     run = getattr(module, op, None) or getattr(torch.ops.sglang, op)
@@ -100,8 +96,6 @@ def test_the_releases_own_op_is_captured(name, monkeypatch):
 
 @pytest.fixture
 def nemotron(build_model):
-    import torch
-
     return build_model(
         "nemotron_h",
         device="cpu",
@@ -119,12 +113,6 @@ def attention(query, key, value, output, save_kv_cache, layer_id, **_):
 def traced(nemotron, monkeypatch):
     """traced(lengths): NemotronH's stack as the release's own compiler splits and runs it, on the
     tables of a batch."""
-    from host import bodies, graph
-    from sglang.srt.prefill_graph.captured import layers, tables
-    from sglang.srt.prefill_graph.compat import ops
-    from sglang.srt.prefill_graph.model import layers as described
-    from sglang.srt.prefill_graph.model import stack
-
     with monkeypatch.context() as plain:
         undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
     monkeypatch.setitem(layers.RUN, MAMBA2, _sums_by_table)
@@ -154,8 +142,6 @@ def test_a_model_is_split_at_attention_alone(traced):
 
 def test_the_pieces_read_the_tables(traced):
     """The layers stood in for sum up a request's rows: a second request begins anew."""
-    import torch
-
     [one, _], [two, _] = traced([REAL]).outputs, traced([2, 3]).outputs
     torch.testing.assert_close(one[:2], two[:2])
     assert not torch.isclose(one[2:REAL], two[2:REAL]).all(-1).any()
@@ -175,18 +161,10 @@ class Pool:
 
 @pytest.fixture
 def states():
-    from sglang.srt.prefill_graph.captured import layers
-    from sglang.srt.prefill_graph.captured.states import States
-
-    return States(layers.Captured(Pool(), chunk=16))
+    return captured_states.States(layers.Captured(Pool(), chunk=16))
 
 
 def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_layers(states):
-    from host import graph
-    from sglang.srt.prefill_graph.captured import tables
-    from sglang.srt.prefill_graph.compat import ops
-    from sglang.srt.prefill_graph.piecewise import with_states
-
     told = []
 
     class Release:
@@ -232,8 +210,6 @@ class Attention:
 def replays(states):
     """replays(layers): the release's own runner with `states` inside and no graph behind it, and
     its backend. layers(batch): what runs in the place of the graph."""
-    from host import replayed
-    from sglang.srt.prefill_graph.piecewise import with_states
 
     def make(layers):
         attention = Attention()
@@ -284,15 +260,12 @@ def test_a_forward_that_fails_leaves_the_runner_as_it_was(replays):
 
 
 def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.prefill_graph.compat import eager
-
     made, _ = replays(print)
     del made.runner.layer_model  # which a breakable runner has
     runner = SimpleNamespace(piecewise_cuda_graph_runner=made.runner)
     mixed, many, long = batch_of([3]), batch_of([1] * 17), batch_of([257])
     few = batch_of([1] * 9)  # 256 rows, for its requests alone
-    mixed.forward_mode = ForwardMode.MIXED
+    mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
     reasons = {
         "requests that decode are in the batch": mixed,
         "more requests than the tables of states have places, 16": many,
@@ -312,8 +285,6 @@ def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
 @pytest.fixture
 def of(monkeypatch, caplog):
     """of(found, **server_args): what is captured where the layers could be, and what was logged."""
-    from sglang.srt.prefill_graph.captured import layers
-    from sglang.srt.prefill_graph.piecewise import with_states
 
     def ask(found, tp_rank=0, **server_args):
         caplog.clear()
@@ -327,16 +298,12 @@ def of(monkeypatch, caplog):
 
 
 def test_a_server_with_such_layers_captures_them(of):
-    from sglang.srt.prefill_graph.captured import layers
-
     found = layers.Captured(Pool())
     made, told = of(found)
     assert made.captured is found and not told
 
 
 def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
-    from sglang.srt.prefill_graph.captured import layers
-
     said = "The prefill graph is split at layers with recurrent states: "
     assert of("SGLANG_PREFILL_GRAPH_STATES=break is set") == (
         None,
@@ -353,8 +320,6 @@ def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
 @pytest.mark.parametrize("breakable", [False, True])
 def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, caplog, states):
     """A ModelRunner of the release with neither piece to capture nor memory to count."""
-    from sglang.srt.prefill_graph.breakable import runner as set_up
-
     made = SimpleNamespace(
         server_args=SimpleNamespace(enable_breakable_cuda_graph=breakable), tp_rank=0
     )
@@ -379,9 +344,6 @@ def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, cap
 @pytest.mark.parametrize("tokens", [None, [512, 2048]])
 def test_default_sizes_end_where_eager_prefill_is_as_fast(tokens, monkeypatch, states):
     """And are closer to each other; those that a user gave stay."""
-    from host import process
-    from sglang.srt.prefill_graph.breakable import runner as set_up
-
     args = process.default_server_args(piecewise_cuda_graph_max_tokens=8192)
     default = args._generate_piecewise_cuda_graph_tokens()
     args.piecewise_cuda_graph_tokens = tokens or default

@@ -16,6 +16,14 @@ from unittest import mock
 
 import pytest
 import torch
+from host import late, prefill
+from host import runner as host_runner
+from torch.utils._python_dispatch import TorchDispatchMode
+
+with late.modules():
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.compat import eager
+    from sglang.srt.prefill_graph.report import counts, records, verdict
 
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 OWN = {  # the releases' own runners of prefill graphs
@@ -60,9 +68,7 @@ class Mode:
 
 
 def hidden(name):
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-
-    return CaptureHiddenMode[name]
+    return forward_batch_info.CaptureHiddenMode[name]
 
 
 def batch_of(tokens=32, **fields):
@@ -140,8 +146,6 @@ def kind(request):
 @pytest.mark.skipif(not later(), reason="an earlier release has a runner for each graph")
 def test_a_piecewise_graph_from_14_says_what_it_refuses():
     """Its runner names no stack of layers. That of 0.5.16 and later refuses log-probabilities."""
-    from sglang.srt.prefill_graph.compat import eager
-
     graph = graph_of(
         "prefill",
         layer_model=None,
@@ -212,8 +216,6 @@ def test_a_plain_prompt_is_taken(kind):
 @pytest.mark.parametrize("words", CAUSES)
 def test_the_cause_of_a_refusal_is_named(kind, words):
     """What the release itself refuses, it refuses for this."""
-    from sglang.srt.prefill_graph.compat import eager
-
     found = refused(kind, words)
     if found is None:
         pytest.skip("no rule of this release")
@@ -246,8 +248,6 @@ def refusing(function):
 def test_every_rule_of_the_release_is_known(kind):
     """A rule that a release adds has no words, until somebody looks: it would be counted as
     "another rule of the release"."""
-    from sglang.srt.prefill_graph.compat import eager
-
     own = getattr(importlib.import_module(OWN[kind][0]), OWN[kind][1])
     known = {name for cause in eager.CAUSES for name in cause.asks}
     known |= {  # other names of the same, and what is asked on the way
@@ -273,7 +273,6 @@ def test_every_rule_of_the_release_is_known(kind):
 def test_what_the_release_does_not_ask_for_is_no_cause():
     """Up to 0.5.9 embeddings run on the graph: a batch that has them is refused for another
     reason."""
-    from sglang.srt.prefill_graph.compat import eager
 
     class Asks(Graph):
         def can_run(self, forward_batch):
@@ -286,16 +285,12 @@ def test_what_the_release_does_not_ask_for_is_no_cause():
 
 
 def test_a_cause_that_cannot_be_asked_harms_nothing():
-    from sglang.srt.prefill_graph.compat import eager
-
     graph = graph_of(KINDS[0])
     broken = SimpleNamespace(input_ids=None)
     assert eager.why(runner_with(graph), broken) == "another rule of the release (TypeError)"
 
 
 def test_without_a_graph_that_is_the_reason():
-    from sglang.srt.prefill_graph.compat import eager
-
     assert eager.why(runner_with(None), batch_of()) == "the graph is off"
     if later():
         runner = runner_with(object())
@@ -307,8 +302,6 @@ def test_without_a_graph_that_is_the_reason():
 def counted(monkeypatch):
     """counted(graph): a ModelRunner of the release whose prefills are counted, and what calls its
     own decision."""
-    from sglang.srt.prefill_graph.report import counts
-
     module = importlib.import_module(MODEL_RUNNER)
 
     def make(graph, kept=True):
@@ -409,8 +402,6 @@ def test_a_runner_that_does_not_report_runs_as_before(counted):
 
 def test_counting_asks_nothing_of_the_device():
     """Not one operation of torch, however cheap: it could wait for the GPU."""
-    from sglang.srt.prefill_graph.report import counts
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Refuses(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -430,8 +421,6 @@ def test_counting_asks_nothing_of_the_device():
 
 
 def test_counting_takes_microseconds():
-    from sglang.srt.prefill_graph.report import counts
-
     graph = graph_of(KINDS[0])
     runner, batch = runner_with(graph), batch_of(129)
     counts.keep(runner, counts.Counts(lambda *_: None))
@@ -449,8 +438,6 @@ def test_counting_takes_microseconds():
 
 
 def test_the_record_is_written_at_most_once_in_an_interval(monkeypatch):
-    from sglang.srt.prefill_graph.report import counts
-
     monkeypatch.setattr(counts, "INTERVAL", 0.3)
     written = []
     found = counts.Counts(lambda on_graph, eager: written.append((on_graph, dict(eager))))
@@ -471,10 +458,6 @@ def test_the_record_is_written_at_most_once_in_an_interval(monkeypatch):
 
 def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
     """From a model runner that the release decided for, by way of the hooks."""
-    from host import prefill
-    from host import runner as host
-    from sglang.srt.prefill_graph.report import counts, verdict
-
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(counts, "INTERVAL", 0.01)
     model, made = build_model("llama"), []
@@ -486,7 +469,7 @@ def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
             then=lambda runner: made.extend([runner, verdict.report_prefill_graph(runner)]),
         )
     else:
-        made.append(host.decide(model))
+        made.append(host_runner.decide(model))
         made.append(verdict.report_prefill_graph(made[0]))
     record = made[1]
     assert record and (record.verdict, record.sizes) == ("on", (64, 128))
@@ -500,8 +483,6 @@ def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
 
 def test_a_graph_that_was_captured_anew_is_told_and_the_old_one_let_go(tmp_path, monkeypatch):
     """An update of the weights can capture other sizes, and must not keep two graphs in memory."""
-    from sglang.srt.prefill_graph.report import records, verdict
-
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     runner = runner_with(Graph())
     runner.server_args, runner.tp_rank = SimpleNamespace(), 0

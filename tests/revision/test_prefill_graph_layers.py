@@ -6,6 +6,12 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late, runner
+from host.runner import names
+
+with late.modules():
+    from sglang.srt.prefill_graph.model import layers, stack
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
@@ -15,8 +21,6 @@ WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 @pytest.fixture
 def table_of(build_model):
     def build(kind, **changes):
-        from sglang.srt.prefill_graph.model import layers, stack
-
         model = build_model(kind, **changes)
         return model, layers.describe(stack.find(model).layers)
 
@@ -42,8 +46,6 @@ MOE_CONFIG = dict(
 
 def entries(model, table):
     """Each row as (kind, where its split object is, where its experts are)."""
-    from host.runner import names
-
     found = zip(names(model, table.attention_layers), names(model, table.moe_layers), strict=True)
     return [(row.kind.name, *where) for row, where in zip(table.rows, found, strict=True)]
 
@@ -129,8 +131,6 @@ GDN_KNOWN = pytest.mark.revision(">=0.5.6")  # by the release itself
 def test_models_without_a_mixer_get_what_the_unpatched_release_makes(kind, table_of, unpatched):
     """The runner's lists after the patched decision, and the table itself, against the unpatched
     release's loop."""
-    from host import runner
-
     model, table = table_of(kind)
     decided = runner.decide(model)
     assert runner.lists(decided) == unpatched[kind]
@@ -142,8 +142,6 @@ def test_models_without_a_mixer_get_what_the_unpatched_release_makes(kind, table
 
 @pytest.mark.revision("<0.5.6")
 def test_qwen3_next_is_captured_where_the_release_left_it_eager(table_of, unpatched):
-    from host import runner
-
     model, _ = table_of("qwen3_next", num_hidden_layers=4)
     assert unpatched["qwen3_next"] == {"attention_layers": []}
     decided = runner.decide(model)
@@ -158,8 +156,6 @@ def test_the_unpatched_release_leaves_nemotron_h_eager(unpatched):
 
 @pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_nemotron_h_is_captured_with_the_tables_lists(pattern, table_of, caplog):
-    from host import runner
-
     model, table = table_of("nemotron_h", **nemotron(pattern))
     with caplog.at_level(logging.WARNING):
         decided = runner.decide(model)
@@ -171,8 +167,6 @@ def test_nemotron_h_is_captured_with_the_tables_lists(pattern, table_of, caplog)
 
 
 def refusals(caplog, model, **changes):
-    from host import runner
-
     caplog.clear()
     decided = runner.decide(model, **changes)
     assert decided.piecewise_cuda_graph_runner is None
@@ -180,8 +174,6 @@ def refusals(caplog, model, **changes):
 
 
 def test_an_unknown_layer_keeps_the_graph_off_and_is_named(table_of, caplog):
-    import torch
-
     model, _ = table_of("nemotron_h")
     model.model.layers[4].mixer = torch.nn.Linear(4, 4)
     model.model.layers[5].mixer = torch.nn.Linear(4, 4)
@@ -222,8 +214,6 @@ def test_another_incomplete_model_is_refused_as_before_and_named(table_of, caplo
 
 
 def test_a_stack_is_found_or_what_was_probed_is_said():
-    from sglang.srt.prefill_graph.model import stack
-
     decoder = SimpleNamespace(layers=["a", "b"])
     assert stack.find(SimpleNamespace(model=decoder)) == stack.Stack(decoder, "model")
     assert (

@@ -5,6 +5,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, interpreted, late
+
+with late.modules():
+    from sglang.srt.models import nemotron_h
+    from sglang.srt.prefill_graph.piecewise import mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 
@@ -19,8 +25,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_mamba2", CASES)
 
 
@@ -60,10 +64,6 @@ COUNTS = {
 @pytest.mark.parametrize("case", COUNTS)
 def test_the_layer_sees_exactly_the_real_tokens(case):
     """MambaMixer2 asserts that it is given as many rows as the metadata counts."""
-    import torch
-    from host import graph
-    from sglang.srt.prefill_graph.piecewise import mamba2
-
     counts, real = COUNTS[case]
     backend, calls = metadata(**counts), []
     layer = SimpleNamespace(mixer="the mixer", layer_id=1)
@@ -85,10 +85,6 @@ def test_the_layer_sees_exactly_the_real_tokens(case):
 
 def test_eager_forwards_do_not_use_the_op(build_model, monkeypatch):
     """Outside of the graph the layer calls its backend itself, on all rows."""
-    import torch
-    from host import graph
-    from sglang.srt.models import nemotron_h
-
     monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
     monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", SimpleNamespace)
     layer = build_model("nemotron_h", device="cpu", dtype=torch.float32).model.layers[0]

@@ -5,6 +5,14 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, late
+
+with late.modules():
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.layers.moe.fused_moe_triton import layer
+    from sglang.srt.models import nemotron_h
+    from sglang.srt.prefill_graph.model import layers, stack
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 DENSE, MOE = "M-M*M-", "ME*E"
@@ -43,8 +51,6 @@ class Backend:
 
 @pytest.fixture
 def nemotron(build_model):
-    import torch
-
     def build(pattern):
         return build_model(
             "nemotron_h",
@@ -70,10 +76,6 @@ def nemotron(build_model):
 def traced(monkeypatch):
     """traced(model): the model compiled, split and run by the release, with CPU kernels where it
     has GPU ones only."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-    from sglang.srt.prefill_graph.model import layers, stack
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5
@@ -97,7 +99,7 @@ def traced(monkeypatch):
             # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
             else:
                 monkeypatch.setattr(
-                    FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
+                    layer.FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
                 )
             return graph.traced_forward(model, batch, lists, TOKENS), backend
 
@@ -124,16 +126,13 @@ def test_every_captured_piece_knows_the_number_of_tokens(nemotron, traced):
 
 def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced, monkeypatch):
     """Eager on the real tokens alone, against the split forward on padded ones."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.models import nemotron_h
-
     model = nemotron(DENSE)
     result, backend = traced(model)
     monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
     monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", Backend)
-    monkeypatch.setattr(RadixAttention, "forward", lambda self, q, k, v, forward_batch, *_, **__: q)
+    monkeypatch.setattr(
+        radix_attention.RadixAttention, "forward", lambda self, q, k, v, forward_batch, *_, **__: q
+    )
     batch = graph.prefill_batch(REAL)
     batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
     with torch.no_grad():
@@ -148,8 +147,6 @@ def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced,
 def streams(monkeypatch):
     """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is
     asked for."""
-    from sglang.srt.models import nemotron_h
-
     monkeypatch.setattr(nemotron_h, "_is_cuda", True)
     moe = SimpleNamespace(
         _forward_core_shared_routed_overlap=lambda _: "two", _forward_core_normal=lambda _: "one"
@@ -159,9 +156,6 @@ def streams(monkeypatch):
 
 @WITH_EXPERTS
 def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
-    import torch
-    from host import graph
-
     assert streams() == "two"
     with graph.context_module().enable_piecewise_cuda_graph():
         assert streams() == "one"

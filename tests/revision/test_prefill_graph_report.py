@@ -14,6 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import interpreted, late, prefill, process
+from host import runner as host_runner
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.managers import tp_worker
+    from sglang.srt.model_executor import cuda_graph_config
+    from sglang.srt.prefill_graph.compat import prefill_config
+    from sglang.srt.prefill_graph.report import provenance, records, schedulers, verdict
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 OLD = pytest.mark.revision("<0.5.14")
@@ -30,18 +40,13 @@ def runtime(tmp_path, monkeypatch):
 @pytest.fixture
 def explained():
     """explained(model, **server arguments): the verdict after the release's own decision."""
-    from host import runner
-    from sglang.srt.prefill_graph.report import verdict
-
-    return lambda model, **changes: verdict.explain(runner.decide(model, **changes))
+    return lambda model, **changes: verdict.explain(host_runner.decide(model, **changes))
 
 
 @pytest.fixture
 def judged():
     """judged(model, **as prefill.capture): the verdict after the release's own set-up, from
     0.5.14 on."""
-    from host import prefill
-    from sglang.srt.prefill_graph.report import verdict
 
     def judge(model, **changes):
         found = []
@@ -58,16 +63,12 @@ def llama(build_model):
 
 
 def opt_in():
-    from sglang.srt.server_args import ServerArgs
-
-    return "enable_piecewise_cuda_graph" in ServerArgs.__dataclass_fields__
+    return "enable_piecewise_cuda_graph" in server_args.ServerArgs.__dataclass_fields__
 
 
 def resolved(**changes):
     """Server arguments after the release's own rule, as changes to the defaults. A rule that reads
     the model finds llama."""
-    from host import process
-
     args = process.default_server_args(**changes)
     args.model_config = SimpleNamespace(
         is_piecewise_cuda_graph_disabled_model=False,
@@ -118,8 +119,6 @@ def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
     if opt_in() and rule not in ("torch compile", "pipeline"):
         pytest.skip("no rule of this release")
     if not opt_in():
-        from sglang.srt import server_args
-
         for name in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
             if hasattr(server_args, name):
                 monkeypatch.setattr(server_args, name, lambda: False)
@@ -153,8 +152,6 @@ def test_a_layer_without_attention_is_named(explained, llama):
 
 @OLD
 def test_an_unknown_layer_is_named(explained, llama):
-    import torch
-
     llama.model.layers[1].self_attn = torch.nn.Linear(2, 2)
     verdict = explained(llama)
     assert (verdict.verdict, verdict.offender["index"]) == ("off", 1)
@@ -177,8 +174,6 @@ def test_no_layers_at_all(explained):
 @OLD
 @pytest.mark.revision(">=0.5.12")
 def test_a_breakable_graph_that_never_runs_is_off():
-    from sglang.srt.prefill_graph.report import verdict
-
     runner = SimpleNamespace(
         piecewise_cuda_graph_runner=SimpleNamespace(layer_model=None, capture_num_tokens=[64])
     )
@@ -198,9 +193,6 @@ def lines_of(caplog):
 
 def reported(model, tp_rank=0, draft=False):
     """The record of a model runner as the release leaves it behind, with its graph."""
-    from host import prefill
-    from host import runner as host
-    from sglang.srt.prefill_graph.report import verdict
 
     def report(runner):
         runner.is_draft_worker = draft
@@ -210,13 +202,11 @@ def reported(model, tp_rank=0, draft=False):
     if hasattr(importlib.import_module(MODEL_RUNNER).ModelRunner, "init_prefill_cuda_graph"):
         prefill.capture(model, tp_rank=tp_rank, layers=4, sizes=[64, 128], then=report)
     else:
-        report(host.decide(model, tp_rank=tp_rank))
+        report(host_runner.decide(model, tp_rank=tp_rank))
     return found[0]
 
 
 def test_one_line_from_the_first_rank_and_a_record_from_each(llama, caplog):
-    from sglang.srt.prefill_graph.report import provenance, records
-
     with caplog.at_level(logging.INFO):
         record = reported(llama)
         [line] = lines_of(caplog)
@@ -248,8 +238,6 @@ def test_the_runner_reports_after_it_has_decided(llama, monkeypatch):
 @NEW
 def test_the_worker_reports_after_it_has_captured(monkeypatch):
     """The release's own worker, of one model runner and of a draft's."""
-    from sglang.srt.managers import tp_worker
-
     called = []
     monkeypatch.setattr(tp_worker, "report_prefill_graph", called.append)
     captured = SimpleNamespace(init_cuda_graphs=lambda **_: called.append("captured"))
@@ -285,10 +273,6 @@ def test_a_disabled_backend_is_told(judged, llama, locked):
 @NEW
 def test_the_releases_own_rule_is_named_from_14(monkeypatch):
     """Its list is read, and what it does with it is not done: nothing is turned off again."""
-    from host import process
-    from sglang.srt.model_executor import cuda_graph_config
-    from sglang.srt.prefill_graph.compat import prefill_config
-
     args, names = process.default_server_args(moe_a2a_backend="nixl"), {}
     for backend in ("breakable", "tc_piecewise"):
         made = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
@@ -314,8 +298,6 @@ def test_this_packages_refusal_is_told(judged):
 
 
 def test_a_report_that_fails_harms_nothing(caplog):
-    from sglang.srt.prefill_graph.report import verdict
-
     with caplog.at_level(logging.INFO):
         assert verdict.report_prefill_graph(SimpleNamespace()) is None
     [line] = lines_of(caplog)
@@ -324,7 +306,6 @@ def test_a_report_that_fails_harms_nothing(caplog):
 
 def test_a_verdict_that_fails_still_tells_the_tree(llama, monkeypatch):
     """A readiness probe waits for the record."""
-    from sglang.srt.prefill_graph.report import provenance, verdict
 
     def fail(_):
         raise ValueError("no idea")
@@ -337,8 +318,6 @@ def test_a_verdict_that_fails_still_tells_the_tree(llama, monkeypatch):
 
 @pytest.fixture
 def record():
-    from sglang.srt.prefill_graph.report import records
-
     pid = os.getpid()
     values = dict(
         feature="a graph",
@@ -365,8 +344,6 @@ def record():
 
 
 def test_the_record_is_kept_for_its_owner(record, runtime):
-    from sglang.srt.prefill_graph.report import records
-
     path = records.write(record)
     assert path == runtime / f"sglang-prefill-graph-{os.getuid()}" / f"{os.getpid()}.json"
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -374,8 +351,6 @@ def test_the_record_is_kept_for_its_owner(record, runtime):
 
 
 def test_records_of_gone_processes_are_ignored_and_removed(record):
-    from sglang.srt.prefill_graph.report import records
-
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left = records.write(dataclasses.replace(record, pid=gone.pid, started=None))
@@ -391,8 +366,6 @@ def test_records_of_gone_processes_are_ignored_and_removed(record):
 
 def test_a_record_of_another_release_of_the_queue_is_read(record):
     """It was no record to this one, and the next server that started removed it."""
-    from sglang.srt.prefill_graph.report import records
-
     path = records.write(record)
     values = json.loads(path.read_text())
     del values["eager"], values["sizes"], values["tree"]
@@ -404,8 +377,6 @@ def test_a_record_of_another_release_of_the_queue_is_read(record):
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_factory):
-    from sglang.srt.prefill_graph.report import records
-
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     records.folder().symlink_to(elsewhere)
     assert (
@@ -421,16 +392,12 @@ def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_facto
 
 
 def command(runtime, *words):
-    from host import interpreted
-
     done = interpreted.call("sglang.srt.prefill_graph", *words, XDG_RUNTIME_DIR=str(runtime))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_command_prints_the_tree_and_every_server(record, tree, revision, runtime):
-    from sglang.srt.prefill_graph.report import records
-
     records.write(record)
     provenance = json.loads((tree / "python/sglang/srt/prefill_graph/provenance.json").read_text())
     text = command(runtime).splitlines()
@@ -484,8 +451,6 @@ print(json.dumps([name for name in set(sys.modules) - before if name.split(".")[
 
 
 def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
-    from sglang.srt.prefill_graph.report import provenance
-
     for content in (None, "{", '{"version": 1}'):
         file = runtime / "provenance.json"
         if content is not None:
@@ -499,8 +464,6 @@ def test_a_tree_without_provenance_says_so(monkeypatch, runtime):
 
 def test_a_scheduler_is_known_by_the_name_that_the_release_gives_it():
     """As `--require` looks for it, on this host."""
-    from sglang.srt.prefill_graph.report import schedulers
-
     source = inspect.getsource(importlib.import_module("sglang.srt.managers.scheduler"))
     assert f'setproctitle.setproctitle(f"{schedulers.TITLE}' in source
     code = "import setproctitle as s, sys; s.setproctitle('sglang::scheduler_TP1'); input()"

@@ -1,10 +1,17 @@
 """Making a split op: its registration in whatever way the release has, its promises, its errors."""
 
+import importlib
 import itertools
 import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import graph, late
+
+with late.modules():
+    from sglang.srt.prefill_graph.compat import features
+    from sglang.srt.prefill_graph.piecewise import split_op
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 NUMBERS = itertools.count()
@@ -17,18 +24,13 @@ def add_one(layer, hidden_states, output, forward_batch):
 @pytest.fixture
 def op():
     """A new op that adds its layer's step, for the forward batch's `tokens`."""
-    from sglang.srt.prefill_graph.piecewise.split_op import split_op
-
     name = f"prefill_graph_test_{next(NUMBERS)}"
     return SimpleNamespace(
-        name=name, call=split_op(name, tokens=lambda batch: batch.tokens)(add_one)
+        name=name, call=split_op.split_op(name, tokens=lambda batch: batch.tokens)(add_one)
     )
 
 
 def run(op, rows, tokens, layers, layer_id=1, output=None):
-    import torch
-    from host import graph
-
     hidden_states = torch.arange(rows * 4, dtype=torch.float32).view(rows, 4)
     hidden_states[tokens:] = math.nan
     output = torch.full_like(hidden_states, math.nan) if output is None else output
@@ -44,8 +46,6 @@ LAYERS = [None, SimpleNamespace(step=1), SimpleNamespace(step=2)]
     "rows, tokens", [(8, 5), (8, 8), (8, 1), (8, 0)], ids=["padded", "full", "one", "none"]
 )
 def test_real_rows_are_the_layers_and_the_rest_is_zero(op, rows, tokens):
-    import torch
-
     for layer_id, step in ((1, 1), (2, 2)):
         hidden_states, output = run(op, rows, tokens, LAYERS, layer_id)
         torch.testing.assert_close(output[:tokens], hidden_states[:tokens] + step)
@@ -59,8 +59,6 @@ def test_a_layer_that_is_not_listed_is_an_error(op, layer_id):
 
 
 def test_more_tokens_than_rows_and_another_shape_are_errors(op):
-    import torch
-
     with pytest.raises(ValueError, match="9 tokens"):
         run(op, 8, 9, LAYERS)
     with pytest.raises(ValueError, match=r"output \(8, 5\)"):
@@ -68,15 +66,11 @@ def test_more_tokens_than_rows_and_another_shape_are_errors(op):
 
 
 def test_outside_of_the_graph_is_an_error(op):
-    import torch
-
     with pytest.raises(RuntimeError, match="no forward context"):
         op.call(torch.zeros(2, 4), torch.zeros(2, 4), 1)
 
 
 def test_schema_fake_and_every_device(op):
-    import torch
-
     overload = getattr(torch.ops.sglang, op.name).default
     assert (
         str(overload._schema)
@@ -93,9 +87,6 @@ def test_schema_fake_and_every_device(op):
 def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
     """One node named sglang.<op> in the traced graph, and the same name in the configuration made
     for the compiler."""
-    import torch
-    from host import graph
-
     seen = []
 
     def backend(traced, inputs):
@@ -115,11 +106,7 @@ def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
 
 
 def test_registering_twice_changes_nothing(op):
-    import torch
-    from host import graph
-    from sglang.srt.prefill_graph.piecewise.split_op import split_op
-
-    again = split_op(op.name, tokens=lambda batch: batch.tokens)(add_one)
+    again = split_op.split_op(op.name, tokens=lambda batch: batch.tokens)(add_one)
     assert again is op.call is getattr(torch.ops.sglang, op.name)
     assert graph.split_ops().count(f"sglang.{op.name}") == 1
 
@@ -139,11 +126,6 @@ def test_registering_twice_changes_nothing(op):
 def test_an_op_is_ours_where_the_release_has_none(name, module, theirs):
     """Also behind the release's own module of that model, which would define it where it had
     one."""
-    import importlib
-
-    import torch
-    from sglang.srt.prefill_graph.compat import features
-
     importlib.import_module(f"sglang.srt.models.{theirs}")
     assert not features.defines(f"sglang.srt.models.{theirs}", name)
     ours = importlib.import_module(f"sglang.srt.prefill_graph.piecewise.{module}")

@@ -5,6 +5,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from host import runner
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
 NOWHERE = SimpleNamespace(model=SimpleNamespace(), language_model=SimpleNamespace())
@@ -28,8 +29,6 @@ PROBED = (
 def test_a_model_without_a_stack_prefills_eagerly_with_one_warning(caplog, model, reason):
     """It died at start: up to 0.5.9 with an AttributeError; later the line did not say what was
     looked at."""
-    from host import runner
-
     with caplog.at_level(logging.WARNING):
         made = runner.decide(model)
     assert made.piecewise_cuda_graph_runner is None

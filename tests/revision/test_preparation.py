@@ -5,6 +5,16 @@ import random
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.compilation import piecewise_context_manager
+    from sglang.srt.layers.attention import flashinfer_backend
+    from sglang.srt.layers.attention.mamba import mamba2_metadata
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.preparation import attention_plans, mamba2_chunks
+    from sglang.srt.prefill_graph.preparation import known as preparation_known
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 
@@ -24,16 +34,14 @@ class Batch(SimpleNamespace):
 
 def batch_of(prefixes, lengths):
     """A ForwardBatch's fields of a prefill, on a device that holds no values."""
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     def there(values, dtype=torch.int32):
         return torch.tensor(values, dtype=dtype).to("meta")
 
     whole = [before + new for before, new in zip(prefixes, lengths)]
     return Batch(
-        forward_mode=ForwardMode.EXTEND,
-        logical_forward_mode=ForwardMode.EXTEND,
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
+        logical_forward_mode=forward_batch_info.ForwardMode.EXTEND,
         batch_size=len(whole),
         req_pool_indices=there(range(len(whole)), torch.int64),
         seq_lens=there(whole, torch.int64),
@@ -54,8 +62,6 @@ class Wrapper:
         self.planned = None
 
     def begin_forward(self, *given, **_):
-        import torch
-
         self.planned = [tensor.to("cpu").tolist() for tensor in given[:2]]
         # behind the pages' own indices
         pages = [one for one in given[2:] if isinstance(one, torch.Tensor)][1:]
@@ -67,16 +73,16 @@ class Wrapper:
 def backend(monkeypatch):
     """The release's FlashInfer backend and what updates its indices, without the memory of
     either."""
-    import torch
-    from sglang.srt.layers.attention import flashinfer_backend as module
 
     class Ignored:
         def __getitem__(self, grid):
             return lambda *_: None
 
-    monkeypatch.setattr(module, "create_flashinfer_kv_indices_triton", Ignored(), raising=False)
+    monkeypatch.setattr(
+        flashinfer_backend, "create_flashinfer_kv_indices_triton", Ignored(), raising=False
+    )
     made, updater = (
-        object.__new__(getattr(module, name))
+        object.__new__(getattr(flashinfer_backend, name))
         for name in ("FlashInferAttnBackend", "FlashInferIndicesUpdaterPrefill")
     )
     vars(made).update(
@@ -152,8 +158,6 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
     elif case == "lengths of padded requests":
         batch.extend_seq_lens_cpu.append(1)
     else:
-        from sglang.srt.prefill_graph.preparation import attention_plans
-
         attention_plans.know(backend.indices_updater_prefill, batch)
         backend.indices_updater_prefill.known_lengths.whole.clear()
         given = backend.indices_updater_prefill
@@ -170,8 +174,6 @@ def test_what_the_host_does_not_know_is_asked(backend, case, monkeypatch):
 @pytest.mark.revision("<0.5.19")
 def test_lengths_of_an_earlier_batch_are_not_kept(backend):
     """Of the batch before, whose offsets nobody asked for."""
-    from sglang.srt.prefill_graph.preparation import attention_plans
-
     batch, updater = batch_of(*BATCHES["cold"]), backend.indices_updater_prefill
     attention_plans.know(updater, batch)
     assert updater.known_lengths.whole == [5, 1, 9]
@@ -184,9 +186,6 @@ def test_lengths_of_an_earlier_batch_are_not_kept(backend):
 @pytest.mark.parametrize("padded", [0, 1])
 def test_a_request_made_of_padding_is_planned_by_the_release(backend, padded):
     """In its piecewise graph 0.5.10 appends one; no other release does."""
-    import torch
-    from sglang.srt.prefill_graph.preparation import attention_plans
-
     batch, updater = batch_of(*BATCHES["cold"]), backend.indices_updater_prefill
     attention_plans.know(updater, batch)
     there = [torch.zeros(4 + padded, dtype=torch.int32, device="meta") for _ in range(2)]
@@ -197,22 +196,17 @@ def test_a_request_made_of_padding_is_planned_by_the_release(backend, padded):
 @pytest.mark.revision(">=0.5.10,<0.5.11")
 def test_the_request_that_0_5_10_makes_of_padding_is_asked_for(backend):
     """Its own code, in a graph of 64 rows: to copy what it sums up there fails here."""
-    from sglang.srt.compilation.piecewise_context_manager import set_forward_context
-
     batch, backend.indices_updater_prefill.page_size = batch_of(*BATCHES["cold"]), 1
-    with set_forward_context(batch, [], None, [], [], num_tokens=64):
+    with piecewise_context_manager.set_forward_context(batch, [], None, [], [], num_tokens=64):
         with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
             backend.init_forward_metadata(batch)
 
 
 @pytest.mark.revision("<0.5.19")
 def test_a_known_tensor_is_an_ordinary_one_in_all_else():
-    import torch
-    from sglang.srt.prefill_graph.preparation.known import Known
-
     host = torch.tensor([3, 4], dtype=torch.int32)
     # other values: so the answers show where they are from
-    known = Known.of(torch.zeros(2, dtype=torch.int32), host)
+    known = preparation_known.Known.of(torch.zeros(2, dtype=torch.int32), host)
     assert (
         known.sum() == 7
         and known.cpu() is host
@@ -225,15 +219,13 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
         assert type(known[index]) is torch.Tensor and known[index].cpu() == 0
     for other in (torch.zeros(3, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="int32 for"):
-            Known.of(other, host)
+            preparation_known.Known.of(other, host)
 
 
 @pytest.mark.revision("<0.5.19")
 def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeypatch):
     """The host may be one batch ahead: pinned buffers take turns, and each waits for its own
     copy."""
-    from sglang.srt.prefill_graph.preparation import attention_plans
-
     said = []
 
     class Event:
@@ -274,12 +266,9 @@ def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeyp
 
 
 def mamba_metadata(batch, chunk):
-    import torch
-    from sglang.srt.layers.attention.mamba.mamba2_metadata import ForwardMetadata, Mamba2Metadata
-
     there = torch.zeros(len(batch.seq_lens) + 1, dtype=torch.int32, device="meta")
-    given = ForwardMetadata(query_start_loc=there, mamba_cache_indices=there[1:])
-    return Mamba2Metadata.prepare_mixed(given, chunk, batch)
+    given = mamba2_metadata.ForwardMetadata(query_start_loc=there, mamba_cache_indices=there[1:])
+    return mamba2_metadata.Mamba2Metadata.prepare_mixed(given, chunk, batch)
 
 
 @pytest.mark.revision(">=0.5.6")
@@ -294,11 +283,10 @@ def test_mamba2_asks_the_gpu_for_nothing(case):
 @pytest.mark.revision(">=0.5.6")
 def test_chunks_are_the_releases():
     """Of 200 random batches, on the host."""
-    import torch
-    from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
-    from sglang.srt.prefill_graph.preparation import mamba2_chunks
-
-    source, release = random.Random(3), Mamba2Metadata._query_start_loc_to_chunk_indices_offsets
+    source, release = (
+        random.Random(3),
+        mamba2_metadata.Mamba2Metadata._query_start_loc_to_chunk_indices_offsets,
+    )
     for _ in range(200):
         lengths, chunk = (
             [source.randint(1, 40) for _ in range(source.randint(1, 6))],
@@ -314,9 +302,6 @@ def test_chunks_are_the_releases():
 
 @pytest.mark.revision(">=0.5.6")
 def test_a_batch_whose_lengths_the_host_does_not_know_is_cut_by_the_release():
-    import torch
-    from sglang.srt.prefill_graph.preparation import mamba2_chunks
-
     batch, starts = (
         SimpleNamespace(extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None),
         torch.tensor([0, 3, 9]),

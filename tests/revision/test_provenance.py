@@ -11,6 +11,12 @@ import sys
 from unittest.mock import MagicMock
 
 import pytest
+from host import interpreted, late
+
+with late.modules():
+    from sglang.srt import plugins as srt_plugins
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.prefill_graph.report import provenance
 
 
 @pytest.fixture
@@ -32,8 +38,6 @@ def write(path, text):
 
 def verify(folder, *words):
     """`python -m sglang.srt.prefill_graph --verify` on the sglang in `folder`."""
-    from host import interpreted
-
     return interpreted.call("sglang.srt.prefill_graph", "--verify", *words, folder=folder)
 
 
@@ -50,8 +54,6 @@ class Arguments:
 
 def started(monkeypatch):
     """What a server calls up to where it has set up its process, by name."""
-    from sglang.srt.entrypoints import engine
-
     called = []
 
     def stop(*_, **__):
@@ -76,8 +78,6 @@ def started(monkeypatch):
 
 def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog, tree, revision):
     """In the function that it calls right after its logging is set up."""
-    from sglang.srt.entrypoints import engine
-
     with monkeypatch.context() as patch:
         assert started(patch) == ["configure_logger", "_set_envs_and_config"]
     if hasattr(engine, "resolving_view"):  # it only reads, from 0.5.20 on
@@ -93,11 +93,9 @@ def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog
 
 
 def test_the_hash_is_the_one_that_the_tool_recorded(tree):
-    from sglang.srt.prefill_graph.report import provenance
-
     assert (
         provenance.tree_hash()
-        == json.loads((tree / "provenance.json").read_text())["tree"]["patched"]
+        == json.loads((tree / "provenance.json").read_text())["tree"]["after"]
     )
 
 
@@ -180,8 +178,6 @@ def test_without_a_listing_nothing_is_claimed(copy, text):
 @pytest.fixture
 def plugins(tmp_path, monkeypatch):
     """The release's own list of plugins, where the installed sglang names this one too."""
-    from sglang.srt import plugins
-
     info = tmp_path / "sglang-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: sglang\nVersion: 0\n")
@@ -190,14 +186,12 @@ def plugins(tmp_path, monkeypatch):
         f"[sglang.srt.plugins]\nprefill_graph_queue = {called}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugins, "_plugins_loaded", False)
-    return plugins
+    monkeypatch.setattr(srt_plugins, "_plugins_loaded", False)
+    return srt_plugins
 
 
 @pytest.mark.revision(">=0.5.11")
 def test_upstream_lists_and_calls_the_plugin(plugins, caplog):
-    from sglang.srt.prefill_graph.report import provenance
-
     with caplog.at_level(logging.INFO):
         plugins.load_plugins()
     for line in (

@@ -14,7 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import process, saver
+from host import bodies, late, process, recorded, saver
+
+with late.modules():
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.prefill_graph.compat import capture, recapture
 
 OLD = pytest.mark.revision("<0.5.14")
 NEW = pytest.mark.revision(">=0.5.14")
@@ -326,9 +330,6 @@ def test_the_compiled_stack_is_let_go_and_made_anew(compiled, server, monkeypatc
 def test_the_overlays_own_graph_follows_replaced_parameters(device, build_model, monkeypatch):
     """A small Llama on a recorded graph: stale after the update, right after the recapture."""
     import test_breakable_runner as runners
-    from host import bodies, recorded
-    from sglang.srt.prefill_graph.breakable import runner as breakable
-    from sglang.srt.prefill_graph.compat import capture, recapture
 
     monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))

@@ -1,6 +1,13 @@
 """NemotronH's squared ReLU: one kernel with the bits of PyTorch's two."""
 
 import pytest
+import torch
+from host import interpreted, late
+from host.compiled import compiled
+
+with late.modules():
+    from sglang.srt.layers import activation
+    from sglang.srt.prefill_graph.kernels import relu2
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 
@@ -21,8 +28,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_relu2", CASES)
 
 
@@ -33,15 +38,11 @@ def test_the_layer_launches_one_kernel_with_the_same_bits(case, compared):
 
 def on_gpu(tensor):
     """The tensor, which says that it is on a GPU."""
-    import torch
-
     return tensor.as_subclass(type("OnGpu", (torch.Tensor,), {"is_cuda": True}))
 
 
 def refused():
     """What the kernel does not take, by name."""
-    import torch
-
     x = torch.randn(6, 8)
     return {
         "CPU": x,
@@ -55,23 +56,15 @@ def refused():
 
 @pytest.mark.parametrize("what", refused())
 def test_what_the_kernel_does_not_take_is_computed_as_before(what, monkeypatch):
-    import torch
-    from sglang.srt.layers.activation import ReLU2
-    from sglang.srt.prefill_graph.kernels import relu2
-
     monkeypatch.setattr(relu2, "launch", None)
     x = refused()[what]
     clipped = torch.relu(x)
-    assert torch.equal(ReLU2()(x), clipped * clipped)
+    assert torch.equal(activation.ReLU2()(x), clipped * clipped)
     assert relu2.fits(on_gpu(torch.randn(6, 8)))
 
 
 def test_a_traced_graph_keeps_the_two_operations(monkeypatch):
     """The piecewise graph traces the model as one graph; inductor makes one kernel of the two."""
-    import torch
-    from sglang.srt.layers.activation import ReLU2
-    from sglang.srt.prefill_graph.kernels import relu2
-
     monkeypatch.setattr(relu2, "DTYPES", None)  # what asks for them is not traced
     graphs = []
 
@@ -81,27 +74,22 @@ def test_a_traced_graph_keeps_the_two_operations(monkeypatch):
 
     torch._dynamo.reset()
     x = torch.randn(4, 8)
-    got = torch.compile(ReLU2(), fullgraph=True, dynamic=True, backend=backend)(x)
+    got = torch.compile(activation.ReLU2(), fullgraph=True, dynamic=True, backend=backend)(x)
     torch._dynamo.reset()
     assert torch.equal(got, torch.relu(x) ** 2)
     assert len(graphs) == 1 and len(graphs[0]) == 2, graphs
 
 
 def test_nemotron_h_uses_the_layer(build_model):
-    from sglang.srt.layers.activation import ReLU2
-
     model = build_model("nemotron_h")
     used = [layer.mixer.act_fn for layer in model.model.layers if "MLP" in type(layer).__name__]
-    assert used and all(type(module) is ReLU2 for module in used)
+    assert used and all(type(module) is activation.ReLU2 for module in used)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("kind, wide", [("bf16", 4), ("fp16", 4), ("fp32", 8)])
 def test_the_kernel_spills_nothing_and_moves_16_bytes_at_once(kind, wide, capability):
     """16 divides the number of elements wherever it divides the layer's width."""
-    from host.compiled import compiled
-    from sglang.srt.prefill_graph.kernels import relu2
-
     signature = {"x_ptr": f"*{kind}", "y_ptr": f"*{kind}", "total": "i32"}
     constexprs, options = {"BLOCK": relu2.BLOCK}, {"num_warps": 4}
     made = compiled(

@@ -1,6 +1,12 @@
 """Qwen3.5's attention turns queries and keys of image tokens by time, height and width."""
 
+from types import SimpleNamespace
+
 import pytest
+from host import interpreted, late
+
+with late.modules():
+    from sglang.srt.prefill_graph.kernels import rope_lanes
 
 pytestmark = pytest.mark.revision(">=0.5.15")
 
@@ -16,8 +22,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_image_rope", CASES)
 
 
@@ -30,10 +34,6 @@ def test_each_lane_turns_by_its_own_position(case, compared):
 
 @pytest.mark.revision("<0.5.19")
 def test_an_order_of_lanes_that_the_kernel_does_not_know_is_refused():
-    from types import SimpleNamespace
-
-    from sglang.srt.prefill_graph.kernels import rope_lanes
-
     rotary = SimpleNamespace(
         mrope_section=[8, 12, 12], mrope_interleaved=True, mrope_interleaved_glm=True
     )

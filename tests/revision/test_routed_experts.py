@@ -7,6 +7,14 @@ import types
 from unittest import mock
 
 import pytest
+import torch
+from host import late, prefill
+
+with late.modules():
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import forward_batch_info, model_runner
+    from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
+    from sglang.srt.state_capturer import base, routed_experts
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.24")
 LATER = pytest.mark.revision(">=0.5.14")  # where one runner has every prefill graph
@@ -16,10 +24,7 @@ RANK, SIZE = 1, 64  # of two, whose prefills of 50 and 40 tokens are padded to 6
 
 @pytest.mark.revision(">=0.5.14,<0.5.23")
 def test_a_routers_choice_fits_a_buffer_with_room_for_shared_experts():
-    import torch
-    from sglang.srt.state_capturer.base import BaseDeviceCache
-
-    cache = BaseDeviceCache(
+    cache = base.BaseDeviceCache(
         max_batch_size=4, num_layers=2, topk_size=3, device="cpu", name="routed_experts"
     )
     chosen = torch.tensor([[5, 1], [0, 7]], dtype=torch.int32)
@@ -51,10 +56,7 @@ class Loaded(Exception):
 
 def a_capturer():
     """The release's own, whose buffer holds the number of each row."""
-    import torch
-    from sglang.srt.state_capturer.routed_experts import RoutedExpertsCapturer
-
-    found = object.__new__(RoutedExpertsCapturer)
+    found = object.__new__(routed_experts.RoutedExpertsCapturer)
     found.topk_size, found.host_cache = 1, None
     found.device_cache = types.SimpleNamespace(
         buffer=torch.arange(ROWS, dtype=torch.int32).view(ROWS, 1, 1)
@@ -64,9 +66,7 @@ def a_capturer():
 
 def a_prefill_graph(admits):
     """The release's own runner of SIZE tokens; it loads a batch, and replays nothing."""
-    from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
-
-    found = object.__new__(PrefillCudaGraphRunner)
+    found = object.__new__(prefill_cuda_graph_runner.PrefillCudaGraphRunner)
     found.buffers, found.capture_num_tokens = None, [16, SIZE]
     found.max_context_size = found.max_seq_len = found.dllm_attention = None
     found._is_full_backend = False
@@ -95,12 +95,9 @@ def a_decode_graph(admits, requests, width):
 
 def a_batch(mode, tokens):
     """One rank's ForwardBatch, and the tokens of all ranks as the scheduler gathered them."""
-    import torch
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-
-    found = object.__new__(ForwardBatch)
+    found = object.__new__(forward_batch_info.ForwardBatch)
     vars(found).update(
-        forward_mode=ForwardMode[mode],
+        forward_mode=forward_batch_info.ForwardMode[mode],
         batch_size=1,
         input_ids=torch.zeros(tokens[RANK], dtype=torch.int64),
         out_cache_loc=torch.arange(tokens[RANK]),
@@ -117,10 +114,6 @@ def a_batch(mode, tokens):
 def forward(monkeypatch):
     """forward(batch, prefill, decode): the first row that the capturer returns of what the model
     runner's own `forward` ran."""
-    from sglang.srt.layers import dp_attention
-    from sglang.srt.model_executor import model_runner
-    from sglang.srt.state_capturer import routed_experts
-
     monkeypatch.setattr(routed_experts, "is_dp_attention_enabled", lambda: True)
     for name in ("get_attention_dp_rank", "dp_slot_in"):
         monkeypatch.setattr(dp_attention, name, lambda *counts: RANK, raising=False)
@@ -220,8 +213,6 @@ class MarkedBatch(types.SimpleNamespace):
 @pytest.mark.parametrize("width", [1, 4])
 def test_earlier_capturers_get_the_rows_of_a_decode_graph_in_tokens(monkeypatch, width):
     """With drafts rank 1 got rows of rank 0 too: requests were counted, of several tokens each."""
-    from sglang.srt.model_executor import model_runner
-
     for name in (BESIDE | {"get_global_indexer_capturer"}) & vars(model_runner).keys():
         monkeypatch.setattr(model_runner, name, mock.MagicMock())
     capturer = mock.MagicMock()
@@ -248,8 +239,6 @@ def test_the_graph_is_off_beside_both_flags(
     build_model, caplog, experts, attention, ranks, captured
 ):
     """Until a GPU has shown that each rank gets its own; the report says the same sentence."""
-    from host import prefill
-
     runners = []
     arguments = dict(
         enable_return_routed_experts=experts, enable_dp_attention=attention, dp_size=ranks

@@ -5,6 +5,14 @@ import contextlib
 import inspect
 
 import pytest
+import torch
+from host import bodies, graph, late
+
+with late.modules():
+    from sglang.srt.layers import radix_attention
+    from sglang.srt.model_executor import forward_context
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
+    from sglang.srt.model_executor.runner_utils import prefill_graph
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 ops = pytest.mark.revision("<0.5.23")  # attention is a method from 0.5.23 on
@@ -26,8 +34,6 @@ class Backend:
         mixed_qkv=None,
         **kwargs,
     ):
-        import torch
-
         query = mixed_qkv if q is None else q
         assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, (
             f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
@@ -51,19 +57,13 @@ class BackendWithLse(Backend):
 def served(tokens, handed=None, backend=Backend):
     """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how
     many it was padded to before the runner had it, where another rank has more."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
-
     batch = graph.prefill_batch(
         tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS)
     )
     batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = (
         tokens  # the latter from 0.5.20
     )
-    layer = RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
+    layer = radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
     values = dict(
         forward_batch=batch,
         attention_layers=[layer],
@@ -74,7 +74,7 @@ def served(tokens, handed=None, backend=Backend):
         raw_num_tokens=handed or tokens,
     )
     known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
-    with forward_context(ForwardContext(attn_backend=backend())):
+    with forward_context.forward_context(forward_context.ForwardContext(attn_backend=backend())):
         with pieces.set_tc_piecewise_forward_context(
             **{name: value for name, value in values.items() if name in known}
         ):
@@ -83,16 +83,12 @@ def served(tokens, handed=None, backend=Backend):
 
 def rows(tokens):
     """ROWS rows, of which those behind `tokens` are what an allocator left."""
-    import torch
-
     made = torch.randn(ROWS, HEADS * DIM)
     made[tokens:] = float("nan")
     return made
 
 
 def check(output, given, tokens):
-    import torch
-
     found = output.view(ROWS, HEADS * DIM)
     torch.testing.assert_close(found[:tokens], given[:tokens] * 2)
     assert found[tokens:].eq(0).all()
@@ -106,9 +102,6 @@ def check(output, given, tokens):
     ids=["rows", "heads", "a batch of one, as Gemma3"],
 )
 def test_attention_leaves_zero(monkeypatch, shape, tokens):
-    import torch
-    from host import bodies
-
     op = bodies.load_undecorated(
         "sglang.srt.layers.radix_attention", monkeypatch
     ).unified_attention_with_output
@@ -123,9 +116,6 @@ def test_attention_leaves_zero(monkeypatch, shape, tokens):
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
 @pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
 def test_linear_attention_leaves_zero(monkeypatch, shapes, tokens):
-    import torch
-    from host import bodies
-
     op = bodies.load_undecorated(
         "sglang.srt.layers.radix_linear_attention", monkeypatch
     ).unified_linear_attention_with_output
@@ -138,9 +128,6 @@ def test_linear_attention_leaves_zero(monkeypatch, shapes, tokens):
 
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
 def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
-    import torch
-    from host import bodies
-
     op = bodies.load_undecorated(
         "sglang.srt.models.deepseek_v4", monkeypatch
     ).deepseek_v4_attention_with_output
@@ -153,9 +140,6 @@ def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
 @ops
 def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
     """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
-    import torch
-    from host import bodies
-
     op = bodies.load_undecorated(
         "sglang.srt.layers.radix_attention", monkeypatch
     ).unified_attention_with_output
@@ -172,9 +156,6 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
 @pytest.mark.revision(">=0.5.18,<0.5.23")
 def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
     """What it returns has as many rows as its output, which is how the graph was captured."""
-    import torch
-    from host import bodies
-
     op = bodies.load_undecorated(
         "sglang.srt.layers.radix_attention", monkeypatch
     ).unified_attention_with_output_and_lse
@@ -192,16 +173,15 @@ def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
 @pytest.mark.revision(">=0.5.23")
 @pytest.mark.parametrize("tokens, handed", [(3, 6), (5, 5), (1, ROWS)])
 def test_attention_as_a_method_leaves_zero(monkeypatch, tokens, handed):
-    import torch
-    from sglang.srt.layers import radix_attention
-    from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
-
     given, keys, output = (
         rows(tokens),
         torch.zeros(ROWS, HEADS, DIM),
         torch.full((ROWS, HEADS * DIM), float("nan")),
     )
-    with served(tokens) as batch, prefill_graph_scope(full_graph=False, raw_num_tokens=handed):
+    with (
+        served(tokens) as batch,
+        prefill_graph.prefill_graph_scope(full_graph=False, raw_num_tokens=handed),
+    ):
         monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
         radix_attention.RadixAttention(
             HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0
@@ -211,10 +191,6 @@ def test_attention_as_a_method_leaves_zero(monkeypatch, tokens, handed):
 
 @pytest.mark.revision(">=0.5.23")
 def test_sparse_attention_leaves_zero_in_both_outputs(monkeypatch):
-    import torch
-    from sglang.srt.layers import radix_attention
-    from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
-
     class Sparse(Backend):
         """Gives the indexer's output first."""
 
@@ -225,7 +201,7 @@ def test_sparse_attention_leaves_zero_in_both_outputs(monkeypatch):
     output, index_output = torch.full((2, ROWS, HEADS * DIM), float("nan"))
     with (
         served(3, backend=Sparse) as batch,
-        prefill_graph_scope(full_graph=False, raw_num_tokens=6),
+        prefill_graph.prefill_graph_scope(full_graph=False, raw_num_tokens=6),
     ):
         monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
         radix_attention.RadixAttention(

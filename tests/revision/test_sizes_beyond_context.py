@@ -6,7 +6,15 @@ import os
 from unittest import mock
 
 import pytest
+from host import late, prefill
+from host import runner as host_runner
+from host.models import KINDS
 from packaging.version import Version
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.configs import model_config
+    from sglang.srt.prefill_graph.piecewise import admission
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.17")
 UP_TO_13 = pytest.mark.revision("<0.5.14")
@@ -18,12 +26,8 @@ CONTEXT = 2048
 def served(tmp_path):
     """served(flag): the release's own sizes and context for a llama, from --context-length or from
     config.json."""
-    from host.models import KINDS
 
     def resolve(flag):
-        from sglang.srt.configs.model_config import ModelConfig
-        from sglang.srt.server_args import ServerArgs
-
         longest = 65536 if flag else CONTEXT
         (tmp_path / "config.json").write_text(
             json.dumps({**KINDS["llama"].values, "max_position_embeddings": longest})
@@ -31,11 +35,11 @@ def served(tmp_path):
         asked = {
             name: True
             for name in ("enable_piecewise_cuda_graph",)
-            if name in getattr(ServerArgs, "__dataclass_fields__", {})
+            if name in getattr(server_args.ServerArgs, "__dataclass_fields__", {})
         }
         if flag:
             asked["context_length"] = CONTEXT
-        args = ServerArgs(
+        args = server_args.ServerArgs(
             model_path=str(tmp_path),
             device="cuda",
             skip_tokenizer_init=True,
@@ -48,7 +52,7 @@ def served(tmp_path):
             if hasattr(args, "cuda_graph_config")
             else args.piecewise_cuda_graph_tokens
         )
-        return list(sizes), ModelConfig.from_server_args(args).context_len
+        return list(sizes), model_config.ModelConfig.from_server_args(args).context_len
 
     with mock.patch.dict(os.environ):  # resolving sets some variables
         yield resolve
@@ -58,13 +62,12 @@ def served(tmp_path):
 def captured(build_model, caplog, revision):
     """captured(sizes, context): what the release's own set-up captures for these, or None, and what
     it warned of."""
-    from host import prefill, runner
 
     def decide(sizes, context):
         caplog.clear()
         model = build_model("llama")
         if revision < Version("0.5.14"):
-            made = runner.decide(
+            made = host_runner.decide(
                 model, context_len=context, piecewise_cuda_graph_tokens=sizes
             ).piecewise_cuda_graph_runner
         else:
@@ -103,17 +106,12 @@ def test_where_no_size_fits_one_warning_says_why(captured):
 
 @UP_TO_13
 def test_the_cache_has_room_for_every_size(build_model):
-    from host import runner as host
-    from sglang.srt.prefill_graph.piecewise.admission import admits
-
-    runner = host.decide(build_model("llama"))
+    runner = host_runner.decide(build_model("llama"))
     runner.max_total_num_tokens = 100
-    assert admits(runner) and runner.server_args.piecewise_cuda_graph_tokens == [64]
+    assert admission.admits(runner) and runner.server_args.piecewise_cuda_graph_tokens == [64]
 
 
 @FROM_14
 def test_only_the_first_rank_warns(build_model, caplog):
-    from host import prefill
-
     prefill.capture(build_model("llama"), tp_rank=1, layers=4, sizes=[64], context_len=32)
     assert "size fits" not in caplog.text

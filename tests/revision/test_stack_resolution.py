@@ -7,6 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late, models, prefill
+
+with late.modules():
+    from sglang.srt.prefill_graph.model import stack
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 SET_UP = pytest.mark.revision(">=0.5.14")
@@ -104,7 +108,6 @@ WITHOUT = {  # no layers where they are looked for
 def build(name):
     """The real class on the meta device."""
     import transformers
-    from host import models
 
     config, values = {**TEXT, **WRAPPERS, **WITHOUT}[name]
     values = {**SMALL, **values} if name in TEXT else values
@@ -157,8 +160,6 @@ def llama(build_model):
 
 
 def found(model):
-    from sglang.srt.prefill_graph.model import stack
-
     return stack.find(model)
 
 
@@ -187,8 +188,6 @@ def test_a_nested_wrapper(name, llama):
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_model_without_layers(name):
-    from sglang.srt.prefill_graph.model import stack
-
     model = build(name)
     with pytest.raises(
         stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"
@@ -213,8 +212,6 @@ def looped():
 
 @pytest.mark.parametrize("make", [looped, endless])
 def test_a_walk_ends(make):
-    from sglang.srt.prefill_graph.model import stack
-
     with pytest.raises(stack.NoStack, match="no decoder layers in the model"):
         stack.find(make())
 
@@ -248,8 +245,6 @@ def test_the_model_says_it_itself(llama):
 )
 def test_what_the_model_says_is_no_stack(says, reason, llama):
     """It is believed: nothing else is looked for."""
-    from sglang.srt.prefill_graph.model import stack
-
     with pytest.raises(stack.NoStack, match=rf"SimpleNamespace.get_layer_stack\(\) {reason}"):
         stack.find(SimpleNamespace(model=llama.model, get_layer_stack=says))
 
@@ -271,8 +266,6 @@ def warned(caplog):
 @pytest.mark.parametrize("backend", ["breakable", "full"])
 @pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
 def test_the_stack_of_the_unpatched_release(name, backend, pristine):
-    from host import prefill
-
     if not prefill.offers(backend):
         pytest.skip("no such backend in this release")
     model = build(name)
@@ -286,8 +279,6 @@ def test_the_stack_of_the_unpatched_release(name, backend, pristine):
 def test_the_stack_of_a_wrapper_in_the_unpatched_release(name, llama, pristine):
     """Or none: 0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the
     language_model."""
-    from host import prefill
-
     model = shell(name, **NESTED[name](llama))
     try:
         before = prefill.resolve(model, pristine=pristine).layer_model
@@ -303,8 +294,6 @@ def test_the_stack_of_a_wrapper_in_the_unpatched_release(name, llama, pristine):
 @SET_UP
 @pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
 def test_a_model_is_captured_silently(name, caplog):
-    from host import prefill
-
     model = build(name)
     if name in WRAPPERS and not prefill.takes_every_wrapper():
         pytest.skip("left eager by this release")
@@ -314,8 +303,6 @@ def test_a_model_is_captured_silently(name, caplog):
 
 @SET_UP
 def test_what_the_model_says_is_captured(llama):
-    from host import prefill
-
     model = SimpleNamespace(get_layer_stack=lambda: llama.model)
     assert prefill.set_up(model).layer_model is llama.model
 
@@ -323,8 +310,6 @@ def test_what_the_model_says_is_captured(llama):
 @SET_UP
 @pytest.mark.parametrize("name", WITHOUT)
 def test_one_warning_lists_what_was_probed(name, caplog):
-    from host import prefill
-
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
@@ -341,8 +326,6 @@ def test_one_warning_lists_what_was_probed(name, caplog):
 @SET_UP
 @pytest.mark.parametrize("says", [lambda: None, lambda: 1 / 0], ids=["nothing", "error"])
 def test_what_the_model_says_wrong_is_warned_about(says, llama, caplog):
-    from host import prefill
-
     assert prefill.set_up(SimpleNamespace(model=llama.model, get_layer_stack=says)) is None
     [text] = warned(caplog)
     assert "get_layer_stack()" in text
@@ -352,8 +335,6 @@ def test_what_the_model_says_wrong_is_warned_about(says, llama, caplog):
 def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
     """A draft or an embedding model without a head: as before, there is nothing around the stack to
     run eagerly."""
-    from host import prefill
-
     assert prefill.set_up(llama.model) is None
     [text] = warned(caplog)
     assert text.endswith(
@@ -365,7 +346,6 @@ def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
 def test_a_draft_without_layers_is_no_warning(caplog):
     """Draft layers of DeepSeek, GLM and others are no stack; the target has its graph all the
     same."""
-    from host import prefill
 
     class DraftNextN(torch.nn.Module):
         def __init__(self):
@@ -382,8 +362,6 @@ def test_a_draft_without_layers_is_no_warning(caplog):
 
 @SET_UP
 def test_other_ranks_are_silent(caplog):
-    from host import prefill
-
     assert prefill.set_up(build("whisper.WhisperForConditionalGeneration"), tp_rank=1) is None
     assert warned(caplog) == []
 
@@ -392,8 +370,6 @@ def test_other_ranks_are_silent(caplog):
 @pytest.mark.parametrize("make", [looped, endless])
 def test_the_set_up_ends(make, caplog):
     """From 0.5.16 the unpatched set-up never returned."""
-    from host import prefill
-
     assert prefill.set_up(make()) is None
     [text] = warned(caplog)
     assert "no decoder layers in the model" in text
@@ -402,8 +378,6 @@ def test_the_set_up_ends(make, caplog):
 @pytest.mark.revision(">=0.5.14,<0.5.16")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
-    from host import prefill
-
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
@@ -414,8 +388,6 @@ def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
 
 @pytest.mark.revision(">=0.5.14,<0.5.16")
 def test_their_piecewise_backend_keeps_to_what_it_compiles(llama, caplog):
-    from host import prefill
-
     assert prefill.set_up(llama, "tc_piecewise") is not None
     assert warned(caplog) == []
     assert prefill.set_up(Holder(model=llama), "tc_piecewise") is None

@@ -1,6 +1,14 @@
 """Drafts that are verified take nothing along of the prefill before them."""
 
 import pytest
+import torch
+from host import graph, late, process
+
+with late.modules():
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+    from sglang.srt.managers import schedule_batch
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.speculative import eagle_info
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.10")
 
@@ -9,19 +17,13 @@ pytestmark = pytest.mark.revision(">=0.5.7,<0.5.10")
 def verified(monkeypatch):
     """Two requests behind a prefill that left a state of each; their drafts are about to be
     verified."""
-    import torch
-    from host import process
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.speculative import eagle_info
-
     process.use_server_args(
         process.default_server_args(mamba_scheduler_strategy="extra_buffer", page_size=1)
     )
     monkeypatch.setattr(eagle_info, "alloc_token_slots", lambda _, count: torch.arange(count))
     monkeypatch.setattr(eagle_info, "assign_req_to_token_pool_func", lambda *_: None)
-    batch = ScheduleBatch(reqs=[Request(), Request()])
-    batch.forward_mode, batch.device = ForwardMode.DECODE, "cpu"
+    batch = schedule_batch.ScheduleBatch(reqs=[Request(), Request()])
+    batch.forward_mode, batch.device = forward_batch_info.ForwardMode.DECODE, "cpu"
     batch.seq_lens, batch.req_pool_indices = torch.tensor([70, 130]), torch.tensor([1, 2])
     batch.req_to_token_pool = Pool()
     batch.mamba_track_mask = torch.tensor([True, True])
@@ -36,8 +38,6 @@ class Request:
     mamba_next_track_idx = 1
 
     def __init__(self):
-        import torch
-
         self.mamba_ping_pong_track_buffer = torch.tensor([5, 6])
 
 
@@ -56,17 +56,14 @@ def test_the_prefills_own_mask_is_gone(verified):
 
 def test_drafts_go_on_for_the_requests_that_are_left(verified):
     """One has ended in between. A layer's metadata of the rest were cut by the mask of both."""
-    import torch
-    from host import graph
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import GDNAttnBackend
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-    attention = GDNAttnBackend.__new__(GDNAttnBackend)
+    attention = hybrid_linear_attn_backend.GDNAttnBackend.__new__(
+        hybrid_linear_attn_backend.GDNAttnBackend
+    )
     attention.device, attention.req_to_token_pool = "cpu", Pool()
     attention.conv_states_shape = (8, 16, 3)
     left = graph.prefill_batch(
         2,
-        forward_mode=ForwardMode.DRAFT_EXTEND,
+        forward_mode=forward_batch_info.ForwardMode.DRAFT_EXTEND,
         req_pool_indices=torch.tensor([2]),
         extend_start_loc=torch.tensor([0]),
         extend_seq_lens=torch.tensor([2]),

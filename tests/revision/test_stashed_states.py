@@ -6,7 +6,14 @@ import textwrap
 from types import SimpleNamespace
 
 import pytest
-from host import state_pool
+import torch
+from host import late, state_pool
+
+with late.modules():
+    from sglang.srt.disaggregation import prefill
+    from sglang.srt.managers import scheduler as managers_scheduler
+    from sglang.srt.mem_cache import allocator, base_prefix_cache, mamba_radix_cache, radix_cache
+    from sglang.srt.prefill_graph.cache import state_slots
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 SLOTS = 3
@@ -66,10 +73,7 @@ def scheduler(pool, forward, module, overlap=True, stages=1, role="null", hierar
 
 def start_overlap(scheduler, monkeypatch):
     """Run the lines of the release's Scheduler.__init__ from init_overlap to the next blank one."""
-    import torch
-    from sglang.srt.managers.scheduler import Scheduler
-
-    source = inspect.getsource(Scheduler.__init__)
+    source = inspect.getsource(managers_scheduler.Scheduler.__init__)
     first = source.index("        self.init_overlap()\n")
     lines = source[first : source.index("\n\n", first)]
     scheduler.init_overlap = lambda: None
@@ -124,15 +128,13 @@ def test_a_cached_state_is_copied_behind_the_forward_that_writes_the_slot(server
 
 def prefix_cache(pool, state):
     """The release's prefix cache, which holds `state` [1] behind the tokens 1 to 8."""
-    import torch
-    from sglang.srt.mem_cache import mamba_radix_cache
-    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-
     given = dict(
         disable=False,
         req_to_token_pool=pool,
         page_size=1,
-        token_to_kv_pool_allocator=TokenToKVPoolAllocator(64, torch.float16, "cpu", None, False),
+        token_to_kv_pool_allocator=allocator.TokenToKVPoolAllocator(
+            64, torch.float16, "cpu", None, False
+        ),
     )
     kind = mamba_radix_cache.MambaRadixCache
     if "params" in inspect.signature(kind.__init__).parameters:
@@ -150,10 +152,7 @@ def match(cache, request):
 
 def call(cache, name, params, **words):
     """A method of the prefix cache, for the tokens 1 to 8, in this release's way."""
-    from sglang.srt.mem_cache import base_prefix_cache
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
-    words |= dict(key=RadixKey(list(range(1, 9)), None))
+    words |= dict(key=radix_cache.RadixKey(list(range(1, 9)), None))
     kind = getattr(base_prefix_cache, params, None)
     return getattr(cache, name)(**(dict(params=kind(**words)) if kind else words))
 
@@ -163,17 +162,13 @@ class Stashed(Exception):
 
 
 def by_scheduler(scheduler, monkeypatch):
-    from sglang.srt.managers.scheduler import Scheduler
-
-    if hasattr(Scheduler, "stash_chunked_request"):
-        Scheduler.stash_chunked_request(scheduler, scheduler.chunked_req)
+    if hasattr(managers_scheduler.Scheduler, "stash_chunked_request"):
+        managers_scheduler.Scheduler.stash_chunked_request(scheduler, scheduler.chunked_req)
     else:
-        Scheduler.get_next_batch_to_run(scheduler)
+        managers_scheduler.Scheduler.get_next_batch_to_run(scheduler)
 
 
 def by_prefill_server(scheduler, monkeypatch):
-    from sglang.srt.disaggregation import prefill
-
     def cache_chunk(request, cache, chunked):
         cache.cache_unfinished_req(request, chunked=chunked)
 
@@ -224,8 +219,6 @@ def test_others_wait_for_nothing(server, options):
 
 def test_numbers_of_slots_are_kept_until_the_forwards_stream_has_read_them(server):
     """The allocator would give their memory to the scheduler's next tensor."""
-    from sglang.srt.prefill_graph.cache import state_slots
-
     one, recorded = server(), []
     numbers = SimpleNamespace(
         device=SimpleNamespace(type="cuda"), record_stream=lambda stream: recorded.append(stream)

@@ -3,6 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from host import late
+
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.layers.attention.linear import gdn_backend, utils
+    from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer
 
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.17")
 
@@ -11,11 +17,6 @@ pytestmark = pytest.mark.revision(">=0.5.10,<0.5.17")
 def dispatch(monkeypatch):
     """dispatch(kernel, keeps): the release's choice of kernels, where its prefill kernel is named
     so; keeps: whether the prefix cache keeps states of a prefill's chunks."""
-    from sglang.srt import server_args
-    from sglang.srt.layers.attention.linear import gdn_backend
-    from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer
-    from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend
-
     monkeypatch.setattr(gdn_backend, "is_cuda", lambda: True)
     monkeypatch.setattr(
         gdn_flashinfer, "FlashInferGDNKernel", lambda: SimpleNamespace(supports_target_verify=False)
@@ -25,7 +26,7 @@ def dispatch(monkeypatch):
         arguments = SimpleNamespace(enable_mamba_extra_buffer=lambda: keeps)
         monkeypatch.setattr(server_args, "get_global_server_args", lambda: arguments)
         return gdn_backend.GDNKernelDispatcher(
-            LinearAttnKernelBackend("triton"), LinearAttnKernelBackend(kernel)
+            utils.LinearAttnKernelBackend("triton"), utils.LinearAttnKernelBackend(kernel)
         )
 
     return dispatch

@@ -1,6 +1,7 @@
 """What gated delta net layers leave for the prefix cache, and what the host waits for meanwhile."""
 
 import pytest
+from host import interpreted
 
 EAGER = pytest.mark.revision(">=0.5.7,<0.5.11")
 LARGE_PAGES = pytest.mark.revision(">=0.5.13,<0.5.19")
@@ -24,8 +25,6 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def paged():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_tracked_gdn", PAGES)
 
 
@@ -38,8 +37,6 @@ def test_every_state_is_that_of_whole_pages(case, paged):
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_tracked_gdn", CASES)
 
 

@@ -2,6 +2,7 @@
 prefix cache."""
 
 import pytest
+from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.20")
 
@@ -23,8 +24,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def compared():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_tracked", CASES)
 
 

@@ -5,6 +5,8 @@ The release's own runners make the batch that breaks read; no graph is behind th
 """
 
 import pytest
+import torch
+from host import graph, interpreted, replayed
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.18,!=0.5.11.*,!=0.5.12.*")
 
@@ -24,9 +26,6 @@ class Attention:
 def batch_of(lengths, tracked):
     """A prefill of requests with so many new tokens; `tracked`: which of them leave a state, None
     for a batch that says nothing."""
-    import torch
-    from host import graph
-
     said = (
         dict(
             mamba_track_mask=torch.tensor(tracked),
@@ -56,8 +55,6 @@ def said_by(batch):
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_breaks_know_which_states_to_leave(kind, drafts):
-    from host import replayed
-
     told = []
     runner = replayed.Replays(kind, Attention(), told.append, DRAFTS[drafts])
     for lengths, tracked in (
@@ -82,8 +79,6 @@ class Translating:
 @pytest.mark.revision(">=0.5.15")
 @pytest.mark.parametrize("kind", KINDS)
 def test_breaks_leave_states_where_the_pool_has_them(kind):
-    from host import replayed
-
     told = []
     replayed.Replays(kind, Translating(), told.append).run(batch_of([70, 5], [True, False]))
     assert told[0].mamba_track_indices.tolist() == [110, 111]
@@ -92,8 +87,6 @@ def test_breaks_leave_states_where_the_pool_has_them(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_that_leaves_no_state_gets_none_of_the_one_before(kind):
     """Drafts that are verified; a batch before them left its mask in the runner's buffers."""
-    from host import replayed
-
     told = []
     runner = replayed.Replays(kind, Attention(), told.append)
     runner.run(batch_of([70, 66], [True, True]))
@@ -129,15 +122,11 @@ GDN = {
 
 @pytest.fixture(scope="module")
 def mamba2():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_tracked", MAMBA2)
 
 
 @pytest.fixture(scope="module")
 def gdn():
-    from host import interpreted
-
     return interpreted.run("host.references.compare_tracked_gdn", GDN)
 
 

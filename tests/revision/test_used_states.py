@@ -7,6 +7,18 @@ from inspect import signature
 from types import SimpleNamespace
 
 import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.mem_cache import (
+        allocator,
+        base_prefix_cache,
+        hi_mamba_radix_cache,
+        mamba_radix_cache,
+        radix_cache,
+    )
+    from sglang.srt.prefill_graph.cache import used_states
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.16")
 # where HiCache has a cache of such models, with lists of its own
@@ -29,17 +41,13 @@ class Cache:
     """The release's MambaRadixCache, with the arguments that this release's methods take."""
 
     def __init__(self, kind=None):
-        import torch
-        from sglang.srt.mem_cache import mamba_radix_cache
-        from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-
         self.states, self.count = States(), 0
         pools = SimpleNamespace(mamba_pool=self.states, mamba_allocator=self.states)
         given = dict(
             disable=False,
             req_to_token_pool=pools,
             page_size=1,
-            token_to_kv_pool_allocator=TokenToKVPoolAllocator(
+            token_to_kv_pool_allocator=allocator.TokenToKVPoolAllocator(
                 64, torch.float16, "cpu", None, False
             ),
         )
@@ -53,8 +61,6 @@ class Cache:
     def insert(self, tokens):
         """The state behind `tokens` is offered to the cache: its name, or None where the cache had
         one there."""
-        import torch
-
         self.count += 1
         value = dict(value=torch.arange(len(tokens)), mamba_value=torch.tensor([self.count]))
         known = self._call("insert", "InsertParams", key=self._key(tokens), **value)
@@ -76,13 +82,9 @@ class Cache:
         return names
 
     def _key(self, tokens):
-        from sglang.srt.mem_cache.radix_cache import RadixKey
-
-        return RadixKey(array("q", tokens), None)
+        return radix_cache.RadixKey(array("q", tokens), None)
 
     def _call(self, name, params, **given):
-        from sglang.srt.mem_cache import base_prefix_cache
-
         method = getattr(self.real, name)
         if "params" not in signature(method).parameters:
             return method(**given)
@@ -93,8 +95,6 @@ class Cache:
 @pytest.fixture
 def build(monkeypatch):
     """build(): an empty cache."""
-    from sglang.srt.mem_cache import mamba_radix_cache
-
     monkeypatch.setattr(
         mamba_radix_cache,
         "get_global_server_args",
@@ -113,10 +113,8 @@ def of_release(build):
     """of_release(): the same with the list that the release makes."""
 
     def make():
-        from sglang.srt.mem_cache.mamba_radix_cache import LRUList
-
         cache = build()
-        cache.real.mamba_lru_list = LRUList(mamba=True)
+        cache.real.mamba_lru_list = mamba_radix_cache.LRUList(mamba=True)
         return cache
 
     return make
@@ -276,9 +274,5 @@ def test_sessions_in_any_order_find_more(build, of_release):
 @HICACHE
 def test_a_cache_with_lists_of_its_own_keeps_them():
     """HiCache's moves nodes itself, and its check wants the order of the tokens' time stamps."""
-    from sglang.srt.mem_cache.hi_mamba_radix_cache import HiMambaRadixCache
-    from sglang.srt.mem_cache.mamba_radix_cache import LRUList
-    from sglang.srt.prefill_graph.cache import used_states
-
-    cache = object.__new__(HiMambaRadixCache)
-    assert type(used_states.list_for(cache)) is LRUList
+    cache = object.__new__(hi_mamba_radix_cache.HiMambaRadixCache)
+    assert type(used_states.list_for(cache)) is mamba_radix_cache.LRUList

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from host import interpreted
 from packaging.version import Version
 
 LIMIT = 2**31  # what an offset of 32 bits can be
@@ -28,8 +29,6 @@ if release >= Version("0.5.7"):
 @pytest.fixture(scope="module")
 def compared():
     """With an offset of 32 bits the process can end by an access outside of its memory."""
-    from host import interpreted
-
     return interpreted.run("host.references.compare_wide_offsets", CASES)
 
 

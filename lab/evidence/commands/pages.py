@@ -1,12 +1,12 @@
-"""The command that makes pages: the support matrix, the benchmark, and the front page's picture."""
+"""The command `status`: the support matrix, the benchmark, and the front page's picture."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from patchqueue.commands import paths
-from patchqueue.commands.entry import OUT
+from patchqueue.commands import arguments
+from patchqueue.commands.arguments import Command, flag, option
+from patchqueue.commands.terminal import OUT
 from patchqueue.hint import to_type
 from patchqueue.upstream import pins as pinning
 
@@ -15,34 +15,12 @@ from ..pages import bench, status
 from .gpu import report
 
 
-def add(commands: Any) -> None:
-    """Add this module's command to the parser's."""
-    shown = commands.add_parser(
-        "status",
-        help=(
-            f"make the support matrix in {status.PAGE}, the list by release in {status.PATCHES},"
-            f" and {bench.PAGE}"
-        ),
-    )
-    shown.set_defaults(run=_status)
-    shown.add_argument(
-        "--merge",
-        type=paths.path,
-        metavar="DIR",
-        help="first add every result below DIR to evidence/, as --take does",
-    )
-    shown.add_argument(
-        "--plot",
-        action="store_true",
-        help="draw the front page's picture too, from evidence/",
-    )
-
-
 def _status(options: argparse.Namespace) -> int:
-    root, code = options.root, 0
+    root, code, given = options.root, 0, options.merge
     pins = pinning.load(root)
-    if options.merge:
-        code = report(incoming.take(root, pins, incoming.found(root, options.merge)))
+    if given:
+        files = [given] if given.is_file() else incoming.found(root, given)
+        code = report(incoming.take(root, pins, files))
     changed = [*status.write(root, pins), *bench.write(root)]
     OUT.print(status.tables(root, pins), end="")
     if options.plot:
@@ -53,5 +31,26 @@ def _status(options: argparse.Namespace) -> int:
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )
-    OUT.print(f"next: {to_type('matrix', '--stale')} says what is left to run")
+    OUT.print(f"next: {to_type('gpu', '--plan --stale')} says what is left to run")
     return code
+
+
+COMMANDS = (
+    Command(
+        "status",
+        _status,
+        f"make the support matrix in {status.PAGE}, the list by release in {status.PATCHES}, and"
+        f" {bench.PAGE}",
+        "--merge results",
+        (
+            option(
+                "--merge",
+                type=arguments.path,
+                metavar="PATH",
+                help="first add this result, or every result below this folder, to evidence/;"
+                " one about another tree than today's is refused",
+            ),
+            flag("--plot", "draw the front page's picture too, from evidence/"),
+        ),
+    ),
+)

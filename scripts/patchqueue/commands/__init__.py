@@ -1,6 +1,5 @@
 """The command line: the only package that prints and chooses exit codes.
 
 Modules, low to high; none imports from its own floor or a higher one:
-entry idle paths · releases · checking handover install rebase trees upstream
-wheels writing · testing · cli
+arguments · terminal · handover install maintain rebase trees · testing · cli
 """

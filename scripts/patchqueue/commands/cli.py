@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and what a user types behind each."""
+"""The command line of the tool: its commands, in the order of the help's list."""
 
 from __future__ import annotations
 
@@ -6,60 +6,31 @@ import argparse
 from collections.abc import Sequence
 
 from ..hint import PACKAGED, in_wheel
-from . import (
-    checking,
-    entry,
-    handover,
-    install,
-    rebase,
-    testing,
-    trees,
-    upstream,
-    wheels,
-    writing,
-)
+from . import handover, install, maintain, rebase, terminal, testing, trees
+from .arguments import Command
 
-EXAMPLES = {  # by command: what a user types behind it
-    "apply": "v0.5.12.post1",
-    "backport": "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
-    "build": "v0.5.12.post1 --python 3.12",
-    "check": "v0.5.9",
-    "export": "--onto ~/sglang --base origin/main breakable",
-    "install": "--site-packages /sgl-workspace/sglang/python",
-    "new": "v0.5.9 nsa/skip-pointer-check",
-    "patches": "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
-    "pin": "0.5.24",
-    "quilt": "v0.5.9 add python/sglang/srt/server_args.py",
-    "rebase": "0.5.24",
-    "refresh": "v0.5.9",
-    "release": "v0.5.9 v0.5.10.post1",
-    "test": "v0.5.9 -k scan",
-    "unapply": "v0.5.9",
-    "uninstall": "--site-packages /sgl-workspace/sglang/python",
-    "upstream-tests": "v0.5.16 --checkout ~/sglang",
-}
-
-# in the order of the help's list
-MODULES = (
-    *(trees, checking, testing, upstream, writing),
-    *(wheels, handover, install, rebase),
+COMMANDS: tuple[Command, ...] = (
+    *trees.COMMANDS,
+    *testing.COMMANDS,
+    *maintain.COMMANDS,
+    *handover.COMMANDS,
+    *install.COMMANDS,
+    *rebase.COMMANDS,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, with the exit codes of entry.run."""
-    return entry.run(_parser(), arguments)
+    """Run one command, with the exit codes of terminal.run."""
+    return terminal.run(_parser(), arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = entry.parser("Lay the patch queue on pinned sglang releases.")
-    if in_wheel():
-        parser.set_defaults(root=PACKAGED)
+    packaged = in_wheel()
+    parser = terminal.parser(
+        "Lay the patch queue on pinned sglang releases.",
+        install.COMMANDS if packaged else COMMANDS,
+        PACKAGED if packaged else None,
+    )
+    if packaged:
         parser.epilog = "A clone of the queue has more commands: applying, testing, building."
-    else:
-        entry.add_root(parser)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (install,) if in_wheel() else MODULES:
-        module.add(commands)
-    entry.finish(commands, EXAMPLES)
     return parser

@@ -1,227 +1,283 @@
-"""The commands that hand the queue on: as commits, as patch files, and as wheels."""
+"""The commands that hand the queue on: build, backport, patches."""
 
 from __future__ import annotations
 
 import argparse
+import platform
 import shlex
+import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ..files import atomic
-from ..handover import backport, export, onefile, prbody, release
+from ..handover import backport, onefile, pull_requests, release
 from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome
 from ..upstream import pins as pinning
-from ..wheels.build import local_version
-from . import idle, paths, releases
-from .entry import ERR, OUT
+from ..upstream.pins import Pin
+from ..wheels import build
+from . import arguments
+from .arguments import FROM, Command, chosen_releases, flag, option, shown
+from .terminal import ERR, OUT
 
 MB = 10**6
 DIST = Path("dist")
-OUTPUT = DIST / "pull-requests"
+PULL_REQUESTS = DIST / "pull-requests"
+ONE_WHEEL = ("--from", "--python", "--machine")  # options of a single wheel
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def add(commands: Any) -> None:
-    """Add this module's commands to the parser's."""
-    text = "make a release branch in a git checkout of sglang, with a commit for each patch"
-    made = _command(commands, "backport", _backport, text)
-    text = "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved"
-    made.add_argument("branch", metavar="BRANCH", help=text)
-    text = "the release that a fork is made of, where its tags do not say"
-    made.add_argument("--release", default="", metavar="VERSION", help=text)
-    text = "leave this patch out, as prefill-graph/log-tree, with the files that it alone needs"
-    made.add_argument("--without", action="append", default=[], metavar="PATCH", help=text)
-    text = "end each message with a Signed-off-by of who commits"
-    made.add_argument("--signoff", action="store_true", help=text)
-    text = "write the commits as mails for `git am` as well"
-    made.add_argument("--mails", type=paths.path, metavar="DIR", help=text)
-    text = "write overlay and patches as one file, for `git apply` and `patch -p1`"
-    one: argparse.ArgumentParser = commands.add_parser("patches", help=text)
-    one.set_defaults(run=_patches)
-    one.add_argument(
-        "revision",
-        nargs="?",
-        default="",
-        metavar="VERSION",
-        help=f"v0.5.9 or 0.5.9 (default: {paths.DEFAULT})",
-    )
-    text = f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)"
-    one.add_argument("--out", type=paths.file, metavar="FILE", help=text)
-    text = "write it for this tree: a checkout or folder with the release and edits of others"
-    one.add_argument("--base", type=paths.path, metavar="PATH", help=text)
-    paths.add_origin(one)
-
-    _add_export(commands)
-    _add_release(commands)
-
-
-def _add_release(commands: Any) -> None:
-    text = "make the files of a release of the queue in dist/release-N/: wheels, patch files, sums"
-    made = releases.command(commands, "release", _release, text, "every pinned release")
-    for name, kind, what in (
-        ("python", releases.python, "Python, as 3.12"),
-        ("machine", releases.machine, "machine, x86_64 or aarch64"),
-    ):
-        made.add_argument(
-            f"--{name}",
-            type=kind,
-            action="append",
-            default=[],
-            help=f"only wheels for this {what}; more than once for several (default: all)",
+def _build(options: argparse.Namespace) -> int:
+    if options.release:
+        arguments.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
+        return _release(options)
+    target = build.Target(options.python or HERE, options.machine or platform.machine())
+    for pin in chosen_releases(options, pinning.load(options.root)):
+        started = time.monotonic()
+        if not options.python:
+            ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
+        built = build.build(options.root, pin, target, options.origin, options.root / DIST)
+        wheel = shlex.quote(shown(built.path.relative_to(options.root)))
+        OUT.print(
+            f"{shown(built.path.relative_to(options.root))}: version {built.version},"
+            f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
+            f"tree {built.record['tree']['patched']}\n"
+            f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
+            f" {len(built.changes.removed)} removed"
         )
+        if pin.patched not in ("", built.record["tree"]["after"]):
+            OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
+        _show_install(pin, wheel, built.replaced)
+    return 0
 
 
-def _add_export(commands: Any) -> None:
-    text = "make branches and texts for pull requests from the patches that are Pending"
-    sent = _command(commands, "export", _export, text)
-    text = (
-        "a patch, as breakable/keep-break-tensors, or all of a topic, as breakable (default: every"
-        " patch)"
+def _show_install(pin: Pin, wheel: str, replaced: bool) -> None:
+    """How the wheel is installed. replaced: a wheel of this name had other content."""
+    if replaced:
+        OUT.print("note: it replaces a wheel of the same version with other content")
+    OUT.print(
+        f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
+        f" --prerelease=allow {wheel}`"
     )
-    sent.add_argument("patches", nargs="*", metavar="PATCH", help=text)
-    text = "make one branch of all patches of a topic, in place of one for each"
-    sent.add_argument("--together", action="store_true", help=text)
-    text = f"write each one's title and text here (default: {OUTPUT}/)"
-    sent.add_argument("--out", type=paths.path, default=OUTPUT, metavar="DIR", help=text)
+    # without --force-reinstall pip keeps an earlier wheel of the same version
+    OUT.print(
+        f"next: `pip install --force-reinstall --no-deps {wheel}`, over an installed sglang"
+        f" {pin.version}"
+    )
 
 
-def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    added: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=(
-            f"{text[0].upper()}{text[1:]}. The files, index and HEAD of the checkout are left"
-            " alone."
-        ),
+def _release(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = chosen_releases(options, pins, pins.all)
+    started = time.monotonic()
+    made = release.make(options.root, chosen)
+    folder = arguments.relative(made.folder, options.root)
+    OUT.print(
+        f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
+        f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
     )
-    added.set_defaults(run=run)
-    added.add_argument(
-        "--onto",
-        type=paths.place,
-        required=True,
-        metavar="REPO",
-        help="a git checkout or repository of sglang",
-    )
-    added.add_argument(
-        "--base",
-        default="HEAD",
-        metavar="COMMIT",
-        help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
-    )
-    return added
+    OUT.print(f"next: `pip install --find-links {folder} sglang=={made.versions[0]}`")
+    return 0
 
 
 def _backport(options: argparse.Namespace) -> int:
-    made = backport.backport(
+    if options.pull_requests is not None:
+        beside = "with --pull-requests, which names its branches"
+        arguments.refuse_ineffective(options, beside, "--release", "--without")
+        return _pull_requests(options)
+    if not options.branch:
+        options.parser.error("the following arguments are required: BRANCH")
+    branch = backport.backport(
         options.root,
         pinning.load(options.root),
         options.onto,
         options.branch,
         options.base,
-        options.mails,
-        backport.Wishes(options.release, tuple(options.without), options.signoff),
+        backport.Wishes(options.release, tuple(options.without)),
     )
-    edited = made.edits.paths
+    edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
-    OUT.print(f"{options.base} is {made.pin.tag}{fork}, at {made.base[:12]}")
-    for commit, subject in zip(made.commits, made.subjects):
+    OUT.print(f"{options.base} is {branch.pin.tag}{fork}, at {branch.base[:12]}")
+    for commit, subject in zip(branch.commits, branch.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
-    OUT.print(f"{options.onto}: {made.name} {_done(made.outcome)}, at {made.commits[-1]}")
-    OUT.print(f"tree {made.tree}")
-    if made.mails:
-        OUT.print(f"{options.mails}: {counted(len(made.mails), 'mail')} for `git am`")
-    OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {made.name}`")
+    OUT.print(f"{options.onto}: {branch.name} {_done(branch.outcome)}, at {branch.commits[-1]}")
+    OUT.print(f"tree {branch.tree}")
+    OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {branch.name}`")
     return 0
 
 
 def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    pin = pins.find(options.revision) if options.revision else pins.default
-    if options.base:
-        idle.refuse(options, "with --base, which is the tree", "--from")
-    out = options.out or DIST / f"sglang-{local_version(pin)}.patch"
-    tell = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.origin, options.base, out)
-    tell.print(
-        f"{paths.shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
+    options.releases = [options.release] if options.release else []
+    (pin,) = chosen_releases(options, pins)
+    out = options.out or DIST / f"sglang-{build.local_version(pin)}.patch"
+    console = ERR if atomic.is_output(out) else OUT
+    made = onefile.write(options.root, pin, options.base, out)
+    console.print(
+        f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
     )
     if made.edited:
-        tell.print(f"it is for {options.base}, where others edited {counted(made.edited, 'file')}")
-    tell.print(f"sha256 {made.sha256}")
-    tell.print(f"tree {made.tree}")
-    file = shlex.quote(str(made.path.absolute()))
-    tell.print(f"next: `git apply {file}` in the root of a checkout, or `patch -p1 < {file}`")
-    return 0
-
-
-def _release(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    chosen = releases.chosen(options, pins, pins.all)
-    started = time.monotonic()
-    made = release.make(options.root, release.Choice(chosen, options.python, options.machine))
-    folder = releases.relative(made.folder, options.root)
-    releases.tell(
-        f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
-        f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
+        others = f"where others edited {counted(made.edited, 'file')}"
+        console.print(f"it is for {options.base}, {others}")
+    console.print(f"sha256 {made.sha256}")
+    console.print(f"tree {made.tree}")
+    name = shlex.quote(str(made.path.absolute()))
+    console.print(
+        f"next: `git apply {name}` in the root of sglang's own repository; elsewhere `patch -p1 <"
+        f" {name}`"
     )
-    releases.tell(f"next: `pip install --find-links {folder} sglang=={made.versions[0]}`")
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _pull_requests(options: argparse.Namespace) -> int:
     queue = load_queue(options.root)
-    done = export.export(
-        options.root,
-        pinning.load(options.root),
-        options.onto,
-        options.patches,
-        options.base,
-        options.together,
+    words = [*options.pull_requests, *([options.branch] if options.branch else [])]
+    pins = pinning.load(options.root)
+    made = pull_requests.make(options.root, pins, options.onto, words, options.base)
+    other = f"is no pinned release: the patches of {made.pin.tag} were laid on it"
+    OUT.print(
+        f"{options.base}, at {made.base[:12]}, {f'is {made.pin.tag}' if made.exact else other}"
     )
-    _show_base(done, options.base)
-    for request in done.requests:
-        texts = {
-            "title.txt": prbody.title(request) + "\n",
-            "body.md": prbody.body(queue, done, request),
-        }
-        written = export.write(request, texts, options.out)
+    for patch in made.merged:
+        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+    if made.template is None:
+        name = pull_requests.TEMPLATE
+        OUT.print(f"  warning: it has no {name}: fill in upstream's own checklist")
+    for request in made.requests:
+        body = pull_requests.write(queue, made, request, PULL_REQUESTS)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
-            f" {paths.shown(written[1])}"
+            f" {shown(body)}"
         )
         _show_parts(request)
-    first = done.requests[0]
     OUT.print(
-        f"next: `git -C {shlex.quote(options.onto)} log -p {done.base[:12]}..{first.branch}`;"
+        f"next: `git -C {shlex.quote(options.onto)} log -p"
+        f" {made.base[:12]}..{made.requests[0].branch}`;"
         " read the texts, and run the tests and upstream's pre-commit, before you push"
     )
     return 0
 
 
-def _show_base(done: export.Exported, base: str) -> None:
-    other = f"is no pinned release: the patches of {done.pin.tag} were laid on it"
-    what = f"is {done.pin.tag}" if done.exact else other
-    OUT.print(f"{base}, at {done.base[:12]}, {what}")
-    for patch in done.merged:
-        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
-    if done.template is None:
-        OUT.print(f"  warning: it has no {export.TEMPLATE}: fill in upstream's own checklist")
-
-
-def _show_parts(request: export.PullRequest) -> None:
-    """What a pull request is made of, and what its sender has to know."""
+def _show_parts(request: pull_requests.PullRequest) -> None:
+    """The commits of a pull request, and what its sender has to know."""
     for part in request.parts:
-        about = "" if part.own else " (to stand on)"
-        OUT.print(f"  {part.subject}{about}")
+        OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}")
         for theirs, ours in part.renamed.items():
             OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
-        if part.own and part.patch not in request.texts:
+        if part.own and request.text is None:
             OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
     OUT.print(f"  runs of it are known by {request.hash}")
 
 
 def _done(outcome: Outcome) -> str:
     return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
+
+
+COMMANDS = (
+    Command(
+        "build",
+        _build,
+        "write a release's wheel with the queue on it to dist/",
+        "v0.5.12.post1 --python 3.12",
+        (
+            arguments.releases(f"{arguments.DEFAULT}; with --release, every one"),
+            FROM,
+            option(
+                "--python",
+                type=arguments.python,
+                help="for this Python, as 3.12 (default: the one that runs this)",
+            ),
+            option(
+                "--machine",
+                type=arguments.machine,
+                help="for this machine, x86_64 or aarch64 (default: this host's)",
+            ),
+            flag(
+                "--release",
+                "make the files of a release of the queue instead, in dist/release-N/: wheels,"
+                " patch files, sums",
+            ),
+        ),
+    ),
+    Command(
+        "backport",
+        _backport,
+        "make a release branch in a git checkout of sglang, with a commit for each patch",
+        "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
+        (
+            option(
+                "branch",
+                nargs="?",
+                metavar="BRANCH",
+                help="the new branch's name, as release/0.5.9-graphs; an existing branch is never"
+                " moved",
+            ),
+            option(
+                "--onto",
+                type=arguments.place,
+                required=True,
+                metavar="REPO",
+                help="a git checkout or repository of sglang",
+            ),
+            option(
+                "--base",
+                default="HEAD",
+                metavar="COMMIT",
+                help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
+            ),
+            option(
+                "--release",
+                default="",
+                metavar="VERSION",
+                help="the release that a fork is made of, where its tags do not say",
+            ),
+            option(
+                "--without",
+                action="append",
+                default=[],
+                metavar="PATCH",
+                help="leave this patch out, as prefill-graph/log-tree, with the files that it alone"
+                " needs",
+            ),
+            option(
+                "--pull-requests",
+                nargs="*",
+                metavar="PATCH",
+                help="make a branch and a text for the pull request of each patch that is Pending"
+                " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic, as"
+                f" breakable (default: every one). The texts go to {PULL_REQUESTS}/",
+            ),
+        ),
+        "Make a release branch in a git checkout of sglang, with a commit for each patch. The"
+        " files, index and HEAD of the checkout are left alone.",
+    ),
+    Command(
+        "patches",
+        _patches,
+        "write overlay and patches as one file, for `git apply` and `patch -p1`",
+        "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
+        (
+            option(
+                "release",
+                nargs="?",
+                metavar="VERSION",
+                help=f"v0.5.9 or 0.5.9 (default: {arguments.DEFAULT})",
+            ),
+            option(
+                "--out",
+                type=arguments.file,
+                metavar="FILE",
+                help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
+            ),
+            option(
+                "--base",
+                type=arguments.path,
+                metavar="PATH",
+                help="write it for this tree: a checkout or folder with the release and edits of"
+                " others",
+            ),
+        ),
+    ),
+)

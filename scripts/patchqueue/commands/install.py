@@ -1,88 +1,26 @@
-"""The commands about an sglang that is installed."""
+"""The commands about an sglang that is installed: install, uninstall."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from packaging.version import Version
-from rich.console import Console
 
 from ..hint import counted, some, to_type
 from ..install import inplace, launch, undo
 from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
-from . import idle, paths
-
-OUT = Console(highlight=False, soft_wrap=True, markup=False)
-
-
-def add(commands: Any) -> None:
-    """Add this module's commands to the parser's."""
-    made = _command(
-        commands,
-        "install",
-        _install,
-        "patch an installed sglang in place: a pinned release, with or without edits of others",
-    )
-    made.add_argument(
-        "--verify",
-        action="store_true",
-        help="install nothing; finish what a killed call began, then compare every file",
-    )
-    made.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; say what install would do, and what would keep it from that",
-    )
-    made.add_argument(
-        "--pristine",
-        action="store_true",
-        help="refuse an sglang that carries edits of others",
-    )
-    made.add_argument(
-        "--release",
-        default="",
-        metavar="VERSION",
-        help="the release that it is made of, where its files do not say",
-    )
-    _command(commands, "uninstall", _uninstall, "take the patches off again: every file as it was")
+from . import arguments
+from .arguments import Argument, Command, flag, option
+from .terminal import OUT
 
 
-def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = commands.add_parser(name, help=text)
-    made.set_defaults(run=lambda options: _or_say(run, options))
-    where = made.add_mutually_exclusive_group()
-    where.add_argument(
-        "--python",
-        type=paths.program,
-        default="",
-        metavar="PATH",
-        help=(
-            "the Python whose sglang is meant (default: the activated environment's, else the one"
-            " on PATH that has an sglang)"
-        ),
-    )
-    where.add_argument(
-        "--site-packages",
-        dest="site",
-        type=paths.path,
-        metavar="DIR",
-        help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
-    )
-    made.add_argument(
-        "--discard",
-        action="store_true",
-        help="throw away edits of the files that install made or changed",
-    )
-    return made
-
-
-def _or_say(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the command; interrupted, say whether the files are in part as they were."""
+def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run the command on the sglang that is meant; an interrupt says whether it is patched in
+    part."""
     if options.site is None:
         options.site, python = site_packages(options.python)
         OUT.print(f"sglang of {python}: {options.site}")
@@ -101,10 +39,10 @@ def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
         beside = "with --verify, which writes no file of yours"
-        idle.refuse(options, beside, "--discard", "--pristine", "--check")
+        arguments.refuse_ineffective(options, beside, "--discard", "--pristine", "--check")
         return _verify(options)
     if options.check:
-        idle.refuse(options, "with --check, which writes nothing", "--discard")
+        arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
     report = inplace.install(
         options.root, options.site, options.discard, options.release, options.pristine
@@ -239,3 +177,55 @@ def _show_named(report: Report) -> None:
 def _show_files(names: Sequence[str]) -> None:
     for name in names:
         OUT.print(f"  {name}")
+
+
+def _command(
+    name: str, run: Callable[[argparse.Namespace], int], help: str, *more: Argument
+) -> Command:
+    """A command on one installed sglang."""
+    which = (
+        option(
+            "--python",
+            type=arguments.program,
+            default="",
+            metavar="PATH",
+            help="the Python whose sglang is meant (default: the activated environment's, else the"
+            " one on PATH that has an sglang)",
+        ),
+        option(
+            "--site-packages",
+            dest="site",
+            type=arguments.path,
+            metavar="DIR",
+            help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
+        ),
+    )
+    discard = flag("--discard", "throw away edits of the files that install made or changed")
+    example = "--site-packages /sgl-workspace/sglang/python"
+    return Command(
+        name, lambda options: _guarded(run, options), help, example, (which, discard, *more)
+    )
+
+
+COMMANDS = (
+    _command(
+        "install",
+        _install,
+        "patch an installed sglang in place: a pinned release, with or without edits of others",
+        flag(
+            "--verify",
+            "install nothing; finish what a killed call began, then compare every file",
+        ),
+        flag(
+            "--check", "write nothing; say what install would do, and what would keep it from that"
+        ),
+        flag("--pristine", "refuse an sglang that carries edits of others"),
+        option(
+            "--release",
+            default="",
+            metavar="VERSION",
+            help="the release that it is made of, where its files do not say",
+        ),
+    ),
+    _command("uninstall", _uninstall, "take the patches off again: every file as it was"),
+)

@@ -1,4 +1,4 @@
-"""The command about releases to come."""
+"""The command `rebase`: the queue on another release."""
 
 from __future__ import annotations
 
@@ -7,75 +7,38 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..environments.testing import has_environment
 from ..files import atomic
 from ..hint import counted, to_type
 from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
-from ..rebasing import rebase, report
+from ..rebasing import forecast as report
+from ..rebasing import rebase
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
-from . import idle, paths
+from . import arguments
+from .arguments import FROM, Command, flag, option, shown
+from .terminal import OUT, show_rows
 
-COLOURS = {
-    Outcome.APPLIED: "green",
-    Outcome.MERGED_UPSTREAM: "cyan",
-    Outcome.NOT_SELECTED: "dim",
-    Outcome.NEEDS_REFRESH: "yellow",
-}
-OUT = Console(highlight=False, soft_wrap=False, markup=False)
-REBASE = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
+DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
 The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
 there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
-
-
-def add(commands: Any) -> None:
-    """Add this module's command to the parser's."""
-    text = "say what the queue does on another release, and carry it there"
-    made = commands.add_parser("rebase", help=text, description=REBASE)
-    made.set_defaults(run=_rebase)
-    made.add_argument(
-        "release",
-        nargs="?",
-        type=paths.release,
-        metavar="RELEASE",
-        help=(
-            "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not needed while"
-            " one rebase is under way"
-        ),
-    )
-    paths.add_origin(made)
-    step = made.add_mutually_exclusive_group()
-    text = "write what is solved, and go on to the next conflict"
-    step.add_argument("--continue", dest="proceed", action="store_true", help=text)
-    text = "leave this patch out of the release; REASON goes into its header, as a Gap"
-    step.add_argument("--skip", metavar="REASON", help=text)
-    text = "delete work/rebase-VERSION/; what was written to the queue stays"
-    step.add_argument("--abort", action="store_true", help=text)
-    text = "say what the queue does on each release that is newer than the newest pin; no more"
-    step.add_argument("--newer", action="store_true", help=text)
-    text = "with --newer: also write a report on each to FOLDER/VERSION.md, in Markdown"
-    made.add_argument("--out", type=paths.path, metavar="FOLDER", help=text)
 
 
 def _rebase(options: argparse.Namespace) -> int:
     started = time.monotonic()
     root, pins = options.root, pinning.load(options.root)
-    if options.newer:
-        idle.refuse(options, "with --newer, which names no release", "--from")
-        return _show_newer(root, pins, options.out)
-    idle.refuse(options, "without --newer", "--out")
+    if options.newer is not None:
+        arguments.refuse_ineffective(options, "with --newer, which names no release", "--from")
+        return _show_newer(root, pins, options.newer or None)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
@@ -90,9 +53,9 @@ def _rebase(options: argparse.Namespace) -> int:
         return 0
     version = _version(root, pins, options.release)
     if options.abort:
-        idle.refuse(options, "with --abort, which reads no release", "--from")
+        arguments.refuse_ineffective(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version)
-        _tell(
+        OUT.print(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
             " shows it)"
         )
@@ -100,7 +63,7 @@ def _rebase(options: argparse.Namespace) -> int:
     with _release(root, pins, options, version) as release:
         progress = rebase.proceed(root, pins, version, release, options.skip)
     for change in progress.changes:
-        _tell(f"{change.path}: {change.why}")
+        OUT.print(f"{change.path}: {change.why}")
     if not progress.changes:
         OUT.print("nothing to write, the queue holds it all")
     _show_next(root, pins, progress)
@@ -147,7 +110,7 @@ def _release(
 ) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
     if rebase.laid_out(root, version):
-        idle.refuse(
+        arguments.refuse_ineffective(
             options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
         )
         yield None
@@ -188,25 +151,18 @@ def _forecast(root: Path, pins: Pins, version: Version, folder: Path | None) -> 
     if folder:
         written = folder / f"{version}.md"
         atomic.write(written, text.encode())
-        _tell(f"{paths.shown(written)}: the report on {version}")
+        OUT.print(f"{shown(written)}: the report on {version}")
     return refused
 
 
 def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("patch", "outcome", "why"):
-        table.add_column(name, no_wrap=name != "why", overflow="fold")
-    for row in found.rows:
-        why = "see below" if row.outcome is Outcome.CONFLICT else row.why
-        table.add_row(
-            row.patch.removesuffix(".patch"),
-            Text(str(row.outcome), COLOURS.get(row.outcome, "red")),
-            why,
-        )
-    OUT.print(table)
+    show_rows(
+        replace(row, why="see below") if row.outcome is Outcome.CONFLICT else row
+        for row in found.rows
+    )
     for line in report.to_read(found):
-        _tell(line)
-    _tell(f"{report.summary(pins, found)}; {seconds:.1f} s")
+        OUT.print(line)
+    OUT.print(f"{report.summary(pins, found)}; {seconds:.1f} s")
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
@@ -223,7 +179,7 @@ def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[objec
     else:
         done = "No patch conflicts, and the queue holds it all."
         text = f"{done if begun else 'No conflict is left.'} Next: {_after(root, pins, version)}."
-    _tell(text)
+    OUT.print(text)
 
 
 def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
@@ -245,7 +201,7 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
         f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
         " patch out, --abort drops all this.",
     ]
-    _tell("\n".join(lines))
+    OUT.print("\n".join(lines))
 
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
@@ -257,6 +213,46 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     return ", ".join(steps)
 
 
-def _tell(text: str) -> None:
-    """Print a line of any length as it is."""
-    OUT.print(text, soft_wrap=True)
+COMMANDS = (
+    Command(
+        "rebase",
+        _rebase,
+        "say what the queue does on another release, and carry it there",
+        "0.5.24",
+        (
+            option(
+                "release",
+                nargs="?",
+                type=arguments.release,
+                metavar="RELEASE",
+                help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
+                " needed while one rebase is under way",
+            ),
+            FROM,
+            (
+                flag(
+                    "--continue",
+                    "write what is solved, and go on to the next conflict",
+                    dest="proceed",
+                ),
+                option(
+                    "--skip",
+                    metavar="REASON",
+                    help="leave this patch out of the release; REASON goes into its header, as a"
+                    " Gap",
+                ),
+                flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
+                option(
+                    "--newer",
+                    nargs="?",
+                    type=arguments.path,
+                    const=False,
+                    metavar="DIR",
+                    help="say what the queue does on each release that is newer than the newest"
+                    " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
+                ),
+            ),
+        ),
+        DESCRIPTION,
+    ),
+)

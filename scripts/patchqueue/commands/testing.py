@@ -1,17 +1,18 @@
-"""The command that tests the tool and releases."""
+"""The command `test`: the tests of the tool and of releases, and upstream's own."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
+from ..environments import upstream_tests
 from ..environments.environment import SIZE
 from ..environments.testing import (
     Result,
@@ -19,45 +20,37 @@ from ..environments.testing import (
     has_environment,
     is_built,
     matplotlib_folder,
+    measure_coverage,
     prepare,
     share,
-    test_revision,
+    test_release,
     test_tool,
 )
-from ..hint import to_type
+from ..environments.upstream_tests import Compared
+from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
-from . import checking, releases
-from .releases import OUT, tell
+from . import arguments
+from .arguments import Command, chosen_releases, flag, option
+from .maintain import show_check
+from .terminal import OUT
 
-TEST = "apply, build the release's environment, run tests/revision in it"
 TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
-
-
-def add(commands: Any) -> None:
-    """Add this module's command to the parser's."""
-    tested = releases.command(
-        commands,
-        "test",
-        _test,
-        TEST,
-        "the tool, and the releases that upstream/pins.toml calls tested",
-        "--all --from",
-        tool="test the tool itself: check, and tests/queue; without a release nothing else",
-    )
-    tested.add_argument("-k", dest="expression", help="only the tests that pytest's -k selects")
-    text = "run nothing: say which releases would be tested"
-    tested.add_argument("--plan", action="store_true", help=text)
+NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage make ineffective
 
 
 def _test(options: argparse.Namespace) -> int:
+    if options.coverage:
+        beside = "with --coverage, which runs the tool's tests"
+        arguments.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
+        return measure_coverage(options.root)
+    if options.upstream:
+        beside = "with --upstream, which runs upstream's tests"
+        arguments.refuse_ineffective(options, beside, *NARROW)
+        return _test_upstream(options)
     pins = pinning.load(options.root)
-    narrowed = options.words or options.all or options.expression or options.origin
-    tool = options.tool or not narrowed
-    chosen = releases.chosen(
-        options, pins, [] if options.tool and not narrowed else pins.tested or [pins.default]
-    )
+    tool, chosen = _chosen(options, pins)
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
         raise Refused(map(_no_lock, without))
@@ -65,7 +58,7 @@ def _test(options: argparse.Namespace) -> int:
     _show_plan(options.root, tool, chosen)
     if options.plan:
         return 0
-    if tool and (not _checked(options.root, pins) or _test_tool(options.root, chosen)):
+    if tool and (not _is_checked(options.root, pins) or _test_tool(options.root, chosen)):
         return 1
     results = _test_releases(options, chosen)
     for result in results:
@@ -78,45 +71,58 @@ def _test(options: argparse.Namespace) -> int:
     return 0 if all(result.passed for result in results) else 1
 
 
+def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
+    """Whether the tool is tested, and which releases are. Raises Refused where --all and a release
+    are named."""
+    if options.all and options.releases:
+        step = f"name {options.releases[0]} alone, or --all alone"
+        what = f"means every release, {options.releases[0]} means one"
+        raise Refused.of("bad-words", "--all", what, step)
+    narrowed = options.releases or options.all or options.expression
+    if options.tool and not narrowed:
+        return True, []
+    default = pins.all if options.all else pins.tested or [pins.default]
+    return options.tool or not narrowed, chosen_releases(options, pins, default)
+
+
 def _no_lock(pin: Pin) -> Problem:
     step = f"{to_type('pin', pin.tag, '--lock')} makes one"
     return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
 
 
-def _checked(root: Path, pins: Pins) -> bool:
-    """Check the queue, and meanwhile install what the tests of plots need; whether all is well."""
+def _is_checked(root: Path, pins: Pins) -> bool:
+    """Check the queue, and meanwhile install the packages of the tests of plots; whether there is
+    no problem."""
     with ThreadPoolExecutor(1) as beside:
         beside.submit(matplotlib_folder, root)
-        return checking.show(root, pins.all, None, False)
+        return show_check(root, pins.all)
 
 
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
-    """Test the tool, and meanwhile build the environments that are needed next."""
+    """Test the tool, and meanwhile build the environments that are needed next; pytest's exit
+    code."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
         built = [beside.submit(build_environment, root, pin) for pin in chosen]
         if code := test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
-        for one in built:
-            one.result()  # raises why there is none
+        for environment in built:
+            environment.result()  # raises the reason of a failure
     return 0
 
 
 def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
-    """Test releases side by side. The first one's output comes as it is written, that of the others
+    """Test releases in parallel. The output of the first comes as it is written, that of the others
     when they have ended."""
-    prepared = [prepare(options.root, pin, options.origin) for pin in chosen]
+    prepared = [prepare(options.root, pin) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
-    words = [
-        *narrowed,
-        *(["--color=yes"] if OUT.is_terminal and not OUT.no_color else []),
-    ]
+    colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
     shared = share(len(chosen), os.cpu_count() or 1)
     workers = 1 if narrowed else shared.workers
     with (
         tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
-        ThreadPoolExecutor(shared.revisions) as beside,
+        ThreadPoolExecutor(shared.releases) as beside,
     ):
         logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
         runs = []
@@ -124,7 +130,8 @@ def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[R
             for one, log in zip(prepared, logs):
                 if not log:
                     _begin(one.pin.tag)
-                runs.append(beside.submit(test_revision, options.root, one, words, workers, log))
+                words = (options.root, one, [*narrowed, *colour], workers, log)
+                runs.append(beside.submit(test_release, *words))
             return [_shown(run, pin, log) for run, pin, log in zip(runs, chosen, logs)]
         finally:
             beside.shutdown(cancel_futures=True)
@@ -139,8 +146,8 @@ def _shown(run: Future[Result], pin: Pin, log: Path | None) -> Result:
     return result
 
 
-def _begin(what: str) -> None:
-    OUT.rule(what, align="left", style="dim")
+def _begin(title: str) -> None:
+    OUT.rule(title, align="left", style="dim")
     OUT.file.flush()  # pytest writes next
 
 
@@ -148,8 +155,82 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     """What is tested, and about how long that takes on two processors."""
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
-    tell(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
+    OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
     lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
     if lacking:
-        tell(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)")
+        OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)")
     OUT.file.flush()
+
+
+def _test_upstream(options: argparse.Namespace) -> int:
+    """Run upstream's unit tests for CPUs on both trees of a release; 1 where the queue breaks one.
+    Raises Refused for a checkout of another release."""
+    chosen, started = chosen_releases(options, pinning.load(options.root)), time.monotonic()
+    if len(chosen) > 1:
+        what = "names several releases; a checkout is at the tag of one"
+        step = f"{to_type('test', chosen[0].tag, '--upstream PATH')}, one after the other"
+        raise Refused.of("bad-words", " ".join(options.releases), what, step)
+    (pin,), checkout = chosen, options.upstream.absolute()
+    pristine = upstream_tests.pristine_of(options.root, pin, checkout)
+    files, others = upstream_tests.find(checkout)
+    files = [file for file in files if (options.expression or "") in file]
+    if not files:
+        what = "is in no path of a file of tests for CPUs"
+        raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
+    OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
+    results: list[Compared] = []
+    with upstream_tests.trees(prepare(options.root, pin), checkout, pristine) as run:
+        for result in upstream_tests.run_all(run, files, os.cpu_count() or 1):
+            results.append(result)
+            OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")
+            OUT.file.flush()
+    both = sum(result.both for result in results)
+    broken = {test: why for result in results for test, why in result.broken.items()}
+    if broken:
+        OUT.print("\nPassed on the pristine tree alone:")
+    for test, reason in broken.items():
+        OUT.print(f"  {test}\n      {reason}")
+    OUT.print(
+        f"\n{pin.tag}: {counted(both, 'test')} passed on both trees, {len(broken)} on the pristine"
+        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s,"
+        f" {counted(others, 'other file')} of tests are not for this"
+    )
+    if not both and not broken:
+        what = "no test passed on the pristine tree, so that nothing is compared"
+        step = "the lines above say why; a checkout is to be whole, and at the release's tag"
+        raise Refused.of("nothing-passed", pin.tag, what, step)
+    return 1 if broken else 0
+
+
+COMMANDS = (
+    Command(
+        "test",
+        _test,
+        "apply, build the release's environment, run tests/revision in it",
+        "v0.5.9 -k scan",
+        (
+            arguments.releases("the tool, and the releases that upstream/pins.toml calls tested"),
+            flag("--all", "every pinned release"),
+            flag(
+                "--tool",
+                "test the tool itself: check, and tests/queue; without a release nothing else",
+            ),
+            option(
+                "-k",
+                dest="expression",
+                metavar="TEXT",
+                help="only the tests that pytest's -k selects; with --upstream, the files whose"
+                " path holds TEXT",
+            ),
+            flag("--plan", "run nothing: say which releases would be tested"),
+            option(
+                "--upstream",
+                type=arguments.path,
+                metavar="PATH",
+                help="run upstream's unit tests for CPUs instead, and list which the queue breaks;"
+                " PATH is a checkout of sglang at the release's tag, which is not written to",
+            ),
+            flag("--coverage", "count the tool's lines that its tests run instead"),
+        ),
+    ),
+)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..hint import to_type
 from ..outcome import Refused
 from . import cuda_stubs

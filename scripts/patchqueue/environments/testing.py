@@ -1,5 +1,4 @@
-"""Run the tests: tests/queue on the tool, and tests/revision on one patched release in its own
-environment."""
+"""Run the tests: tests/queue on the tool, tests/revision on a release in its environment."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..laying import worktree
 from ..laying.apply import apply
 from ..outcome import Refused
@@ -27,19 +26,20 @@ from .lock import version_of
 LOG = logging.getLogger(__name__)
 
 HOME = Path(".nox/revisions")
+COVERAGE = ("requirements", "plots", "coverage")  # locks in scripts/
 PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, locked
-SIDE_BY_SIDE = 4  # revisions, at most
-WORKERS = 4  # of a revision, at most: each imports torch and sglang, which takes 10 s and 1 GB
+PARALLEL = 4  # releases, at most
+WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
 # what spreads tests over processes: plain Python, of the tool's own environment
 SPREAD = ("xdist", "execnet")
-# pytest's exit code when nothing was selected: for a revision without patches that is right
+# pytest's exit code when nothing was selected: for a release without patches that is right
 NO_TESTS = 5
 
 
 @dataclass(frozen=True)
 class Result:
-    """One revision's run. as_it_stands: the tree had edits that the queue does not hold, and was
+    """One release's run. as_it_stands: the tree had edits that the queue does not hold, and was
     tested with them."""
 
     pin: Pin
@@ -70,7 +70,7 @@ def is_built(root: Path, pin: Pin) -> bool:
 
 
 def build_environment(root: Path, pin: Pin) -> environment.Environment:
-    """The revision's environment, built from its lock where it is not there yet. Raises Refused
+    """The release's environment, built from its lock where it is not there yet. Raises Refused
     with the reason."""
     return environment.build(str(pin.version), lock_file(root, pin), root / HOME)
 
@@ -132,9 +132,21 @@ def test_tool(root: Path) -> int:
     return subprocess.run(command, cwd=root, env=os.environ | more).returncode
 
 
+def measure_coverage(root: Path) -> int:
+    """Run tests/queue with coverage, and print the tool's lines that they run; the exit code of the
+    first command that fails, else 0."""
+    files = [f"--with-requirements={root}/scripts/{name}.txt" for name in COVERAGE]
+    uv = [run.find_uv(), "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
+    tests = ["run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
+    for words in (tests, ["combine", "-q"], ["report"]):
+        if code := subprocess.run([*uv, "coverage", *words], cwd=root).returncode:
+            return code
+    return 0
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A revision's tree and environment, ready for its tests. as_it_stands: as in Result."""
+    """A release's tree and environment, ready for its tests. as_it_stands: as in Result."""
 
     pin: Pin
     tree: Path
@@ -142,7 +154,7 @@ class Prepared:
     as_it_stands: bool
 
 
-def prepare(root: Path, pin: Pin, origin: str | None) -> Prepared:
+def prepare(root: Path, pin: Pin) -> Prepared:
     """Apply (a tree with edits of the user's stays as it is), and build the environment where it is
     not there yet.
 
@@ -155,29 +167,29 @@ def prepare(root: Path, pin: Pin, origin: str | None) -> Prepared:
             f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands"
         )
     else:
-        apply(root, pin, origin)
+        apply(root, pin, None)
     return Prepared(pin, tree.path.absolute(), build_environment(root, pin), as_it_stands)
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many revisions are tested side by side, and in how many processes each."""
+    """How many releases are tested in parallel, and in how many processes each."""
 
-    revisions: int
+    releases: int
     workers: int
 
 
-def share(revisions: int, processors: int) -> Share:
-    """Side by side first: a revision's second process imports torch and sglang once more."""
-    side_by_side = max(1, min(revisions, processors, SIDE_BY_SIDE))
-    return Share(side_by_side, min(processors // side_by_side, WORKERS))
+def share(releases: int, processors: int) -> Share:
+    """Releases first: a second process of one imports torch and sglang once more."""
+    parallel = max(1, min(releases, processors, PARALLEL))
+    return Share(parallel, min(processors // parallel, WORKERS))
 
 
-def test_revision(
+def test_release(
     root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
 ) -> Result:
-    """Run pytest in the revision's environment. words: further words for it; log: the file for its
-    output, else as ours."""
+    """Run pytest in the release's environment. words: further words for it; log: the file for its
+    output, None for standard output."""
     pin, tree = prepared.pin, prepared.tree
     variables = {
         name: value
@@ -214,8 +226,8 @@ def spread(folder: Path, workers: int) -> list[str]:
     """What pytest needs to run a file of tests on each of several processors, once `folder` is on
     its path; nothing for one.
 
-    The revisions' locks stay as their releases are: pytest-xdist is linked from the environment
-    that runs the tool.
+    The locks stay as their releases are: pytest-xdist is linked from the environment that runs the
+    tool.
     """
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
     places = {name: spec.origin for name, spec in found.items() if spec and spec.origin}

@@ -1,8 +1,16 @@
-"""Run upstream's unit tests for CPUs on a release's pristine tree and on the patched one, in the
-release's environment: which pass unpatched and do not pass patched."""
+"""Upstream's unit tests for CPUs, on a release's pristine tree and on the patched one: which pass
+unpatched and do not pass patched.
+
+Upstream marks a test file with a call at its top level, `register_cpu_ci(est_time=…, suite=…)`,
+which its test/run_suite.py reads without an import (python/sglang/test/ci/ci_register.py, 0.5.6 and
+later). `disabled="reason"` excludes the file from every run. The folder test/registered/unit/ came
+after 0.5.9 (sglang#20626). Many of its files had the mark of a GPU alone, although they need none
+(sglang#24569, sglang#33654).
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
@@ -17,121 +25,152 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from xml.etree import ElementTree
 
-from ..files.locking import locked
-from ..files.tree import list_folder
+from ..files.atomic import locked
+from ..files.tree import differing, list_folder, python_part
+from ..hint import some
+from ..outcome import Outcome, Refused
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from . import suite
 from .environment import Environment
-from .suite import Suite
 from .testing import Prepared
 
-LIMIT = 300  # seconds for a file; upstream's own limit for one is 1200
-TICK = 0.5  # seconds until an interrupted run ends what it has started
+FOLDERS = ("test/registered", "test/srt")  # test/manual holds what upstream runs nowhere
+UNIT = "test/registered/unit"
+MARK, ANY_MARK = "register_cpu_ci", re.compile(r"register_\w+_ci")
+NO_TESTS = ("conftest.py", "__init__.py")
+# sglang's own helpers for tests that start a server, an engine or a model's runner
+SERVERS = re.compile(
+    r"\bpopen_launch|\blaunch_server\b|\bEngine\(|ServerBase\b|\b(?:SRT|HF)Runner\b"
+    r"|Mixin\b.*CustomTestCase|\bbench_one_batch\b|\brun_(?:bench_serving|eval)\b"
+)
+LIMIT = 300  # seconds for a file on one tree; upstream's own limit for one is 1200
+TICK = 0.5  # seconds until an interrupted run ends its processes
 PROCESSES = 4  # at most: each imports torch and sglang, which takes 10 s and 1 GB
 # A device that no host has: sglang's helpers for tests make a number of the first character, and
 # fail where there is none (python/sglang/test/test_utils.py).
 NO_DEVICE = "99"
-SUMMARY = " short test summary info "  # pytest's heading: a line for each test follows
-# what those helpers import at their top, and no lock has (LEFT_OUT in environments/lock.py)
+# imports of those helpers that no lock has (LEFT_OUT in environments/lock.py)
 IMPORTED = ("datasets",)
-STAND_IN = '''"""In place of a package that the environment lacks: it imports, and no more."""
-
-
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-
+STAND_IN = """def __getattr__(name):
     def missing(*_, **__):
         raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)
 
+    if name.startswith("__"):
+        raise AttributeError(name)
     return missing
-'''
-# what of the caller's variables no test gets: other packages, and how upstream's CI runs them
+"""
+# variables of the caller that no test gets: other packages, and how upstream's CI runs them
 DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "CI", "GITHUB_ACTIONS")
 
 
-@dataclass(frozen=True)
-class Side:
-    """One tree, and a copy of the checkout's tests beside it.
+def find(checkout: Path) -> tuple[list[str], int]:
+    """(the files of tests that may need no GPU, as paths below the checkout; how many others there
+    are): files with upstream's mark for CPUs, and other unit tests.
 
-    folder: holds test/, a copy, and python, a link to the tree; path: what Python finds modules in,
-    the tree's own python/ first.
+    Those are the files of test/registered/unit/, and in an older checkout all files, unless they
+    start a server. Raises Refused where there is none.
     """
+    units = f"{UNIT}/" if (checkout / UNIT).is_dir() else ""
+    paths = [path for folder in FOLDERS for path in sorted((checkout / folder).rglob("*.py"))]
+    names = {
+        path.relative_to(checkout).as_posix(): path.read_text("utf-8", "replace")
+        for path in paths
+        if path.name not in NO_TESTS and path.is_file()
+    }
+    chosen = [name for name, text in names.items() if _is_for_cpus(text, name.startswith(units))]
+    if not chosen:
+        what = f"holds no unit tests for CPUs in {' or '.join(FOLDERS)}"
+        step = "name a whole checkout of sgl-project/sglang at the release's tag"
+        raise Refused.of("no-tests", str(checkout), what, step)
+    return chosen, len(names) - len(chosen)
 
-    folder: Path
-    path: tuple[Path, ...]
+
+def _is_for_cpus(text: str, is_unit: bool) -> bool:
+    """Whether a file is run. A file that has the mark and that Python cannot parse is run: the
+    error is its result."""
+    try:
+        marks = _marks(ast.parse(text))
+    except (SyntaxError, ValueError):
+        return MARK in text
+    if MARK in marks or not is_unit:
+        return marks.get(MARK, True) is False
+    is_test = re.search(r"(?m)^\s*(?:async )?def test_", text)
+    return bool(is_test) and not any(marks.values()) and not SERVERS.search(text)
+
+
+def _marks(tree: ast.Module) -> dict[str, bool]:
+    """Upstream's marks, calls at the file's top level: name -> whether it disables the file."""
+    marks: dict[str, bool] = {}
+    for statement in tree.body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            continue
+        if ANY_MARK.fullmatch(call.func.id):
+            words = {word.arg: word.value for word in call.keywords}
+            disabled = words.get("disabled") or (call.args[3] if len(call.args) > 3 else None)
+            reason = disabled.value if isinstance(disabled, ast.Constant) else None
+            marks.setdefault(call.func.id, bool(reason))
+    return marks
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One file on one tree. passed: test ids, as pytest prints them; lines: pytest's lines about
-    the others; ended: why the file has no results, "" where it has."""
+class Results:
+    """One file on one tree. tests: id -> why the test did not pass, "" where it passed; ended: why
+    the file has no further results, "" where it has them all."""
 
-    passed: frozenset[str]
-    lines: tuple[str, ...] = ()
+    tests: Mapping[str, str]
     ended: str = ""
-
-    def reason(self, test: str) -> str:
-        """Why a test did not pass."""
-        marks = (f"{kind} {test}" for kind in ("FAILED", "ERROR"))
-        own = [
-            line for mark in marks for line in self.lines if f"{line} - ".startswith(f"{mark} - ")
-        ]
-        return (own or [self.ended or "it is skipped, or not among the file's tests"])[0]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One file on both trees. both: how many tests passed on both; broken: what passed on the
-    pristine tree alone, with what became of it on the patched one; ended: on the pristine tree."""
+    """One file on both trees. both: how many tests passed on both; broken: the tests that passed on
+    the pristine tree alone, with their result on the patched one; ended: of the pristine tree."""
 
     file: str
     both: int
     broken: Mapping[str, str]
     ended: str
 
+    def __str__(self) -> str:
+        lost = f", {len(self.broken)} passed on the pristine tree alone" if self.broken else ""
+        return self.ended or f"{self.both} passed on both{lost}"
+
 
 @dataclass(frozen=True)
 class Run:
-    """What all files are run with. limit: seconds for one file on one tree; stop: set where
-    the user interrupts, to end what runs."""
+    """How files are run. pristine, patched: a folder for each tree, with test/, a copy, python, a
+    link to the tree's own, and tmp/; stand_ins: modules that both need; stop: set where the user
+    interrupts."""
 
-    pristine: Side
-    patched: Side
+    pristine: Path
+    patched: Path
+    stand_ins: Path
     environment: Environment
-    limit: float
     stop: Event = field(default_factory=Event)
 
 
-@contextmanager
-def laid(prepared: Prepared, checkout: Path, pristine: Path, limit: float) -> Iterator[Run]:
-    """Both trees with the checkout's tests beside them, in a folder that is removed again. Nothing
-    is written into the checkout. pristine: the folder of the pristine tree."""
-    with tempfile.TemporaryDirectory(prefix="patchqueue-upstream-") as name:
-        more = Path(name) / "stand-ins"
-        more.mkdir()
-        for package in IMPORTED:
-            (more / f"{package}.py").write_text(STAND_IN)
-        before = _side(checkout, Path(name) / "pristine", pristine / "python", more)
-        after = _side(checkout, Path(name) / "patched", prepared.tree / "python", more)
-        yield Run(before, after, prepared.environment, limit)
-
-
-def _side(checkout: Path, folder: Path, python: Path, more: Path) -> Side:
-    """Tests find their release from where they lie, as `parents[4] / "python"`."""
-    (folder / "tmp").mkdir(parents=True)
-    left = shutil.ignore_patterns("__pycache__", ".pytest_cache")
-    shutil.copytree(checkout / "test", folder / "test", symlinks=True, ignore=left)
-    (folder / "python").symlink_to(python)
-    return Side(folder, (python, more))
+def pristine_of(root: Path, pin: Pin, checkout: Path) -> Path:
+    """The folder of the pristine release. Raises Refused where the checkout is of another."""
+    make = f"`git clone --branch {pin.tag} --depth 1 https://github.com/sgl-project/sglang`"
+    if not (checkout / "python/sglang").is_dir():
+        what = "is no checkout of sglang: it has no python/sglang"
+        raise Refused.of("no-checkout", str(checkout), what, f"{make} makes one")
+    pristine = source.fetch(pin, None)
+    changed = differing(python_part(list_folder(checkout)), python_part(pristine.listing()))
+    if changed:
+        what = f"is not {pin.tag}: {len(changed)} of its files differ, as {some(changed)}"
+        step = f"check out the tag {pin.tag} there, without edits"
+        raise Refused.of(str(Outcome.TREE_MISMATCH), str(checkout), what, step)
+    return _pristine_tree(root, pin, pristine)
 
 
 def _pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
-    """The unpatched release as a folder, kept beside the trees in work/ since its byte code is kept
-    by its place. It is made anew where a file of it is not the release's."""
+    """The unpatched release as a folder, kept beside the trees in work/ for its byte code. It is
+    made anew where a file of it is not the release's."""
     folder = root / "work/.patchqueue" / f"{pin.tag}.pristine"
     with locked(folder.with_suffix(".pristine-lock")):
         if not folder.is_dir() or list_folder(folder) != pristine.listing():
@@ -140,19 +179,27 @@ def _pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
     return folder.absolute()
 
 
-def release_of(root: Path, pin: Pin, checkout: Path) -> tuple[Suite, Path]:
-    """The checkout's tests, and the folder of the pristine release.
-
-    Raises Refused where the checkout is not the release's, or holds no such test.
-    """
-    suite.refuse_no_checkout(checkout, pin)
-    pristine = source.fetch(pin, None)
-    suite.refuse_other_release(checkout, pin, pristine.listing())
-    return suite.find(checkout), _pristine_tree(root, pin, pristine)
+@contextmanager
+def trees(prepared: Prepared, checkout: Path, pristine: Path) -> Iterator[Run]:
+    """Both trees with the checkout's tests beside them, in a folder that is removed again. Nothing
+    is written into the checkout. pristine: the folder of the pristine tree."""
+    left = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    with tempfile.TemporaryDirectory(prefix="patchqueue-upstream-") as name:
+        space = Path(name)
+        (space / "stand-ins").mkdir()
+        for package in IMPORTED:
+            (space / "stand-ins" / f"{package}.py").write_text(STAND_IN)
+        for side, tree in (("pristine", pristine), ("patched", prepared.tree)):
+            (space / side / "tmp").mkdir(parents=True)
+            # tests find their release from where they lie, as `parents[4] / "python"`
+            shutil.copytree(checkout / "test", space / side / "test", symlinks=True, ignore=left)
+            (space / side / "python").symlink_to(tree / "python")
+        folders = (space / "pristine", space / "patched", space / "stand-ins")
+        yield Run(*folders, prepared.environment)
 
 
 def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compared]:
-    """Every file on both trees, several at once; each as soon as it and all before it are done."""
+    """Every file on both trees, several at once, in the order of `files`."""
     with ThreadPoolExecutor(max(1, min(processors, PROCESSES))) as pool:
         try:
             sides = (run.pristine, run.patched)
@@ -165,80 +212,94 @@ def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compare
             raise
 
 
-def compare(file: str, pristine: Outcome, patched: Outcome) -> Compared:
-    """What passed on the pristine tree alone, and why not on the patched one."""
-    broken = {test: patched.reason(test) for test in sorted(pristine.passed - patched.passed)}
-    return Compared(file, len(pristine.passed & patched.passed), broken, pristine.ended)
+def compare(file: str, pristine: Results, patched: Results) -> Compared:
+    """The tests that passed on the pristine tree alone, and why not on the patched one."""
+    gone = patched.ended or "it is not among the file's tests"
+    passed = sorted(test for test, why in pristine.tests.items() if not why)
+    broken = {test: why for test in passed if (why := patched.tests.get(test, gone))}
+    return Compared(file, len(passed) - len(broken), broken, pristine.ended)
 
 
-def run_file(run: Run, side: Side, file: str) -> Outcome:
-    """Run one file in a process of its own. Its processes are killed when it ends, or at the limit.
+def run_file(run: Run, side: Path, file: str) -> Results:
+    """Run one file in a process of its own, in test/ as upstream does. Its processes are killed
+    when it ends, or at the limit."""
+    with tempfile.TemporaryDirectory(dir=side / "tmp") as space:
+        report, log = Path(space) / "report.xml", Path(space) / "log"
+        command = [str(run.environment.python), "-m", "pytest", str(side / file)]
+        command += ["-q", "-p", "no:cacheprovider", f"--rootdir={side}"]
+        command += [f"--junit-xml={report}"]
+        with log.open("wb") as output:
+            code = _exit_code(command, side, run, output.fileno())
+        if code is None:
+            return Results({}, f"timed out after {LIMIT:g} s")
+        if not report.is_file():
+            ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            lines = log.read_text("utf-8", "replace").strip().splitlines() or [""]
+            return Results({}, f"{ended}: {lines[-1][:150]}")
+        return read(report.read_text("utf-8"), file)
 
-    pytest is started where upstream starts its tests: in test/.
+
+def read(report: str, file: str) -> Results:
+    """A file's results from pytest's report in JUnit's XML.
+
+    A test whose end has an error is reported twice. A file that cannot be imported, or skips
+    itself, is reported as a test of no class.
     """
-    command = [str(run.environment.python), "-m", "pytest", str(side.folder / file)]
-    command += ["-q", "-rpfE", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider"]
-    command += [f"--rootdir={side.folder}"]
-    with tempfile.TemporaryFile(dir=side.folder / "tmp") as log:
-        code = _ended(command, side, run, log.fileno())
-        log.seek(0)
-        said = log.read().decode("utf-8", "replace")
-    return read(said, code, run.limit)
+    module = file.removesuffix(".py").replace("/", ".")
+    tests: dict[str, str] = {}
+    ended = ""
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        why = " ".join(f"{child.tag}: {_reason(child)}" for child in bad)
+        group = (case.get("classname") or "").removeprefix(module).replace(".", "::")
+        if case.get("name") == module:
+            ended = why
+        else:
+            name = f"{file}{group}::{case.get('name')}"
+            tests[name] = tests.get(name) or why
+    return Results(tests, ended)
 
 
-def read(said: str, code: int | None, limit: float) -> Outcome:
-    """A file's results from what pytest printed. code: its exit code, None where it was killed at
-    the limit of `limit` seconds."""
-    if code is None:
-        return Outcome(frozenset(), ended=f"timed out after {limit:g} s")
-    lines = [line for line in said.rpartition(SUMMARY)[2].splitlines() if line.strip()]
-    bad = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
-    passed = {line.partition(" ")[2] for line in lines if line.startswith("PASSED ")}
-    # an error at its end counts: such a test has two lines
-    passed -= {line.partition(" ")[2].partition(" - ")[0] for line in bad}
-    if passed or bad:
-        # where the file itself has an error it is the reason of all its tests
-        whole = next((line for line in bad if "::" not in line.partition(" - ")[0]), "")
-        marked = re.findall(r"(?m)^E {2,}(\S.*)$", said) if whole else []
-        return Outcome(frozenset(passed), bad, ": ".join([whole, *marked[-1:]]))
-    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return Outcome(frozenset(), ended=f"{ended}: {(said.strip().splitlines() or [''])[-1][:150]}")
+def _reason(child: ElementTree.Element) -> str:
+    """The last line that pytest marks as an error; else the message's first line."""
+    marked = re.findall(r"(?m)^E {2,}(\S.*)$", child.text or "")
+    return str((marked or (child.get("message") or "").splitlines() or [""])[-1])
 
 
-def _variables(side: Side, run: Run) -> dict[str, str]:
-    """What the tests of the release itself get (environments/testing.py), and a folder for
-    temporary files. No SGLANG_… of the caller's: sglang and its tests are set by them."""
+def _variables(side: Path, run: Run) -> dict[str, str]:
+    """Those of the release's own tests (testing.py), and a folder for temporary files. No SGLANG_…
+    of the caller's: they change sglang and its tests."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in DROPPED and not name.startswith("SGLANG_")
     }
+    path = ((side / "python").resolve(), run.stand_ins)  # byte code is kept by the tree's own path
     own = {
-        "PYTHONPATH": os.pathsep.join(map(str, side.path)),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "CUDA_VISIBLE_DEVICES": NO_DEVICE,
         "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(side.folder / "tmp"),
-        "COLUMNS": "240",  # of a line in the summary
+        "TMPDIR": str(side / "tmp"),
     }
     return {**kept, **run.environment.variables, **own}
 
 
-def _ended(command: Sequence[str], side: Side, run: Run, log: int) -> int | None:
-    """The process's exit code; None where it was killed at the limit."""
+def _exit_code(command: Sequence[str], side: Path, run: Run, log: int) -> int | None:
+    """Run a process; its exit code, None where it was killed at the limit."""
     process = subprocess.Popen(
         command,
-        cwd=side.folder / "test",
+        cwd=side / "test",
         env=_variables(side, run),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,
     )
-    end = time.monotonic() + run.limit
+    end = time.monotonic() + LIMIT
     try:
         while time.monotonic() < end and not run.stop.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(min(TICK, run.limit))
+                return process.wait(min(TICK, LIMIT))
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,5 @@
-"""Files written whole or not at all, durably: one alone, or several of the project together.
+"""Files written whole or not at all, durably: one alone, or several of the project together; and by
+one writer at a time, who holds a lock.
 
 Several are written aside first, made good by one rename, then put in their places. Killed before
 that rename, nothing was written; killed behind it, `recover` does the rest.
@@ -7,20 +8,30 @@ that rename, nothing was written; killed behind it, `recover` does the rest.
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import json
+import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 
 from ..outcome import Refused
+
+LOG = logging.getLogger(__name__)
 
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
 JOURNAL = Path("work/.patchqueue/rebase.journal")
-# who reads a file of the queue and writes it anew holds this
+# held while a file of the queue is read and rewritten
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
+# by file: this run's threads that hold it or wait for it
+_WITHIN: Counter[tuple[int, int]] = Counter()
+_COUNTING = Lock()
 
 
 def write(path: Path, content: bytes) -> None:
@@ -126,3 +137,36 @@ def recover(root: Path, journal: Path) -> list[str]:
     os.rename(journal, done)
     shutil.rmtree(done)
     return names
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold an exclusive lock on `path`, waiting (and saying so, once) while another process has it.
+
+    path: a file, made where there is none; or a folder itself, where no file may be left behind.
+    Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a
+    run that was killed while its child still writes does not let the next one in too early. Raises
+    OSError where it cannot be locked (a folder on NFS).
+    """
+    if path.is_dir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    status = os.fstat(descriptor)
+    file = status.st_dev, status.st_ino
+    try:
+        with _COUNTING:  # no other thread of this run takes the lock between
+            is_news = not _WITHIN[file]  # else the lock is this run's own, or it was said
+            _WITHIN[file] += 1
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_news = False
+        if is_news:
+            LOG.info(f"another run holds {path}; waiting for it")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        with _COUNTING:
+            _WITHIN[file] -= 1

@@ -1,4 +1,4 @@
-"""Data of a TOML or JSON file as a value of a class that says what may stand in it.
+"""Data of a TOML or JSON file as a value of a class that says what is allowed in it.
 
 What is wrong with it is raised as Refused: a problem named `bad` of the file `where`, which says
 the field.
@@ -50,7 +50,7 @@ def _from_text(kind: type[Any], text: str) -> Any:
 
 
 def text_of(value: Any, depth: int = 0) -> str:
-    """A value as JSON that is short in a diff: a list or an object stands in one line where that is
+    """A value as JSON that is short in a diff: a list or an object is one line where that is
     no longer than LONGEST, else each thing that it holds begins one.
 
     >>> print(text_of({"a": [1, 2], "b": {"c": "x" * 400}})[:24])

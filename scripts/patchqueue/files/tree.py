@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 # what of a work tree is upstream's; everything else there is the queue's or the user's own
 ROOTS = ("python", "test")
+PREFIX = "python/"  # of git's layout: below it lies what a wheel and site-packages have
+SGLANG = "python/sglang/"
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
 # the tree's own listing, for `--verify` in place: no tree can list it
 LISTING = "python/sglang/srt/prefill_graph/tree.sha256"
@@ -80,8 +82,19 @@ def from_sha256sum(content: bytes) -> dict[str, str]:
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
     """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which
     a wheel stamps and git lacks."""
-    own = (path for path in listing if path.startswith("python/sglang/") and path != GENERATED)
-    return {path: listing[path] for path in own}
+    own = sglang_part(listing)
+    own.pop(GENERATED, None)
+    return own
+
+
+def sglang_part(listing: Mapping[str, str]) -> dict[str, str]:
+    """What of a listing is sglang's, not a test beside it."""
+    return {path: digest for path, digest in listing.items() if path.startswith(SGLANG)}
+
+
+def names(paths: Iterable[str]) -> tuple[str, ...]:
+    """Files in git's layout by their names below the folder that holds sglang/."""
+    return tuple(path.removeprefix(PREFIX) for path in paths)
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:

@@ -1,34 +1,100 @@
-"""What a pull request brings beside its patch: its folder pull-requests/TOPIC/PATCH/, laid out as
-upstream's tree is.
+"""The folder of a pull request, pull-requests/TOPIC/PATCH/, laid out as upstream's tree is.
 
-Tests lie at the places where upstream keeps them, and, under python/, files in place of the
-overlay's, which know more releases than upstream needs. A change@VERSION.patch there is laid in
-place of the series' text, from that release on up to the next one: the series hooks upstream's code
-where a pull request mends it. What the text says lies beside them (prtext.py).
+It holds tests at the places where upstream keeps them, and, under python/, files in place of the
+overlay's, which know more releases than upstream needs. A change@VERSION.patch there replaces the
+series' text from that release up to the next one: the series hooks upstream's code where a pull
+request mends it. pull-request.toml has the words that no header has, as Markdown.
 
 A folder without a patch in the series is a step: what a reviewer is sent before a large change. Its
-text names the patch that the step leads to, and that one's text has the step `below` it.
+text names the patch that the step leads to, and that patch's text has the step `below` it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+import re
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import Struct
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..files import record
+from ..files.tree import sha256
 from ..outcome import Problem, Refused
 from ..queue import patchfile
-from ..queue.header import Header
+from ..queue.header import TREE_PATH, Header
 from ..queue.patchfile import Patch
 from ..queue.series import Entry, Queue, read_overlay
 from ..upstream.pins import Pin
-from . import prtext
 
 FOLDER = Path("pull-requests")
-PENDING = "Pending"
+NAME = "pull-request.toml"
+BAD = "bad-pull-request"
+STATUS, PENDING = "Upstream-Status", "Pending"
+TESTS = "tests"  # the unit tests, which can show a failure as a run can
+PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
+
+
+class Failure(Struct, frozen=True, forbid_unknown_fields=True):
+    """A command, what it prints on the base and with the change. run: the name of the run that
+    printed it, or `tests`."""
+
+    command: str
+    before: str
+    after: str
+    run: str
+
+
+class Related(Struct, frozen=True, forbid_unknown_fields=True):
+    """A pull request or issue of upstream's that this one touches."""
+
+    number: int
+    what: str
+
+
+class Run(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run outside of the unit tests. branch: the hash of the branch, as the command prints it."""
+
+    name: str
+    where: str
+    command: str
+    base: str
+    branch: str
+
+
+class Claim(Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence that a reviewer could doubt, and what shows it."""
+
+    says: str
+    shown_by: str
+
+
+class Text(Struct, frozen=True, forbid_unknown_fields=True):
+    """pull-request.toml. below: patches that its branch contains, besides those that the patch's
+    header needs; step_to: the patch that a step leads to; probe: how to see that upstream has the
+    step.
+
+    outputs: whether the change touches what a model computes; steady: whether it is off the path of
+    a step of the model, so that no speed can change.
+    """
+
+    motivation: str
+    modifications: str
+    title: str = ""
+    below: tuple[str, ...] = ()
+    step_to: str = ""
+    probe: str = ""
+    accuracy: str = ""
+    outputs: bool = True
+    speed: str = ""
+    steady: bool = False
+    not_run: str = ""
+    failure: Failure | None = None
+    related: tuple[Related, ...] = ()
+    runs: tuple[Run, ...] = ()
+    claims: tuple[Claim, ...] = ()
 
 
 def stem(queue: Queue, patch: Patch) -> str:
@@ -36,67 +102,101 @@ def stem(queue: Queue, patch: Patch) -> str:
     return queue.base(patch.name).removesuffix(".patch")
 
 
-def text(root: Path, name: str) -> prtext.Text | None:
-    """What the pull request of a patch says. Raises Refused for a bad one."""
-    return prtext.read(root / FOLDER / name, f"{FOLDER}/{name}/{prtext.NAME}")
+def read_text(root: Path, name: str) -> Text | None:
+    """The text of a patch's pull request, None where there is none. Raises Refused with all that is
+    wrong with the text."""
+    where = f"{FOLDER}/{name}/{NAME}"
+    try:
+        content = (root / where).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused.of(BAD, where, f"cannot be read: {error.strerror}") from None
+    text = record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
+    if wrong := [Problem(BAD, where, what, step) for what, step in _wrong(text)]:
+        raise Refused(wrong)
+    return text
+
+
+def _wrong(text: Text) -> Iterator[tuple[str, str]]:
+    """The faults of a text, each with what to do about it."""
+    if text.step_to and not text.title:
+        yield "a step has no title", "no patch gives it one: add `title`"
+    if text.step_to and not PROBE.fullmatch(text.probe):
+        yield f"a step's probe is {text.probe!r}", "write it as `PATH :: TEXT`"
+    if text.probe and not text.step_to:
+        yield "it has a probe, and no step_to", "the patch's header has its probes"
+    if "\n" in text.not_run.strip():
+        yield "not_run has several lines", "make it one line: it is the body's last"
+    runs = {TESTS, *(run.name for run in text.runs)}
+    if text.failure and text.failure.run not in runs:
+        step = f"name one of: {' '.join(sorted(runs))}"
+        yield f"failure.run names no run: {text.failure.run!r}", step
+
+
+def branch_hash(files: dict[str, bytes]) -> str:
+    """The hash that names a branch in a run: of the files that it changes or adds, less tests, as
+    `sha256sum` lists them; "sha256:<hex>"."""
+    rows = (
+        f"{sha256(content)}  {path}\n"
+        for path, content in sorted(files.items())
+        if not path.startswith("test/")
+    )
+    return "sha256:" + sha256("".join(rows).encode())
 
 
 def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
     """The queue with each step in front of the patch that it leads to, where the release gets that
-    one. Raises Refused for a step's bad text."""
+    patch. Raises Refused for a step's bad text."""
     patches, entries = dict(queue.patches), [*queue.entries]
-    got = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for name, said in _steps(root, queue).items():
-        goal, own = f"{said.step_to}.patch", f"{name}.patch"
-        # its name is known where it is not laid: the goal's text has it below
-        patches[own] = Patch(own, b"", _header_of(said, queue.header(goal)), ())
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for name, text in _steps(root, queue).items():
+        goal, own = f"{text.step_to}.patch", f"{name}.patch"
+        words = (("Subject", text.title), (STATUS, queue.header(goal).get(STATUS)))
+        # a step that is not applied has a name too: the goal's text has it below
+        patches[own] = Patch(own, b"", Header((*words, ("Probe", text.probe))), ())
         brings = change(root, name, pin) or (root / FOLDER / name / "python").is_dir()
-        if goal in got and brings:
+        if goal in selected and brings:
             at = next(n for n, entry in enumerate(entries) if entry.base == goal)
             entries.insert(at, Entry(own, SpecifierSet(), "", 0))
     return replace(queue, patches=patches, entries=tuple(entries))
 
 
-def _steps(root: Path, queue: Queue) -> dict[str, prtext.Text]:
-    """The texts of the folders that no patch has, by their names in order. Raises Refused for one
+def _steps(root: Path, queue: Queue) -> dict[str, Text]:
+    """The texts of the folders without a patch, by their names in order. Raises Refused for one
     that leads to no patch, and for a patch's that is called a step."""
     known = {entry.base for entry in queue.entries}
     steps = {}
-    for file in sorted((root / FOLDER).glob(f"*/*/{prtext.NAME}")):
+    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
         try:
-            said = text(root, name)
+            text = read_text(root, name)
         except Refused:
             if f"{name}.patch" in known:
-                continue  # told when that patch is sent
+                continue  # reported when that patch is sent
             raise
-        if said and (wrong := _misplaced(said, name, known)):
-            raise Refused.of(prtext.BAD, f"{FOLDER}/{name}/{prtext.NAME}", *wrong)
-        if said and said.step_to:
-            steps[name] = said
+        if text and (wrong := _misplaced(text, name, known)):
+            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", *wrong)
+        if text and text.step_to:
+            steps[name] = text
     return steps
 
 
-def _misplaced(said: prtext.Text, name: str, known: Container[str]) -> tuple[str, str] | None:
-    """What is wrong with where a text lies and what it leads to, and what to do about it."""
+def _misplaced(text: Text, name: str, known: Container[str]) -> tuple[str, str] | None:
+    """The fault in a text's folder or in its step_to, and what to do about it."""
     if f"{name}.patch" in known:
         step = "leave step_to and probe out: its header says more"
-        return ("it has step_to, and its patch is in the series", step) if said.step_to else None
-    if f"{said.step_to}.patch" in known:
+        return ("it has step_to, and its patch is in the series", step) if text.step_to else None
+    if f"{text.step_to}.patch" in known:
         return None
-    leads = f"nor {said.step_to!r}, its step_to" if said.step_to else "and it has no step_to"
+    leads = f"nor {text.step_to!r}, its step_to" if text.step_to else "and it has no step_to"
     step = "name the folder as its patch, or in step_to the patch that it is a step to"
     return f"no patch of the series is named {name!r}, {leads}", step
 
 
-def _header_of(said: prtext.Text, goal: Header) -> Header:
-    """A step's header: the words of its text, and the status of the patch that it leads to."""
-    status = "Upstream-Status"
-    return Header((("Subject", said.title), (status, goal.get(status)), ("Probe", said.probe)))
-
-
 def change(root: Path, name: str, pin: Pin) -> Path | None:
-    """The text of a patch's pull request on a release, where that is not the series' own."""
+    """The patch that replaces the series' text in a pull request on a release; None where there is
+    none."""
     found = {
         Version(file.stem.partition("@")[2]): file
         for file in (root / FOLDER / name).glob("change@*.patch")
@@ -106,14 +206,14 @@ def change(root: Path, name: str, pin: Pin) -> Path | None:
 
 
 def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
-    """Those of `patches` that have a text of their own for pull requests, with it, by name. Raises
+    """Those of `patches` that have a replacement for pull requests, with it, by name. Raises
     Refused for a bad one."""
     found: dict[str, Patch] = {}
     wrong: list[Problem] = []
     for patch in patches:
         if file := change(root, stem(queue, patch), pin):
-            made, said = patchfile.read(patch.name, file.read_bytes())
-            wrong += [replace(problem, where=str(file.relative_to(root))) for problem in said]
+            made, problems = patchfile.read(patch.name, file.read_bytes())
+            wrong += [replace(problem, where=str(file.relative_to(root))) for problem in problems]
             found |= {patch.name: made} if made else {}
     if wrong:
         raise Refused(wrong)
@@ -121,11 +221,8 @@ def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dic
 
 
 def files(root: Path, queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
-    """The files of a patch's pull request: those of its folder, and the overlay's where it has none
-    under python/.
-
-    A text of its own for pull requests needs no file but those beside it.
-    """
+    """The files of a patch's pull request: those of its folder, and the overlay's where the folder
+    has none under python/, and no replacement for the patch."""
     name = stem(queue, patch)
     own = {
         path: content for path, content in read_overlay(root / FOLDER / name).items() if "/" in path

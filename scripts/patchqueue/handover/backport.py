@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ..files import disk
 from ..files.run import Failed
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
@@ -46,20 +45,17 @@ class Branch:
     base: str
     commits: tuple[str, ...]
     subjects: tuple[str, ...]
-    mails: tuple[Path, ...] = ()
     edits: Edits = NO_EDITS
     tree: str = ""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a branch is to be. release: which one a fork is made of, where its tags do not say;
-    without: patches that are left out, as prefill-graph/log-tree; signed: with a `Signed-off-by`
-    of who commits."""
+    """Choices for a branch. release: the one that a fork is made of, where its tags do not say;
+    without: patches that are left out, as prefill-graph/log-tree."""
 
     release: str = ""
     without: tuple[str, ...] = ()
-    signed: bool = False
 
 
 PLAIN = Wishes()
@@ -103,7 +99,6 @@ def backport(
     onto: str,
     name: str,
     base: str,
-    mails: Path | None = None,
     wishes: Wishes = PLAIN,
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
@@ -123,17 +118,11 @@ def backport(
         raise Refused(_no_release(repository, start, base, pins))
     selection = _chosen(queue, pin, wishes.without)
     wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without))
-    if wishes.signed:
-        signer = f"Signed-off-by: {person.name} <{person.email}>\n"
-        wanted = [replace(one, message=one.message + signer) for one in wanted]
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
-    refuse_taken(repository, name, before, made[-1])
-    # what can fail comes before the branch
-    written = write_mails(mails, repository.mails(start, made[-1])) if mails else ()
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(repository.listing(made[-1], PACKAGE))
-    return Branch(name, outcome, pin, start, tuple(made), subjects, written, edits, tree)
+    return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
 
 
 def _wanted(
@@ -286,29 +275,6 @@ def refuse_taken(repository: Repository, name: str, before: str | None, tip: str
     what = f"is there, at {(before or '')[:12]}, and the queue makes {tip[:12]}"
     step = "name another branch, or rename that one: it may hold work of yours"
     raise Refused.of("branch-exists", f"{repository.shown}: {name}", what, step)
-
-
-def write_mails(folder: Path, mails: dict[str, bytes]) -> tuple[Path, ...]:
-    """The mails as files. Raises Refused where the folder holds mails that are not these, or cannot
-    be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        other = Problem(
-            "no-folder", str(folder), f"cannot be made: {error.strerror}", "name another folder"
-        )
-        raise Refused(disk.problem(error, [disk.Place(folder, other.hint)]) or other) from None
-    others = [
-        file.name
-        for file in sorted(folder.glob("*.patch"))
-        if mails.get(file.name) != file.read_bytes()
-    ]
-    if others:
-        what = f"holds other mails: {' '.join(others[:3])}"
-        raise Refused.of("mails-exist", str(folder), what, "name another folder, or remove them")
-    for name, content in mails.items():
-        (folder / name).write_bytes(content)
-    return tuple(folder / name for name in mails)
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:

@@ -44,7 +44,7 @@ class Written:
     tree: str = ""
 
 
-def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path) -> Written:
+def write(root: Path, pin: Pin, base: Path | None, out: Path) -> Written:
     """Write the file `out`, whole or not at all.
 
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
@@ -53,7 +53,7 @@ def write(root: Path, pin: Pin, origin: str | None, base: Path | None, out: Path
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
-    tree, selection = begin(select(load_queue(root), pin), origin, base)
+    tree, selection = begin(select(load_queue(root), pin), None, base)
     planned = selection.replay(tree.read)
     if planned.problems:
         raise Refused(planned.problems)

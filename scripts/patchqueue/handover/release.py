@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from packaging.utils import parse_wheel_filename
-
 from .. import RELEASE
 from ..files import run
-from ..files.locking import locked
-from ..hint import counted, some, to_type
+from ..files.atomic import locked
+from ..hint import counted, some
 from ..outcome import Refused
 from ..upstream import source
-from ..upstream.pins import Pin, Wheel
+from ..upstream.pins import Pin
 from ..wheels import build
 from . import onefile
 
@@ -32,42 +30,6 @@ LOG = logging.getLogger(__name__)
 LINKS, SUMS = "index.html", "SHA256SUMS"
 TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which wheels are made.
-
-    pins: the releases; pythons ("3.12"), machines ("x86_64"): for which the wheels are, empty for
-    all.
-    """
-
-    pins: Sequence[Pin]
-    pythons: Sequence[str] = ()
-    machines: Sequence[str] = ()
-
-    def wheels(self, pin: Pin) -> list[Wheel]:
-        """The chosen wheels of a release; none if no patch is for the release."""
-        return [] if pin.no_patches else [wheel for wheel in pin.wheels if self._takes(wheel)]
-
-    def _takes(self, wheel: Wheel) -> bool:
-        tags = parse_wheel_filename(wheel.file)[3]
-        pythons = self.pythons or {_python(tag.interpreter) for tag in tags}
-        machines = self.machines or {_machine(tag.platform) for tag in tags}
-        return any(
-            build.Target(python, machine).takes(wheel) for python in pythons for machine in machines
-        )
-
-
-def _python(interpreter: str) -> str:
-    """`cp312` is 3.12; `py3` fits every one."""
-    digits = interpreter.lstrip("cpy")
-    return f"{digits[0]}.{digits[1:]}"
-
-
-def _machine(platform: str) -> str:
-    """`manylinux_2_34_x86_64` is x86_64; `any` fits every one."""
-    return next((name for name in ("x86_64", "aarch64") if platform.endswith(name)), platform)
 
 
 @dataclass(frozen=True)
@@ -80,29 +42,31 @@ class Made:
     bytes: int
 
 
-def make(root: Path, choice: Choice) -> Made:
-    """Build the chosen wheels and patch files into dist/release-N/, whole or not at all; a folder
-    that is there is replaced.
+def make(root: Path, chosen: Sequence[Pin]) -> Made:
+    """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
+    not at all; a folder that is there is replaced.
 
-    Raises Refused if nothing is chosen, if the tag of this number has another content, or if a
-    build or a patch file is refused.
+    Raises Refused if no patch is for these releases, if the tag of this number has another content,
+    or if a build or a patch file is refused.
     """
     _refuse_other_content(root)
-    pins = [pin for pin in choice.pins if choice.wheels(pin)]
+    pins = [pin for pin in chosen if not pin.no_patches]
     if not pins:
-        step = f"{to_type('release', '--help')} says what they mean"
-        raise Refused.of("nothing-to-build", "release", "no wheel is for these words", step)
+        where = " ".join(pin.tag for pin in chosen)
+        raise Refused.of("nothing-to-build", where, "no patch is for it", "name another release")
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")
     with locked(folder.with_name(f".{folder.name}.lock")):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        wheels = sum(_add(root, pin, choice.wheels(pin), unfinished) for pin in pins)
+        for pin in pins:
+            _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
         (unfinished / SUMS).write_text(_sums(unfinished), encoding="utf-8")
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
+    wheels = sum(len(pin.wheels) for pin in pins)
     return Made(folder, wheels, tuple(build.local_version(pin) for pin in pins), size)
 
 
@@ -120,14 +84,13 @@ def _refuse_other_content(root: Path) -> None:
         raise Refused.of("released", f"release {RELEASE}", what, step)
 
 
-def _add(root: Path, pin: Pin, wheels: Sequence[Wheel], folder: Path) -> int:
-    """Write a release's wheels and patch file; how many wheels."""
+def _add(root: Path, pin: Pin, folder: Path) -> None:
+    """Write a release's wheels and patch file."""
     patch = folder / f"sglang-{build.local_version(pin)}.patch"
-    onefile.write(root, pin, None, None, patch)
-    for wheel in wheels:
+    onefile.write(root, pin, None, patch)
+    for wheel in pin.wheels:
         build.build_wheel(root, pin, wheel, None, folder)
-    LOG.info(f"{pin.tag}: {counted(len(wheels), 'wheel')} and {patch.name}")
-    return len(wheels)
+    LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
 
 
 def _links(folder: Path) -> str:

@@ -18,17 +18,6 @@ from ..files.tree import is_part_of_tree, sha256
 from ..hint import some
 from ..outcome import Refused
 
-# What format-patch and diff write is a function of the commits alone: every setting that could
-# change it is given.
-SAME_DIFF = (
-    "--no-color --no-renames --no-ext-diff --no-textconv --full-index --diff-algorithm=myers"
-    " --no-indent-heuristic --unified=3 --inter-hunk-context=0 --src-prefix=a/ --dst-prefix=b/"
-)
-SAME_MAIL = (
-    "--zero-commit --no-signature --no-attach --no-thread --no-cover-letter --no-base --no-notes"
-    " --no-encode-email-headers --no-add-header --subject-prefix=PATCH --no-numbered"
-    " --suffix=.patch --stat=76"
-)
 LINK, SUBMODULE = "120000", "160000"
 
 
@@ -223,14 +212,6 @@ class Repository:
             raise Refused.of("bad-branch", where, what, "name another branch") from None
         if self.branch(branch) != commit:
             raise Refused.of("bad-branch", where, "is not where it was put", "report this")
-
-    def mails(self, base: str, tip: str) -> dict[str, bytes]:
-        """The commits behind `base` up to `tip` as mails for `git am`, by their file names; no date
-        of today, no version of git."""
-        with tempfile.TemporaryDirectory(prefix="patchqueue-mails-") as space:
-            form = (*SAME_MAIL.split(), *SAME_DIFF.split(), "--output-directory", space)
-            self.git("format-patch", "--quiet", *form, f"{base}..{tip}")
-            return {file.name: file.read_bytes() for file in sorted(Path(space).iterdir())}
 
 
 def open_repository(name: str) -> Repository:

@@ -6,96 +6,68 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
-from ..files.tree import LAID, LISTING, hash_listing, own_listing, sha256, to_sha256sum
-from ..laying import own_changes as laying
+from ..files.tree import PREFIX, SGLANG, hash_python
+from ..laying import own_changes
+from ..laying.matching import listing_with
 from ..laying.selection import Selection, settle
 from ..outcome import Problem, Refused
 from ..queue.series import PROVENANCE
-from ..upstream.edits import PACKAGE
 from ..wheels import build, plugin
 from . import ownership, undo
-from .installed import PREFIX, Identity, Installed, read
+from .installed import Identity, Installed, read
 
-# in the journal's folder: the listing of what was found; the patches as they were applied; where
-PRISTINE, TEXTS, ABOUT = "before.sha256", "patches.json", "laid.json"
 # where a server says that it is patched: so it says it with every other file in place
 LAST = "sglang/srt/entrypoints/engine.py"
 Changes = dict[str, "bytes | None"]  # path below the folder -> content, None to remove the file
 
 
-def plan(
-    selection: Selection, here: Installed, known: Identity
-) -> tuple[Changes, dict[str, Any], dict[str, bytes]]:
-    """What to change, in order; the provenance to keep; and the journal's notes. Raises Refused
-    where a patch does not fit, and where a file cannot be written."""
+def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Changes, dict[str, Any]]:
+    """What to change, in order, and the record that the journal keeps.
+
+    The record is a patched tree's, with "notes": "found", the listing before; "texts", the patches
+    as they are applied; "laid", what laid.json has. Raises Refused where a patch does not fit, and
+    where a file cannot be written.
+    """
     files_of = partial(read, here.site)
     if known.edits.paths:
         selection = settle(selection, files_of, str(here), ownership.resolve(known.pin.tag))
-    laid = selection.replay(files_of)
-    if laid.problems:
-        raise Refused(laid.problems)
-    files = {path: content for path, content in laid.files.items() if path.startswith(PACKAGE)}
-    after = here.listing | {path: sha256(content) for path, content in files.items()}
-    stack, about = selection.stack(laid), laying.record(files, files_of, after, known.edits)
-    record = _record(selection, here, known, after, stack)
-    if PROVENANCE in after:
-        files |= {LISTING: to_sha256sum(own_listing(after)), LAID: about}
-    notes = {
-        PRISTINE: to_sha256sum(here.listing),
-        TEXTS: ownership.texts(selection, stack),
-        ABOUT: about,
-    }
-    own = {path.removeprefix(PREFIX): content for path, content in files.items()}
-    changes = _ordered(here, own, record, notes)
-    _refuse_unwritable(here.site, changes)
-    return changes, record, notes
-
-
-def _record(
-    selection: Selection,
-    here: Installed,
-    known: Identity,
-    after: dict[str, str],
-    stack: dict[str, bytes],
-) -> dict[str, Any]:
-    """The provenance of what is applied to an installed sglang."""
-    origin = {
-        "kind": "installed",
-        "name": f"sglang {here.version or known.pin.version}",
-        "sha256": hash_listing(here.listing).removeprefix("sha256:"),
-    }
-    record = selection.record(origin, here.listing, after, stack) | {"release": RELEASE}
+    origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}"}
+    planned = selection.plan(files_of, origin)
+    files = {path: content for path, content in planned.files.items() if path.startswith(SGLANG)}
+    after = listing_with(here.listing, files)
+    about = own_changes.described(files, files_of, after, known.edits)
+    tree = {"before": hash_python(here.listing), "after": hash_python(after)}
+    record = planned.record | {"tree": tree, "release": RELEASE}
     if known.edits.paths:
-        record["edits"] = known.edits.as_record()
-        record["there"] = [*selection.already_present]
-    return record
+        record |= {"edits": known.edits.as_record(), "there": [*selection.already_present]}
+    if PROVENANCE in after:
+        files |= own_changes.records(about, after)
+    own = {path.removeprefix(PREFIX): content for path, content in files.items()}
+    changes = _ordered(here, own, record)
+    _refuse_unwritable(here.site, changes)
+    notes = {"found": here.listing, "texts": ownership.texts(planned), "laid": about}
+    return changes, record | {"notes": notes}
 
 
-def _ordered(
-    here: Installed, files: dict[str, bytes], record: dict[str, Any], notes: Mapping[str, bytes]
-) -> Changes:
+def _ordered(here: Installed, files: dict[str, bytes], record: dict[str, Any]) -> Changes:
     """The changes: byte code goes, the overlay comes (nothing imports it yet), then the patched
     files, pip's own records, and last the file with which a server says that it is patched."""
     compiled = (path for name in files for path in undo.byte_code(here.site / name))
     changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
     in_order = sorted(files, key=lambda name: ((here.site / name).exists(), name))
     changes |= {name: files[name] for name in in_order if name != LAST}
-    changes |= _records(here, files, record, changes, notes)
+    changes |= _records(here, files, record, changes)
     return changes | ({LAST: files[LAST]} if LAST in files else {})
 
 
 def _records(
-    here: Installed,
-    files: dict[str, bytes],
-    record: dict[str, Any],
-    changes: Changes,
-    notes: Mapping[str, bytes],
+    here: Installed, files: dict[str, bytes], record: dict[str, Any], changes: Changes
 ) -> dict[str, bytes]:
     """What pip knows of the package: RECORD with the files as they are now, the queue's provenance
     beside it, and the queue in upstream's list of plugins.
@@ -114,12 +86,12 @@ def _records(
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
     own |= {} if made is None else {f"{name}/{plugin.FILE}": made}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
-    listed = undo.own_names(all_changes, here.site, notes)
+    listed = undo.own_names(all_changes, here.site)
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
 
 
 def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
-    """A RECORD with the rows of `contents` written anew or added, and rows without a hash for
+    """A RECORD with the rows of `contents` replaced or added, and rows without a hash for
     `unhashed`."""
     before = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
     rows = {row[0]: row for row in csv.reader(before) if row}

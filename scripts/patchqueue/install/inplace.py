@@ -19,15 +19,15 @@ from functools import partial
 from pathlib import Path
 
 from ..files import disk
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import (
     LAID,
     LISTING,
+    PREFIX,
     differing,
     digest,
-    from_sha256sum,
-    hash_listing,
     list_package,
+    names,
     sha256,
 )
 from ..hint import some, to_type
@@ -38,8 +38,8 @@ from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
 from . import installed, ownership, undo
-from .changes import ABOUT, PRISTINE, TEXTS, plan
-from .installed import PREFIX, Identity, Installed, Report, names, read
+from .changes import plan
+from .installed import Identity, Installed, Report, read
 from .ownership import Differing
 from .undo import Journal, State
 
@@ -63,7 +63,7 @@ def install(
         if journal := _recovered(place, pins, discard):
             selection = select(queue, pins.find(journal.record["version"]))
             differ = _differing(journal)
-            if journal.record["queue"] == selection.stack_sha256 and not differ.ours:
+            if selection.made(journal.record) and not differ.ours:
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
             _take_off(journal, selection, differ, discard)
         here = installed.find(place)
@@ -89,7 +89,7 @@ def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> 
         if other := ownership.find(here):
             return other.report(queue, pins)
         known = _known(here, queue, pins, release, pristine)
-        changes, record, _ = plan(select(queue, known.pin), here, known)
+        changes, record = plan(select(queue, known.pin), here, known)
         own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
         counts, before = (len(own) - added, added), names(known.edits.paths)
@@ -100,7 +100,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
     RECORD.
 
-    Raises Refused, with nothing changed, where that would lose edits (unless told to discard them)
+    Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
     or cannot be done.
     """
     with _opened(site) as place:
@@ -110,7 +110,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
-        before, left = _pristine(journal), dict[str, bytes]()
+        before, left = dict(journal.record["notes"]["found"]), dict[str, bytes]()
         if journal.state is State.INSTALLED and not discard:
             left = _without_queue(journal, _differing(journal))
             before |= {PREFIX + name: sha256(content) for name, content in left.items()}
@@ -142,8 +142,7 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
         if other := ownership.find(here):
             return other.verify()
         known = _known(here, load_queue(root), pins, release)
-        tree = {"before": hash_listing(here.listing)}
-        record = {"version": str(known.pin.version), "tree": tree}
+        record = {"version": str(known.pin.version)}
         return Report(here.site, Outcome.EMPTY, record, before=names(known.edits.paths))
 
 
@@ -193,8 +192,7 @@ def _is_replaced(journal: Journal, pins: pinning.Pins) -> bool:
     except Refused:
         return False
     # cut short before the first file, or behind the last: the journal is still about them
-    is_as_found = hash_listing(here.listing) == journal.record["tree"]["before"]
-    return journal.state is State.INSTALLED or not is_as_found
+    return journal.state is State.INSTALLED or here.listing != journal.record["notes"]["found"]
 
 
 def _any_in_place(journal: Journal) -> bool:
@@ -235,17 +233,17 @@ def _known(
 def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
     """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
     the next call."""
-    changes, record, notes = plan(selection, here, known)
+    changes, record = plan(selection, here, known)
     try:
-        made = undo.prepare(here.site, changes, record, notes)
+        made = undo.prepare(here.site, changes, record)
     except BaseException:
         undo.sweep(here.site)
         raise
     try:
         made = undo.forward(made)
-        tree = hash_listing(list_package(here.site))
-        if tree != record["tree"]["after"]:
-            what = f"is tree {tree}, planned was {record['tree']['after']}; it is as it was again"
+        differ = _differing(made)
+        if paths := (*differ.ours, *differ.both, *differ.others):
+            what = f"was changed meanwhile: {some(paths)}; it is as it was again"
             step = "run it again when nobody else writes there"
             raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
     except BaseException:
@@ -282,13 +280,10 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
 
 def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
-    file = journal.path / TEXTS
     if not differ.both:
         return {}
-    if not file.is_file():
-        _refuse_edits(journal, differ.both)
-    files_of = partial(read, journal.site)
-    return ownership.taken_off(file.read_bytes(), differ.both, files_of, str(journal.site))
+    applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
+    return ownership.taken_off(applied, differ.both, files_of, str(journal.site))
 
 
 def _refuse_edits(journal: Journal, edited: tuple[str, ...]) -> None:
@@ -311,23 +306,16 @@ def _without_its_import(journal: Journal, kept: Sequence[str]) -> Iterator[str]:
             yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
-def _pristine(journal: Journal) -> dict[str, str]:
-    """The listing of the release as it was found; empty where the journal's copy is lost."""
-    file = journal.path / PRISTINE
-    return from_sha256sum(file.read_bytes()) if file.is_file() else {}
-
-
 def _differing(journal: Journal) -> Differing:
     """The files that are not those of the patched tree, or not as RECORD was left, and whose change
     that is."""
     own = {PREFIX + each.path: each.after for each in journal.changes if _is_own(each.path)}
-    wanted = _pristine(journal) | own
+    wanted = journal.record["notes"]["found"] | own
     for path in (LISTING, LAID):  # a tree does not list them, the journal does
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
-    changed, about = {change.path for change in journal.changes}, journal.path / ABOUT
-    text = about.read_bytes() if about.is_file() else b""
-    return ownership.split(journal.site, differ, changed, text)
+    changed = {change.path for change in journal.changes}
+    return ownership.split(journal.site, differ, changed, journal.record["notes"]["laid"])
 
 
 def _is_own(name: str) -> bool:
@@ -340,7 +328,7 @@ def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
     return Report(
         journal.site,
         outcome,
-        journal.record,
+        {name: value for name, value in journal.record.items() if name != "notes"},
         sum(changed),
         len(changed) - sum(changed),
         faults=differ.ours,

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
@@ -22,14 +22,21 @@ from urllib.parse import unquote, urlparse
 from packaging.version import InvalidVersion, Version
 
 from ..files import disk
-from ..files.tree import differing, hash_python, is_part_of_tree, list_package
+from ..files.tree import (
+    PREFIX,
+    SGLANG,
+    differing,
+    hash_python,
+    is_part_of_tree,
+    list_package,
+    sglang_part,
+)
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
-from ..upstream.edits import PACKAGE, Edits, between, pristine, refuse_other
+from ..upstream.edits import Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import described
 
-PREFIX = "python/"  # a wheel's sglang/ lies under it in git
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
 NAME_IT = (
@@ -86,7 +93,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of an installed sglang. record: its provenance; changed, added: the number of
+    """The outcome for an installed sglang. record: its provenance; changed, added: the number of
     files; notes: what to know.
 
     faults: files of the queue that are not as it made them, by their names below the folder.
@@ -106,15 +113,10 @@ class Report:
     next_step: str = ""
 
 
-def names(paths: Iterable[str]) -> tuple[str, ...]:
-    """Files in git's layout by their names below the folder that holds sglang/."""
-    return tuple(path.removeprefix(PREFIX) for path in paths)
-
-
 def read(site: Path, path: str) -> bytes | None:
     """A file of the package by its path in git's layout, or None where there is none."""
     file = site / path.removeprefix(PREFIX)
-    return file.read_bytes() if path.startswith(PACKAGE) and file.is_file() else None
+    return file.read_bytes() if path.startswith(SGLANG) and file.is_file() else None
 
 
 def site_packages(python: str = "") -> tuple[Path, str]:
@@ -277,7 +279,7 @@ def recognise(
     release: what a user says it is made of. The files that the queue does not touch must be that
     release's, but for a few. What it looked like its RECORD says, else the release's own archive.
     ours: the files that the queue touches. Raises Refused where that is no pinned release, or
-    cannot be told.
+    cannot be found out.
     """
     try:
         return identify(here, pins)
@@ -290,8 +292,7 @@ def recognise(
     listed = here.recorded()
     whole = hash_python(listed) == pin.tree
     if not whole:
-        archive = pristine(pin, here.site.parent).listing()
-        listed = {path: each for path, each in archive.items() if path.startswith(PACKAGE)}
+        listed = sglang_part(pristine(pin, here.site.parent).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
@@ -325,7 +326,7 @@ def _named(version: str, pins: Pins) -> Pin | None:
 
 def _self_named(here: Installed, pins: Pins) -> Pin | None:
     """Without a .dist-info: the release that the package names in its own source."""
-    sources = (read(here.site, f"{PACKAGE}{name}.py") for name in ("_version", "version"))
+    sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
     texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
     versions = [said[1] for text in texts if (said := re.search(OWN_VERSION, text))]
     return next(filter(None, (_named(version, pins) for version in versions)), None)

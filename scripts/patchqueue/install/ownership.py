@@ -1,5 +1,5 @@
-"""What others did to an installed sglang: their edits, told from the queue's changes; and the queue
-itself, applied by other means than an install in place.
+"""What others did to an installed sglang: their edits, apart from the queue's changes; and the
+queue itself, applied by other means than an install in place.
 
 A patched wheel has the queue's record in its .dist-info. A branch, and the file for `git apply`,
 leave the tree's own record alone.
@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files.tree import LAID, LISTING, differing, from_sha256sum, own_listing
+from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
-from ..laying import own_changes as laid
-from ..laying.matching import Read, inverted, lay
-from ..laying.selection import Selection, select
+from ..laying import own_changes
+from ..laying.matching import Read, inverted, match
+from ..laying.selection import Plan, select
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import FileDiff, parse_diff
+from ..queue.patchfile import split as split_text
 from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.edits import between
 from ..upstream.pins import Pins
 from ..wheels import build
-from .installed import PREFIX, Installed, Report, names, read
+from .installed import Installed, Report, read
 from .undo import FOLDER
 
 REST = "sglang/… (files that the queue leaves alone)"
@@ -43,13 +44,19 @@ class Differing:
     both: tuple[str, ...] = ()
 
 
-def split(site: Path, paths: Iterable[str], own: Collection[str], text: bytes) -> Differing:
-    """Whose the differences are. own: files that the queue changed or added; text: laid.json."""
-    rows = laid.rows_in(text)
+def split(
+    site: Path, paths: Iterable[str], own: Collection[str], about: Mapping[str, Any]
+) -> Differing:
+    """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
+    rows = own_changes.rows_in(about)
     ours, others, both = list[str](), list[str](), list[str]()
     for name in sorted(paths):
         file = site / name
-        if name in rows and file.is_file() and not laid.undone(file.read_bytes(), rows[name]):
+        if (
+            name in rows
+            and file.is_file()
+            and not own_changes.undone(file.read_bytes(), rows[name])
+        ):
             both.append(name)
         elif name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE):
             ours.append(name)
@@ -60,7 +67,7 @@ def split(site: Path, paths: Iterable[str], own: Collection[str], text: bytes) -
 
 def _about(site: Path) -> dict[str, Any]:
     """laid.json of the tree itself; empty where it has none."""
-    return laid.about(read(site, LAID) or b"")
+    return own_changes.read(read(site, LAID) or b"")
 
 
 def named_tree(site: Path) -> str:
@@ -77,27 +84,27 @@ def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def texts(selection: Selection, stack: Mapping[str, bytes]) -> bytes:
-    """The patches as they were applied, for a journal: each with its own context, and with three
-    lines of the tree's."""
-    begin = "--- a/"
-    written = [
-        {"name": patch.name, "forms": [begin + text.partition(begin)[2], patch.diff]}
-        for patch in selection.patches
-        for text in [stack[patch.name].decode("utf-8")]
+def texts(planned: Plan) -> list[dict[str, Any]]:
+    """The diffs of the patches as they were applied, for a journal: each with three lines of the
+    tree's context, and with its own."""
+    return [
+        {"name": patch.name, "forms": [split_text(text.decode("utf-8"))[1], patch.diff]}
+        for patch in planned.selection.patches
+        for text in [planned.stack[patch.name]]
     ]
-    return (json.dumps(written, indent=1) + "\n").encode()
 
 
-def taken_off(text: bytes, paths: Collection[str], read: Read, where: str) -> dict[str, bytes]:
+def taken_off(
+    applied: Sequence[Mapping[str, Any]], paths: Collection[str], read: Read, where: str
+) -> dict[str, bytes]:
     """Files without the queue's changes, and with all that others made of them since.
 
-    text: what `texts` wrote; paths: below the folder; read: the files as they are, in git's layout.
+    applied: see `texts`; paths: below the folder; read: the files as they are, in git's layout.
     Raises Refused, naming patch and file, where a change has no one place from which to take it.
     """
     now = {name: read(PREFIX + name) or b"" for name in paths}
     problems: list[Problem] = []
-    for patch in reversed(json.loads(text)):
+    for patch in reversed(applied):
         forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
         for path in forms[0]:
             name = path.removeprefix(PREFIX)
@@ -122,7 +129,7 @@ def taken_off(text: bytes, paths: Collection[str], read: Read, where: str) -> di
 def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
     text = content.decode("utf-8", "surrogateescape")
     for form in forms:
-        done = lay(text, inverted(form))
+        done = match(text, inverted(form))
         if all(len(spot.lines) == 1 for spot in done.spots):
             yield done.text.encode("utf-8", "surrogateescape")
 
@@ -146,12 +153,11 @@ class Patched:
         """Of one that has this very queue. Raises Refused where it has another."""
         pin = pins.find(self.record["version"])
         selection = select(queue, pin)
-        wanted = selection.stack_sha256 if self.wheel else selection.overlay_sha256
-        if self.wheel and self.record["queue"] != wanted:
+        if self.wheel and not selection.made(self.record):
             what = "was installed from a wheel of another queue"
             step = f"{to_type('build', pin.tag)}, and install that wheel"
             raise Refused.of("patched-wheel", str(self.here), what, step)
-        if self.record["queue"] != wanted:
+        if not self.wheel and read(self.here.site, PROVENANCE) != selection.overlay[PROVENANCE]:
             what = "was patched by git, with a branch or file of another queue"
             step = f"take that one off by git, then lay what {to_type('patches', pin.tag)} writes"
             raise Refused.of("patched-by-git", str(self.here), what, step)
@@ -183,7 +189,7 @@ class Patched:
             step = "`git diff` shows them; lay the branch or the file anew"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         own |= {name for name in differ if ".dist-info/" in name}
-        whose = split(here.site, differ, own, read(here.site, LAID) or b"")
+        whose = split(here.site, differ, own, _about(here.site))
         return Report(
             here.site,
             Outcome.TREE_MISMATCH if whose.ours else Outcome.APPLIED,
@@ -211,7 +217,7 @@ def find(here: Installed) -> Patched | None:
         return Patched(here, True, record)
     try:
         record = json.loads(read(here.site, PROVENANCE) or b"")
-        return Patched(here, False, record | {"tree": {"patched": named_tree(here.site)}})
+        return Patched(here, False, record | {"tree": {"after": named_tree(here.site)}})
     except (ValueError, TypeError):
         return None
 
@@ -241,5 +247,5 @@ def _unlike_listing(here: Installed) -> tuple[str, ...]:
         for path, digest in here.listing.items()
         if path in listed or path.startswith(PACKAGE)
     }
-    is_same = laid.rest(own_listing(here.listing), listed) == rest
+    is_same = own_changes.rest(own_listing(here.listing), listed) == rest
     return names(between(listed, ours, whole=False).paths) + (() if is_same else (REST,))

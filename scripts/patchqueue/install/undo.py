@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic, disk
-from ..files.tree import digest, sha256
+from ..files.tree import digest, from_sha256sum, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
 from ..upstream.source import LEAVES_THE_TREE
@@ -35,8 +35,9 @@ from ..upstream.source import LEAVES_THE_TREE
 FOLDER = "sglang.patch-queue"
 PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
-# journals of earlier versions: the state alone; and files that an uninstall is to restore
-OLD_STATE, MERGED = "state", "merged"
+NOTES = ("found", "texts", "laid")  # of the record: see changes.plan
+# of earlier versions' journals: the state; the record's notes; a folder of files to restore
+OLD_STATE, OLD_NOTES, MERGED = "state", ("before.sha256", "patches.json", "laid.json"), "merged"
 PYC = ".pyc"
 UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
@@ -130,6 +131,11 @@ def state_of(site: Path) -> str:
     return ""
 
 
+def _old_notes(folder: Path) -> dict[str, Any]:
+    found, texts, laid = ((folder / name).read_bytes() for name in OLD_NOTES)
+    return {"found": from_sha256sum(found), "texts": json.loads(texts), "laid": json.loads(laid)}
+
+
 def read(site: Path) -> Journal | None:
     """The folder's journal, or None where it has none. Raises Refused where there is one that
     cannot be understood."""
@@ -139,8 +145,10 @@ def read(site: Path) -> Journal | None:
     try:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        folders, state = tuple(written["folders"]), State(state_of(site))
-        journal = Journal(site, state, changes, folders, written["record"])
+        state, record = State(state_of(site)), {"notes": {}} | written["record"]
+        notes = record["notes"] or _old_notes(folder)
+        record["notes"] = {name: notes[name] for name in NOTES}
+        journal = Journal(site, state, changes, tuple(written["folders"]), record)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
@@ -155,28 +163,20 @@ def read(site: Path) -> Journal | None:
     return journal
 
 
-def own_names(
-    changes: Mapping[str, bytes | None], site: Path, notes: Mapping[str, bytes]
-) -> list[str]:
+def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
     """The files that a finished journal consists of, by their paths below the folder: a RECORD
     lists them, so that pip removes them with the package."""
     there = [path for path in changes if digest(site / path)]
     kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in there]
-    return [f"{FOLDER}/{name}" for name in [STATE, README, *notes, *kept]]
+    return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
 
 
-def prepare(
-    site: Path,
-    changes: Mapping[str, bytes | None],
-    record: dict[str, Any],
-    notes: Mapping[str, bytes],
-) -> Journal:
+def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any]) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it; in
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
     up to then nothing outside of it has been touched.
 
-    notes: further files for the journal's folder. Raises OSError, and Refused where a change would
-    go through a link.
+    Raises OSError, and Refused where a change would go through a link.
     """
     listed = tuple(
         Change(path, digest(site / path), "" if content is None else sha256(content))
@@ -195,7 +195,7 @@ def prepare(
             _keep(aside, site, change)
         if (content := changes[change.path]) is not None:
             _stage(aside / AFTER / change.path, content, site / change.path, site)
-    for name, content in {**notes, STATE: journal.encoded(), README: about.encode()}.items():
+    for name, content in ((STATE, journal.encoded()), (README, about.encode())):
         _stage(aside / name, content, aside / name, site)
     for folder in [path for path in aside.rglob("*") if path.is_dir()] + [aside]:
         atomic.sync(folder)

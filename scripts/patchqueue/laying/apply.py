@@ -1,7 +1,7 @@
-"""Lay the queue on one pinned release (and take it off again), and prove the result.
+"""Apply the queue to one pinned release, take it off again, and prove the result.
 
-pins -> source -> series and guards -> selected patches -> strict replay -> build aside with quilt
--> compare with the replay, byte for byte -> provenance -> rename into work/<tag>/.
+pin -> source -> selected patches -> strict replay -> build aside with quilt -> compare with the
+replay, byte for byte -> record -> rename into work/<tag>/.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import (
     LAID,
     LISTING,
     ROOTS,
     differing,
-    hash_listing,
+    hash_python,
     list_folder,
-    own_listing,
-    to_sha256sum,
 )
 from ..hint import some, to_type
 from ..outcome import Outcome, Refused
@@ -33,15 +30,15 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes
 from . import quilt as quilts
-from .matching import Replay, listing_with
-from .selection import Selection, probe, select, settle
+from .matching import listing_with
+from .selection import Plan, Selection, probe, select, settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
 @dataclass(frozen=True)
-class Row:
-    """One patch (all its variants together) in a report. why: its subject where it was laid, else
-    why it was not."""
+class ReportRow:
+    """One patch (all its variants together) in a report. why: its subject where it was
+    applied, else why it was not."""
 
     patch: str
     outcome: Outcome
@@ -56,13 +53,12 @@ class Report:
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
 def load_queue(root: Path) -> Queue:
-    """The queue below `root`. Raises Refused with everything that lint has against it: no broken
-    queue is ever laid."""
+    """The queue below `root`. Raises Refused with every problem that lint finds."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
@@ -76,7 +72,7 @@ def finish_writing(root: Path) -> list[str]:
     paths. Waits for one that writes now."""
     if not (root / atomic.JOURNAL).is_dir():
         return []
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         return atomic.recover(root, root / atomic.JOURNAL)
 
 
@@ -97,21 +93,18 @@ def apply(
     queue = load_queue(root)
     selection = select(queue, pin)
     pristine, selection = begin(selection, origin, base)
-    planned = selection.replay(pristine.read)
-    if planned.problems:
-        raise Refused(planned.problems)
+    planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
         inspection = tree.inspect()
-        made_of = selection.stack_sha256, pristine.sha256
-        recorded = inspection.record.get("queue"), inspection.record.get("source", {}).get("sha256")
-        # an earlier tool did not record it
-        is_whole = "patched" in inspection.record.get("tree", {})
-        if inspection.state is State.APPLIED and is_whole and made_of == recorded:
+        if (
+            inspection.state is State.APPLIED
+            and planned.record.items() <= inspection.record.items()
+        ):
             return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, inspection.record)
         refuse_to_lose(tree, inspection, discard)
-        record, listing = _build(tree, selection, pristine, planned, quilt, lock)
+        record, listing = _build(tree, pristine, planned, quilt, lock)
         tree.finish(listing)
     outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
     return _report(selection, pristine, tree, outcome, record)
@@ -120,8 +113,8 @@ def apply(
 def begin(
     selection: Selection, origin: str | None, base: Path | None
 ) -> tuple[Source | Edited, Selection]:
-    """What the queue is laid on, and the queue as it stands there. Raises Refused where a hunk does
-    not fit what others edited."""
+    """The files that the queue is applied to, and the selection for them. Raises Refused where a
+    hunk does not fit edits of others."""
     if base is None:
         return source.fetch(selection.pin, origin), selection
     tree = open_tree(selection.pin, base, selection.touched)
@@ -150,7 +143,7 @@ def unapply(root: Path, pin: Pin) -> Report:
         quilt.run(aside, "pop", "-a", lock=lock)
         _remove_empty_folders(aside)
         listing = list_folder(aside)
-        if hash_listing(listing) != inspection.record["tree"]["before"]:
+        if hash_python(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
             step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
@@ -173,8 +166,8 @@ def _remove_empty_folders(tree: Path) -> None:
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
-    """Raise Refused where replacing the tree would lose what the user has in it, unless told to
-    discard that."""
+    """Raise Refused where replacing the tree would lose the user's edits, unless `discard` is
+    set."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
     if inspection.untracked:
         what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"
@@ -199,38 +192,31 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 def _build(
     tree: WorkTree,
-    selection: Selection,
     pristine: Source | Edited,
-    planned: Replay,
+    planned: Plan,
     quilt: quilts.Quilt,
     lock: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
-    aside = tree.start()
-    before, pushed = pristine.unpack(aside), selection.stack(planned)
-    write_patches(aside, pushed)
-    if pushed:
+    aside, stack = tree.start(), planned.stack
+    before = pristine.unpack(aside)
+    write_patches(aside, stack)
+    if stack:
         quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
-    if quilts.applied(aside) != list(pushed):
-        what = f"quilt applied {quilts.applied(aside)}, the replay {list(pushed)}"
-        raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    expected = listing_with(before, planned.files)
-    after = list_folder(aside)
-    if after != expected:
+    expected, after = listing_with(before, planned.files), list_folder(aside)
+    if quilts.applied(aside) != list(stack) or after != expected:
         what = f"quilt and the replay made different files: {some(differing(after, expected))}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
-    origin = {"kind": pristine.kind, "name": pristine.name, "sha256": pristine.sha256}
-    record = selection.record(origin, before, after, pushed)
+    record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
     edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
-        record["edits"] = edits.as_record()
-        record["there"] = [*selection.already_present]
+        record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
     write_record(aside, record)
     if PROVENANCE in after:
-        (aside / LISTING).write_bytes(to_sha256sum(own_listing(after)))
-    for path, content in own_changes.in_tree(planned.files, pristine.read, after, edits).items():
-        (aside / path).write_bytes(content)
+        about = own_changes.described(planned.files, pristine.read, after, edits)
+        for path, content in own_changes.records(about, after).items():
+            (aside / path).write_bytes(content)
     return record, after
 
 
@@ -246,13 +232,13 @@ def _report(
     for finding in probe(queue, pristine.pin, pristine.read):
         header = queue.header(finding.patch)
         if finding.patch in selected:
-            rows.append(Row(finding.patch, outcome, header.get("Subject")))
+            rows.append(ReportRow(finding.patch, outcome, header.get("Subject")))
         elif finding.outcome is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
             why = f"since {merged}" if merged else "the release has it"
-            rows.append(Row(finding.patch, finding.outcome, why))
+            rows.append(ReportRow(finding.patch, finding.outcome, why))
         else:
             rows.append(
-                Row(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
+                ReportRow(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
             )
     return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

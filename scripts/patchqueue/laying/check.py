@@ -3,27 +3,27 @@ and the tree that it makes of each, compared with upstream/pins.toml or written 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 
 from packaging.version import Version
 
 from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import hash_python
 from ..hint import counted, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes
+from ..queue.header import PROFILES
 from ..queue.lint import lint
 from ..queue.series import Queue
 from ..upstream import pins as pinning
@@ -35,13 +35,14 @@ from .matching import Row, listing_with
 from .selection import Finding, Selection, probe, select
 
 LOG = logging.getLogger(__name__)
+LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 WRITE = f"{to_type('check', '--write')} writes it"
 
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: what the replay made of each selected patch, where every patch stands upstream, and
-    all problems; tree: the hash of the patched tree."""
+    """One pin: the replay of each selected patch, what the release has of every patch, and all
+    problems; tree: the hash of the patched tree."""
 
     pin: Pin
     steps: tuple[Row, ...]
@@ -89,30 +90,17 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     return CheckReport(reports, tuple(problems))
 
 
-@contextmanager
-def _processes() -> Iterator[ProcessPoolExecutor]:
-    """Workers that end with this process, however it ends. Each waits for work on a pipe that the
-    others hold open too, so that a killed parent closes none of these."""
-    reading, writing = os.pipe()
-    try:
-        with ProcessPoolExecutor(
-            mp_context=get_context("fork"), initializer=_end_with, initargs=(reading, writing)
-        ) as processes:
-            yield processes
-    finally:
-        os.close(reading)
-        os.close(writing)
+def _processes() -> ProcessPoolExecutor:
+    """Workers that the kernel ends with this process, however it ends (Linux)."""
+    context, parent = get_context("fork"), os.getpid()
+    return ProcessPoolExecutor(mp_context=context, initializer=_end_with, initargs=(parent,))
 
 
-def _end_with(reading: int, writing: int) -> None:
-    """End this worker when nobody holds the pipe's other end any more: no worker keeps it."""
-    os.close(writing)
-
-    def wait() -> None:
-        os.read(reading, 1)
+def _end_with(parent: int) -> None:
+    if hasattr(LIBC, "prctl"):
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended meanwhile
         os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
@@ -129,8 +117,24 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
         own_problems = _not_carried(pin, carried, replayed.steps) or replayed.problems
     else:
         tree = hash_python(listing_with(pristine.listing(), replayed.files))
-        own_problems = tuple(_other_tree(pin, tree))
+        own_problems = (*_other_tree(pin, tree), *_profiles(queue, pristine))
     return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
+
+
+def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
+    """Why the patches of a profile do not apply alone, or lack one that they need."""
+    pin = pristine.pin
+    released = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    for profile in PROFILES:
+        selection = Selection(queue.only(profile), pin)
+        kept = {queue.base(patch.name) for patch in selection.patches}
+        for problem in selection.replay(pristine.read).problems:
+            yield replace(problem, what=f"with --only {profile}: {problem.what}")
+        for patch in selection.patches:
+            for needed in sorted(released.intersection(queue.header(patch.name).needs) - kept):
+                what = f"with --only {profile}: needs {needed}, which is not in the profile"
+                step = "add the profile to that one's header, or remove it here"
+                yield Problem("profile", f"patches/{patch.name} on {pin.tag}", what, step)
 
 
 def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem, ...]:
@@ -164,7 +168,7 @@ def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
     """
     finish_writing(root)
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         queue, problems = series.read(root)
         if wrong := [*problems, *lint(root, queue)]:
             raise Refused(wrong)

@@ -13,7 +13,7 @@ from packaging.version import Version
 from ..files import run as programs
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Line, Patch, of_files
-from .matching import Files, Row, find, lay_patch, line_at, split_lines
+from .matching import Files, Row, apply_patch, find, line_at, split_lines
 
 
 def rendered(patch: Patch, row: Row) -> Patch:
@@ -111,14 +111,14 @@ def shared(patches: Sequence[Patch]) -> Patch | None:
 
 
 def one_text(texts: Mapping[Version, Patch | None], below: Mapping[Version, Files]) -> Patch | None:
-    """`shared`, where it stands at one place on every release.
+    """`shared`, where it matches at one place on every release.
 
     texts: the patch as each release's own tree has it; below: the files there. None where one of
     them has no text, and where there is nothing in common.
     """
     whole = [text for _, text in sorted(texts.items()) if text is not None]
     text = shared(whole) if len(whole) == len(texts) else None
-    if text is None or any(lay_patch(text, files.get).lines is None for files in below.values()):
+    if text is None or any(apply_patch(text, files.get).lines is None for files in below.values()):
         return None
     return text
 
@@ -162,7 +162,7 @@ def edits(patch: Patch) -> str:
 def fitted(patch: Patch, below: Files) -> Patch | None:
     """A patch of one release as another's own tree would have it.
 
-    Each change goes to the one place where most of its context stands. below: the other release's
+    Each change goes to the one place that matches most of its context. below: the other release's
     files. None where a change has no such place.
     """
     texts = {path: content.decode("utf-8", "surrogateescape") for path, content in below.items()}

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from ..files.tree import sha256
 from ..hint import to_type
 from ..outcome import Outcome, Problem
-from ..queue.patchfile import FileDiff, Hunk, Line, Patch
+from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]
 Files = Mapping[str, bytes]  # path in the tree -> content
@@ -37,7 +37,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Laid:
+class Match:
     """A file's text with every hunk that has one place, and where the hunks are."""
 
     text: str
@@ -46,7 +46,7 @@ class Laid:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one patch on a release, or of the overlay.
+    """The outcome of one patch on a release, or of the overlay.
 
     outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
     NOT_SELECTED or CONFLICT. why: the reason in short; problems: the same for a strict replay.
@@ -78,7 +78,7 @@ class Replay:
         return tuple(problem for step in self.steps for problem in step.problems)
 
 
-def lay(text: str, file: FileDiff) -> Laid:
+def match(text: str, file: FileDiff) -> Match:
     """The file's hunks on a text, each at its one place; others are left out."""
     result: list[str] = []
     done = 0  # characters of the old text that are in the result
@@ -90,7 +90,7 @@ def lay(text: str, file: FileDiff) -> Laid:
         if len(offsets) == 1:
             result += [text[done : offsets[0]], *hunk.new]
             done = offsets[0] + len(old)
-    return Laid("".join([*result, text[done:]]), tuple(spots))
+    return Match("".join([*result, text[done:]]), tuple(spots))
 
 
 def places(text: str, lines: str) -> list[int]:
@@ -126,7 +126,7 @@ def in_front(files: Mapping[str, bytes], read: Read) -> Read:
     return lambda path: files[path] if path in files else read(path)
 
 
-def lay_patch(patch: Patch, read: Read) -> Row:
+def apply_patch(patch: Patch, read: Read) -> Row:
     """One patch on files that it may not have been made for: all of it, or none of it."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
@@ -135,13 +135,16 @@ def lay_patch(patch: Patch, read: Read) -> Row:
         content = read(file.path)
         if content is None:
             return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        laid = lay(content.decode("utf-8", "surrogateescape"), file)
-        bad = next((spot for spot in laid.spots if len(spot.lines) != 1), None)
+        matched = match(content.decode("utf-8", "surrogateescape"), file)
+        bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
         if bad:
             why = f"{file.path}: hunk {bad.number} fits {_where(bad)}"
             return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
-        lines += [spot.lines[0] for spot in laid.spots]
-        before[file.path], after[file.path] = content, laid.text.encode("utf-8", "surrogateescape")
+        lines += [spot.lines[0] for spot in matched.spots]
+        before[file.path], after[file.path] = (
+            content,
+            matched.text.encode("utf-8", "surrogateescape"),
+        )
     return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
 
 
@@ -171,30 +174,51 @@ def listing_with(listing: Mapping[str, str], files: Files) -> dict[str, str]:
     return {**listing, **{path: sha256(content) for path, content in files.items()}}
 
 
-def replay(patches: Iterable[Patch], overlay: Files, read: Read, tag: str) -> Replay:
-    """Apply overlay and patches, in this order, to the files that `read` gives. tag names the
-    release in messages."""
+def replay(
+    patches: Iterable[Patch], overlay: Files, read: Read, where: str, edited: str = ""
+) -> Replay:
+    """Apply overlay and patches, in this order, to the files that `read` gives.
+
+    where: the release, or a tree with edits of others, in messages. edited: for such a tree, what
+    to do about a conflict; a patch whose change it has already is ALREADY_APPLIED there.
+    """
     files: dict[str, bytes] = dict(overlay)
-    steps = []
-    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
-    shadowed = tuple(
-        Problem("overlay-shadows-upstream", f"overlay/{path} on {tag}", what, hint)
-        for path in overlay
-        if read(path) is not None
-    )
-    if shadowed:
-        steps.append(Row("overlay", Outcome.CONFLICT, problems=shadowed))
+    steps = [] if edited else list(_shadowed(overlay, read, where))
+    unfit_paths: set[str] = set()
     for patch in patches:
-        row = lay_patch(patch, in_front(files, read))
+        below = in_front(files, read)
+        row = apply_patch(patch, below)
         if row.lines is None:
-            reasons = list(misfits(patch, in_front(files, read), tag))
-            worst = next(
-                each for each in WORST_FIRST if each in [outcome for outcome, _ in reasons]
-            )
-            row = replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
+            row = _unfit(patch, row, below, where, edited)
+        if edited and row.problems:
+            paths = {file.path for file in patch.files}
+            # a patch on top of one that does not fit says nothing of its own
+            row = replace(row, problems=()) if paths & unfit_paths else row
+            unfit_paths |= paths
         steps.append(row)
         files |= row.after
     return Replay(tuple(steps), files)
+
+
+def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
+    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
+    problems = tuple(
+        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
+        for path in overlay
+        if read(path) is not None
+    )
+    if problems:
+        yield Row("overlay", Outcome.CONFLICT, problems=problems)
+
+
+def _unfit(patch: Patch, row: Row, below: Read, where: str, edited: str) -> Row:
+    """The outcome of a patch that cannot be applied."""
+    if edited and apply_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
+        return replace(row, outcome=Outcome.ALREADY_APPLIED)
+    reasons = list(misfits(patch, below, where, edited))
+    outcomes = [outcome for outcome, _ in reasons]
+    worst = next(outcome for outcome in WORST_FIRST if outcome in outcomes)
+    return replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
 
 
 def misfits(
@@ -212,7 +236,7 @@ def misfits(
             yield _named(Outcome.CONFLICT, at, what, edited or "correct the guard, or the path")
             continue
         text = content.decode("utf-8", "surrogateescape")
-        for spot in lay(text, file).spots:
+        for spot in match(text, file).spots:
             if len(spot.lines) != 1:
                 yield _misfit(text, spot, f"{at}: hunk {spot.number}", where, edited)
 

@@ -1,12 +1,12 @@
-"""What the queue laid in upstream's files, so that a tree can tell it from edits of others:
-laid.json, beside the tree's own listing.
+"""The queue's changes of upstream's files as a tree records them, in laid.json beside its listing:
+edits of others are told apart by it.
 
 Where the tree goes into git, its listing has the queue's files alone, and laid.json one hash of the
 others (`in_git`): a branch would carry thousands of lines that git knows better.
 
 Each change is known by hashes of its lines as they are after it. `whole`: with one line of context
-on both sides; `bare`: the changed lines alone, and how often they stand in the file. A change is in
-place where it stands whole, or where its bare lines stand as often as they did.
+on both sides; `bare`: the changed lines alone, and how often the file has them. A change is in
+place where the file has it whole, or has its bare lines as often as before.
 """
 
 from __future__ import annotations
@@ -17,29 +17,24 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..files.record import text_of as record_text
-from ..files.tree import LAID, LISTING, hash_python, own_listing, sha256, to_sha256sum
+from ..files.tree import LAID, LISTING, PREFIX, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
 from ..upstream.edits import Edits
 from .matching import Read, split_lines
 
-PREFIX = "python/"
 NONE = Edits()
 
 
-def record(
-    files: Mapping[str, bytes],
-    read: Read,
-    listing: Mapping[str, str],
-    edits: Edits = NONE,
-    more: Mapping[str, Any] | None = None,
-) -> bytes:
-    """laid.json for what is laid on a tree.
+def described(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
+) -> dict[str, Any]:
+    """What laid.json has of a patched tree.
 
-    files: all of it, as it is then; read: the tree as it was before; listing: the whole tree's,
-    with what is laid, whose hash a server prints; more: other keys.
+    files: all that the queue changes or adds, as it is then; read: the tree as it was before;
+    listing: the whole patched tree's, whose hash a server prints.
     """
     changed = ((path, read(path), after) for path, after in sorted(files.items()))
-    written = {
+    return {
         "files": {
             path.removeprefix(PREFIX): list(_rows(before, after))
             for path, before, after in changed
@@ -48,29 +43,27 @@ def record(
         "edits": edits.as_record(),
         "tree": hash_python(listing),
     }
-    return record_text(written | dict(more or {})).encode()
 
 
-def in_tree(
-    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
-) -> dict[str, bytes]:
-    """The same by its path in the tree; nothing where the overlay's package is not laid."""
-    return {LAID: record(files, read, listing, edits)} if PROVENANCE in files else {}
+def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, bytes]:
+    """The two files of a tree that lie beside the overlay's package, by path. about: see
+    `described`."""
+    return {
+        LISTING: to_sha256sum(own_listing(listing)),
+        LAID: record_text(dict(about)).encode(),
+    }
 
 
 def in_git(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, bytes]:
-    """Both records, by their paths, for a tree that goes into git; nothing where the overlay's
-    package is not laid. listing: the whole tree's, with what is laid."""
+    """`records` for a tree that goes into git; nothing where the overlay's package is not applied.
+    Arguments as for `described`."""
     if PROVENANCE not in files:
         return {}
     whole = own_listing(listing)
     ours = {path: digest for path, digest in whole.items() if path in files}
-    return {
-        LISTING: to_sha256sum(ours),
-        LAID: record(files, read, whole, edits, {"rest": rest(whole, ours)}),
-    }
+    return records(described(files, read, whole, edits) | {"rest": rest(whole, ours)}, ours)
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
@@ -84,7 +77,7 @@ def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
     return {"files": len(left), "sha256": sha256(to_sha256sum(left))}
 
 
-def about(text: bytes) -> dict[str, Any]:
+def read(text: bytes) -> dict[str, Any]:
     """laid.json; empty where it cannot be read."""
     try:
         return dict(json.loads(text))
@@ -92,10 +85,9 @@ def about(text: bytes) -> dict[str, Any]:
         return {}
 
 
-def rows_in(text: bytes) -> dict[str, list[dict[str, Any]]]:
-    """The changes that laid.json lists, by file below the folder that holds sglang/; none where it
-    cannot be read."""
-    rows = about(text).get("files")
+def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The changes that laid.json lists, by file below the folder that holds sglang/."""
+    rows = about.get("files")
     return rows if isinstance(rows, dict) else {}
 
 
@@ -118,7 +110,7 @@ def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
 
 
 def undone(content: bytes, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The changes of a file that are not in place any more, by the line at which they were laid."""
+    """The changes of a file that are not in place any more, by the line at which they were made."""
     lines = split_lines(content.decode("utf-8", "surrogateescape"))
     return [row["line"] for row in rows if not _stands(lines, row)]
 

@@ -1,4 +1,4 @@
-"""quilt, the engine that lays the series: found or fetched, and run the same way for everybody.
+"""quilt, which applies the series in a work tree: found or fetched, and run alike for everybody.
 
 No user configuration reaches it (--quiltrc -, QUILT_* and the variables that steer GNU patch
 removed), messages are in English, no hunk is ever applied with fuzz.
@@ -18,7 +18,6 @@ from functools import cache as kept
 from pathlib import Path
 
 from ..files import atomic, disk, run
-from ..files.locking import locked
 from ..outcome import Refused
 
 LOG = logging.getLogger(__name__)
@@ -189,7 +188,7 @@ def find(cache: Path) -> Quilt:
         return installed
     home = cache / "quilt"
     if not _unpacked(home).works():
-        with locked(cache / ".lock"):
+        with atomic.locked(cache / ".lock"):
             if not _unpacked(home).works():
                 _fetch(home, cache)
     return _unpacked(home)

@@ -1,39 +1,37 @@
 """Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the
 overlay.
 
-Each patch is read from the copies that quilt keeps of its files, and written in one fixed form, so
-the same edits give the same bytes whoever made them. A text that other releases
-share is placed on them anew, with less context where theirs is other; where it no longer stands
-there, this release gets a variant. All that changes is planned, proved by the replay, and written
-whole or not at all.
+Each patch is read from the copies that quilt keeps of its files, and written in one form. A text
+that several releases share is matched on them anew, with less context where theirs differs; where
+it does not match, this release gets a variant. All changes are planned, proved by the replay, and
+written whole or not at all.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..files import atomic
-from ..files.locking import locked
 from ..files.tree import differing, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
-from ..queue import guards, patchfile, series
+from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
-from ..queue.series import PROVENANCE, Entry, Queue
+from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
+from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import fitted, one_text, rendered
-from .matching import Row, in_front, lay_patch, listing_with
-from .selection import Selection
-from .tree_edits import Tree, edited, foreign
+from .context import fitted, one_text, rendered, unified
+from .matching import Files, Row, apply_patch, in_front, listing_with, misfits, replay
+from .selection import Plan, Selection
 from .worktree import State, WorkTree, read_record
 
 LOG = logging.getLogger(__name__)
@@ -48,6 +46,21 @@ Probe: TODO
 Overlay: none
 Test: TODO
 """
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its
+    new files.
+
+    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
+    files, empty likewise.
+    """
+
+    texts: tuple[tuple[str, str, str], ...] = ()
+    overlay: Files = field(default_factory=dict)
+    recorded: dict[str, str] = field(default_factory=dict)
+    listing: dict[str, str] = field(default_factory=dict)
 
 
 def new(root: Path, pin: Pin, name: str) -> Path:
@@ -99,14 +112,14 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     Refused, with nothing written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         queue, problems = series.read(root)
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
         tree = edited(root, pin, add, pristine)
         planned = _plan(root, pins, pin, queue, tree or Tree(), pristine)
-        changes = [change for change in planned if _differs(root / change.path, change.content)]
+        changes = [each for each in planned if quilts.content(root / each.path) != each.content]
         write(root, changes)
     try:
         load_queue(root)
@@ -114,11 +127,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         for problem in refusal.problems:
             LOG.info(str(problem))
         return changes, None
-    return changes, apply(root, pin, None, discard=True)
-
-
-def _differs(file: Path, content: bytes) -> bool:
-    return not file.is_file() or file.read_bytes() != content
+    return changes, apply(root, pinning.load(root).find(pin.tag), None, discard=True)
 
 
 def _made_of(root: Path, pin: Pin) -> Source:
@@ -154,16 +163,13 @@ def _plan(
         for other in changed_pins
     }
     changes += change_of(root, trees)
-    selection = Selection(changed_queue, pin)
-    replayed = selection.replay(pristine.read)
-    if replayed.problems:
-        raise Refused(replayed.problems)
-    expected = listing_with(pristine.listing(), replayed.files)
-    now = selection.stack(replayed)
+    planned = Selection(changed_queue, pin).plan(pristine.read, pristine.origin)
+    expected = listing_with(pristine.listing(), planned.files)
+    newer = _moved_on(planned, tree.recorded)
     lost = [
         path
         for path in differing(expected, tree.listing)
-        if path in tree.listing and path not in _moved_on(selection.patches, tree.recorded, now)
+        if path in tree.listing and path not in newer
     ]
     # the tree is about to be built anew from the queue: never when that would lose an edit
     if lost:
@@ -191,10 +197,13 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     return source.is_cached(pin)
 
 
-def _moved_on(patches: list[Patch], recorded: dict[str, str], now: dict[str, bytes]) -> set[str]:
+def _moved_on(planned: Plan, recorded: dict[str, str]) -> set[str]:
     """Files that the queue changes otherwise than it did when the tree was made: there the tree is
     only older, not edited."""
-    newer = [patch for patch in patches if recorded.get(patch.name) != sha256(now[patch.name])]
+    now = {name: sha256(text) for name, text in planned.stack.items()}
+    newer = [
+        patch for patch in planned.selection.patches if recorded.get(patch.name) != now[patch.name]
+    ]
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
@@ -214,7 +223,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
             continue
         above, below = below, name
         if name not in entries:
-            lines.insert(above, name, guards.guard_for(pin.version, pinned))
+            lines.insert(above, name, edit.guard_for(pin.version, pinned))
             yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
             continue
         # started in the tree, its header filled in in patches/
@@ -241,7 +250,7 @@ def _is_edited(
     """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
     today = here[name][1].content if name in here else b""
     if content == today or tree.recorded.get(name) == sha256(content):
-        return False  # what the queue has by now stands
+        return False  # the queue has a newer text
     head, diff = patchfile.split(content.decode("utf-8"))
     is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
     if name in here and is_same_head and _does(name, content, here[name][0]):
@@ -259,13 +268,13 @@ def _is_edited(
 def _does(name: str, content: bytes, row: Row) -> bool:
     """Whether a text makes of the files what the row has."""
     patch, _ = patchfile.read(name, content)
-    return patch is not None and lay_patch(patch, row.before.get).after == row.after
+    return patch is not None and apply_patch(patch, row.before.get).after == row.after
 
 
 def _shared(
     pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines
 ) -> Change:
-    """The patch itself where its changes stand on every release that it is for, with the context on
+    """The patch itself where its changes match on every release that it is for, with the context on
     which they agree; else a variant."""
     patch, _ = patchfile.read(entry.name, content)
     others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
@@ -290,10 +299,103 @@ def _shared(
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     """The files of a release that a patch changes, as they are below it."""
-    read = source.fetch(pin, None).read
-    names = [each.name for each in queue.select(pin.version)]
-    first = names[: names.index(patch.name)]
-    entries = tuple(entry for entry in queue.entries if entry.name in first)
-    below = in_front(Selection(replace(queue, entries=entries), pin).replay(read).files, read)
+    read, patches = source.fetch(pin, None).read, queue.select(pin.version)
+    number = [each.name for each in patches].index(patch.name)
+    below = in_front(replay(patches[:number], {}, read, pin.tag).files, read)
     contents = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in contents.items() if content is not None}
+
+
+def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
+    """What work/<tag>/ holds, its popped patches too; None where it holds no edits."""
+    tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
+    with tree.locked():
+        inspection = tree.inspect()
+        if inspection.state is State.FOREIGN:
+            raise foreign(pin)
+        if inspection.state is not State.CHANGED:
+            return None
+        layers = quilts.layers(tree.path)
+        stray = _stray(tree.path, layers, inspection.listing, pristine)
+        popped = list(_popped(tree.path, where, layers))
+        layers += popped
+        files = {layer.patch: tree.path / "patches" / layer.patch for layer in layers}
+        headers = {
+            name: patchfile.split(quilts.content(file).decode())[0] for name, file in files.items()
+        }
+    if stray and not (add and layers):
+        step = (
+            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
+        )
+        what = f"edited, but in no patch: {' '.join(stray)}"
+        raise Refused.of("stray-edits", where, what, step)
+    if stray:
+        original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
+        layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
+    overlay = {layer.patch: layer.after for layer in layers}.get(OVERLAY_PATCH, {})
+    texts = tuple(
+        (layer.patch, headers[layer.patch], unified(layer.before, layer.after))
+        for layer in layers
+        if layer.patch != OVERLAY_PATCH
+    )
+    recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
+    pushed = {path: text for layer in popped for path, text in layer.after.items()}
+    return Tree(
+        texts,
+        {path: text for path, text in overlay.items() if text},
+        recorded,
+        listing_with(inspection.listing, pushed),
+    )
+
+
+def _stray(
+    tree: Path, layers: list[quilts.Layer], listing: Mapping[str, str], pristine: Source
+) -> dict[str, bytes]:
+    """The edits that are in no patch, path -> content. listing: the tree's."""
+    below = {path: text for layer in reversed(layers) for path, text in layer.before.items()}
+    popped = {path: digest for path, digest in listing.items() if path not in below}
+    popped = listing_with(popped, {path: text for path, text in below.items() if text})
+    stray = {}
+    for name in differing(popped, pristine.listing()):
+        file = tree / name
+        if name not in popped or file.suffix in (".orig", ".rej") or name.endswith("~"):
+            what = "is missing, or left over from an editor or a failed push"
+            step = "put it right in the tree, then refresh again"
+            raise Refused.of("stray-edits", name, what, step)
+        stray[name] = below.get(name) or quilts.content(file)
+    return stray
+
+
+def _popped(tree: Path, where: str, layers: list[quilts.Layer]) -> Iterator[quilts.Layer]:
+    """The patches of the tree's series that are not applied, as they would be."""
+    applied = [layer.patch for layer in layers]
+    files: dict[str, bytes] = {}
+    read = in_front(files, lambda path: quilts.content(tree / path) or None)
+    for name in quilts.listed(tree):
+        if name in applied:
+            continue
+        text = quilts.content(tree / "patches" / name)
+        diff = patchfile.split(text.decode())[1]
+        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
+            after = {
+                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
+                for file in patchfile.parse_diff(diff)
+            }
+            files |= after
+            yield quilts.Layer(name, dict.fromkeys(after, b""), after)
+            continue
+        patch, problems = patchfile.read(name, text)
+        if patch is None:
+            raise Refused(problems)
+        row = apply_patch(patch, read)
+        if row.lines is None:
+            step = "correct it in the tree, or the files below it, then refresh again"
+            raise Refused([each for _, each in misfits(patch, read, where, step)])
+        files |= row.after
+        yield quilts.Layer(name, dict(row.before), dict(row.after))
+
+
+def foreign(pin: Pin) -> Refused:
+    where = f"work/{pin.tag}"
+    return Refused.of("foreign-tree", where, "this tool did not make it", "move it away")

@@ -14,24 +14,38 @@ from typing import Any
 
 from .. import RELEASE
 from ..files import record
-from ..files.tree import hash_listing, hash_python, sha256
+from ..files.tree import hash_python, sha256
 from ..hint import some, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue.header import NOT_NEEDED, ProbeLine
-from ..queue.patchfile import Patch, of_files
+from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
-from .matching import Read, Replay, in_front, inverted, lay_patch, listing_with, misfits, replay
+from .matching import Read, Replay, listing_with, replay
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A selection on a tree, before the tree is written.
+
+    files: path -> content of every file that the selection changes or adds. stack: what quilt
+    pushes, in order: the overlay as one generated patch, then the patches, each with that tree's
+    lines and three lines of its context. record: what the tree's record says of its making.
+    """
+
+    selection: Selection
+    files: dict[str, bytes]
+    stack: dict[str, bytes]
+    record: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The patches and overlay files of one release, and the hashes that records name them by.
+    """The patches and overlay files of one release.
 
     already_present: patches whose change a tree of others has already, which are not applied to it.
-    The hashes do not depend on it.
     """
 
     queue: Queue
@@ -69,103 +83,70 @@ class Selection:
         return {
             "version": str(self.pin.version),
             "release": RELEASE,
-            "queue": self.overlay_sha256,
+            "queue": self.pin.patched,
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
             "patches": [
                 {
-                    "name": patch.name,
-                    "sha256": sha256(patch.content),
-                    "subject": self.queue.header(patch.name).get("Subject"),
+                    "name": name,
+                    "sha256": digest,
+                    "subject": self.queue.header(name).get("Subject"),
                 }
-                for patch in self._released
+                for name, digest in self._texts.items()
             ],
             "overlay": _digests(self._own),
         }
 
     @cached_property
-    def _overlay_patch(self) -> dict[str, bytes]:
-        return {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
-
-    @property
-    def _texts(self) -> dict[str, bytes]:
-        return {patch.name: patch.content for patch in self._released}
-
-    @cached_property
-    def stack_sha256(self) -> str:
-        """The hash of all that quilt pushes: records and evidence call it `queue`.
-
-        It changes with every patch, header included, and with every overlay file.
-        """
-        return _named_hash(self._overlay_patch | self._texts)
-
-    @cached_property
-    def overlay_sha256(self) -> str:
-        """The same without the overlay's provenance.json, which calls it `queue` in its turn."""
-        return _named_hash({OVERLAY_PATCH: as_patch(self._own)} | self._texts)
-
-    @property
-    def effect_sha256(self) -> str:
-        """The pinned hash of the release with the whole queue on it: evidence calls it `queue`."""
-        return self.pin.patched
+    def _texts(self) -> dict[str, str]:
+        """patch -> the sha256 of its file in the queue."""
+        return {patch.name: sha256(patch.content) for patch in self._released}
 
     def replay(self, read: Read) -> Replay:
         """The strict replay on the release's files."""
         return replay(self.patches, self.overlay, read, self.pin.tag)
 
-    def stack(self, planned: Replay) -> dict[str, bytes]:
-        """What quilt pushes, in order: the overlay as one generated patch, then the patches.
+    def plan(self, read: Read, origin: Mapping[str, str]) -> Plan:
+        """The selection on some files. Raises Refused where a patch does not apply.
 
-        Each has the release's own lines and three lines of its own context, as the replay found
-        them: at no offset, with no fuzz.
+        origin: what the files are, as kind, name and sha256.
         """
-        rows = {row.patch: row for row in planned.steps}
-        return self._overlay_patch | {
+        replayed = self.replay(read)
+        if replayed.problems:
+            raise Refused(replayed.problems)
+        rows, texts = {row.patch: row for row in replayed.steps}, self._texts
+        overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
+        stack = overlay | {
             patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
         }
-
-    def _listing_after(self, pristine: Source) -> dict[str, str]:
-        """The listing of the release with this selection on it. Raises Refused where a patch does
-        not apply."""
-        planned = self.replay(pristine.read)
-        if planned.problems:
-            raise Refused(planned.problems)
-        return listing_with(pristine.listing(), planned.files)
-
-    def tree_after(self, pristine: Source) -> str:
-        """The hash of all files of the release with this selection on it, as a record has it."""
-        return hash_listing(self._listing_after(pristine))
-
-    def patched_tree(self, pristine: Source) -> str:
-        """The tree hash (see files/tree.py) of the release with this selection on it."""
-        return hash_python(self._listing_after(pristine))
-
-    def record(
-        self,
-        origin: Mapping[str, str],
-        before: dict[str, str],
-        after: dict[str, str],
-        pushed: Mapping[str, bytes],
-    ) -> dict[str, Any]:
-        """A patched tree's provenance.
-
-        origin: what it was made of (kind, name, sha256); before, after: the tree's listings;
-        pushed: its stack.
-        """
-        stacked = [{"name": name, "sha256": sha256(text)} for name, text in pushed.items()]
-        return {
+        record = {
             "version": str(self.pin.version),
             "tag": self.pin.tag,
-            "source": origin,
-            "queue": self.stack_sha256,
-            "changes": hash_python(after),
-            "patches": stacked,
+            "source": dict(origin),
+            "patches": [
+                {"name": name, "sha256": sha256(text), "text": texts.get(name, "")}
+                for name, text in stack.items()
+            ],
             "overlay": _digests(self.overlay),
-            "tree": {
-                "before": hash_listing(before),
-                "after": hash_listing(after),
-                "patched": hash_python(after),
-            },
         }
+        return Plan(self, replayed.files, stack, record)
+
+    def made(self, record: Mapping[str, Any]) -> bool:
+        """Whether a tree's record is of these patches and overlay files."""
+        texts = [
+            (patch["name"], patch.get("text"))
+            for patch in record["patches"]
+            if patch["name"] != OVERLAY_PATCH
+        ]
+        own = [each for each in self._texts.items() if each[0] not in record.get("there", [])]
+        return texts == own and record["overlay"] == _digests(self.overlay)
+
+    def patched_tree(self, pristine: Source) -> str:
+        """The tree hash (see files/tree.py) of the release with this selection on it. Raises
+        Refused where a patch does not apply."""
+        replayed = self.replay(pristine.read)
+        if replayed.problems:
+            raise Refused(replayed.problems)
+        return hash_python(listing_with(pristine.listing(), replayed.files))
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
@@ -192,25 +173,11 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
     read: its files; where: what a user calls it; step: what to do about a conflict. Raises Refused,
     with a problem for each hunk that does not fit, by both sides.
     """
-    problems = list(_shadowed(selection, read, where))
-    files = dict(selection.overlay)
-    present: list[str] = []
-    unfit_paths: set[str] = set()
-    for patch in selection.patches:
-        below = in_front(files, read)
-        match = lay_patch(patch, below)
-        if match.lines is not None:
-            files |= match.after
-        elif lay_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
-            present.append(patch.name)
-        else:
-            paths = {file.path for file in patch.files}
-            # a patch on top of one that does not fit says nothing of its own
-            if not paths & unfit_paths:
-                problems += [problem for _, problem in misfits(patch, below, where, step)]
-            unfit_paths |= paths
-    if problems:
+    replayed = replay(selection.patches, selection.overlay, read, where, step)
+    if problems := [*_shadowed(selection, read, where), *replayed.problems]:
         raise Refused(problems)
+    rows = replayed.steps
+    present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
     return replace(selection, already_present=tuple(present))
 
 
@@ -299,9 +266,3 @@ def passes(line: ProbeLine, read: Read) -> bool:
 
 def _digests(files: Mapping[str, bytes]) -> list[dict[str, str]]:
     return [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())]
-
-
-def _named_hash(texts: Mapping[str, bytes]) -> str:
-    """One hash of names and contents, in order."""
-    lines = "".join(f"{sha256(content)}  {name}\n" for name, content in texts.items())
-    return "sha256:" + sha256(lines.encode())

@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import (
     ROOTS,
     differing,
     from_sha256sum,
-    hash_listing,
+    hash_python,
     list_folder,
+    python_part,
     sha256,
     to_sha256sum,
 )
@@ -39,7 +40,7 @@ IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leav
 
 
 class State(str, enum.Enum):
-    """How a work tree stands against its own record."""
+    """The state of a work tree by its own record."""
 
     ABSENT = "absent"
     APPLIED = "applied"  # every patch, nothing else
@@ -89,7 +90,7 @@ class WorkTree:
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
-        """An empty folder (or a copy of the tree as it stands) to build in, out of everybody's
+        """An empty folder (or a copy of the tree) to build in, out of everybody's
         sight."""
         aside = self._aside("building")
         if copy:
@@ -126,7 +127,7 @@ class WorkTree:
         return from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
     def inspect(self) -> Inspection:
-        """How the tree stands: hashes all of its files (0.1 to 0.5 s)."""
+        """The tree's state. Hashes all of its files (0.1 to 0.5 s)."""
         if not _is_there(self.path):
             return Inspection(State.ABSENT, {}, {})
         record = read_record(self.path)
@@ -135,17 +136,25 @@ class WorkTree:
         listing = list_folder(self.path)
         untracked = tuple(_untracked(self.path))
         edited = tuple(_edited_patches(self.path, record))
-        names = [patch["name"] for patch in record["patches"]]
-        tree, stack = hash_listing(listing), quilt.applied(self.path)
-        if untracked or edited:
-            state = State.CHANGED
-        elif tree == record["tree"]["after"] and stack == names:
-            state = State.APPLIED
-        elif tree == record["tree"]["before"] and not stack:
-            state = State.UNAPPLIED
-        else:
-            state = State.CHANGED
+        state = State.CHANGED
+        if not untracked and not edited:
+            state = self._state(record, listing)
         return Inspection(state, record, listing, untracked, edited)
+
+    def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
+        """How far the patches are applied, where no file of patches/ was edited.
+
+        Files that the tree hash does not cover are compared with the tree as it was finished.
+        """
+        tree, stack = hash_python(listing), quilt.applied(self.path)
+        finished = self.finished_listing() or listing
+        others = {*differing(finished, listing)} - {*python_part(finished | listing)}
+        if stack == [patch["name"] for patch in record["patches"]]:
+            is_whole = tree == record["tree"]["after"] and not others
+            return State.APPLIED if is_whole else State.CHANGED
+        others -= {file["path"] for file in record["overlay"]}
+        is_popped = not stack and tree == record["tree"]["before"] and not others
+        return State.UNAPPLIED if is_popped else State.CHANGED
 
     def _aside(self, what: str) -> Path:
         return self._own / f"{self.tag}.{what}"
@@ -168,7 +177,7 @@ class Hashed(Struct):
     sha256: str
 
 
-class Laid(Hashed):
+class AppliedPatch(Hashed):
     name: str
 
 
@@ -180,9 +189,9 @@ class Hashes(Struct):
 class Provenance(Struct):
     """What a tree's record holds, as far as it must. source: what the tree was made of."""
 
-    queue: str
     source: Hashed
-    patches: list[Laid]
+    patches: list[AppliedPatch]
+    overlay: list[dict[str, str]]
     tree: Hashes
 
 

@@ -29,6 +29,10 @@ class Rule:
     repeats: bool = False
 
 
+FIXES = "fixes"
+PROFILES = (FIXES, "rl", "speed")
+PROFILE = "|".join(PROFILES)
+OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
@@ -54,6 +58,12 @@ RULES = (
         " reason`",
     ),
     Rule(
+        "Profile",
+        rf"(?:{PROFILE})(?:, (?:{PROFILE}))*",
+        f"the sets of `--only` that the patch is in, of {', '.join(PROFILES)} (default: {FIXES})",
+        required=False,
+    ),
+    Rule(
         "Probe",
         rf"{TREE_PATH} :: \S[^\n]*",
         "how to see that a tree has the change: `PATH :: TEXT` (white space folded) or `PATH ::"
@@ -70,7 +80,7 @@ RULES = (
     ),
     Rule(
         "Overlay",
-        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        OVERLAY_FILES,
         "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
         " /), or `none`; what these import comes with them",
     ),
@@ -92,6 +102,12 @@ VARIANT_RULES = (
         "Description",
         r"(?s).{20,}",
         "how the variant differs, where it is more than the line numbers",
+        required=False,
+    ),
+    Rule(
+        "Overlay",
+        OVERLAY_FILES,
+        "the overlay files that the variant's lines import, where they are others",
         required=False,
     ),
 )
@@ -155,6 +171,10 @@ class Header:
         return tuple(
             Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split
         )
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        return _names(self.get("Profile")) or (FIXES,)
 
     @property
     def overlay(self) -> tuple[str, ...]:

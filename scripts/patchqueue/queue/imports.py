@@ -8,7 +8,8 @@ import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-ROOT = "python/"  # of what can be imported, in a tree
+from ..files.tree import PREFIX
+
 _IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|import\s+([\w.]+))")
 
 
@@ -39,7 +40,7 @@ def by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
         tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
     except (SyntaxError, ValueError):
         return  # said elsewhere, or by Python
-    package = path.removeprefix(ROOT).split("/")[:-1]
+    package = path.removeprefix(PREFIX).split("/")[:-1]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else []
@@ -63,7 +64,7 @@ def of_lines(lines: Iterable[str]) -> frozenset[str]:
 
 def _files(module: list[str], names: Collection[str]) -> set[str]:
     """Where a module, and those of `names` that are modules in it, would lie."""
-    stem = ROOT + "/".join(filter(None, module))
+    stem = PREFIX + "/".join(filter(None, module))
     return {
         f"{path}{end}"
         for path in (stem, *(f"{stem}/{name}" for name in names))

@@ -95,7 +95,7 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
 def _brought(queue: Queue, name: str) -> Iterator[Problem]:
     """Whether a patch brings the overlay files that it names, and that its lines import."""
     where = f"patches/{name}"
-    for named in queue.header(name).overlay:
+    for named in queue.overlay_of(name):
         if not any(is_named(named, path) for path in queue.overlay):
             what = f"needs overlay/{named}, which is not there"
             yield Problem("missing-overlay", where, what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything the project lays on a release. patches: each text as its file has it; overlay:
-    path in the tree -> content."""
+    """Everything that the project applies to a release. patches: each text as its file has it;
+    overlay: path in the tree -> content."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
@@ -82,9 +82,19 @@ class Queue:
         base = self.patches.get(own.get("Variant-Of"))
         return base.header if base else own
 
+    def only(self, profile: str) -> Queue:
+        """The queue with the patches of one profile alone."""
+        kept = (one for one in self.entries if profile in self.header(one.name).profiles)
+        return replace(self, entries=tuple(kept))
+
+    def overlay_of(self, patch: str) -> tuple[str, ...]:
+        """The overlay files and folders that a patch names, or else the patch that it varies."""
+        own = self.patches[patch].header
+        return (own if own.get("Overlay") else self.header(patch)).overlay
+
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
         """The overlay files that these patches name, and those that these import."""
-        named = {name for patch in patches for name in self.header(patch.name).overlay}
+        named = {name for patch in patches for name in self.overlay_of(patch.name)}
         brought = imports.closure(
             {path for path in self.overlay if any(is_named(name, path) for name in named)},
             self.overlay,

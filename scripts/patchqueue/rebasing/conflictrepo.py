@@ -1,6 +1,6 @@
 """The throw-away git repository that shows one conflict: the nearest pin and the release as tagged
 commits, the patches of the one as commits, and on the branch `rebase` the release with all that is
-laid below the conflict.
+applied below the conflict.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class Repository:
     def lay_out(
         self, queue: Queue, stages: Stages, release: Release, rows: list[Row]
     ) -> tuple[Region, ...]:
-        """Make it show the conflict that `rows` end with: the release with what is laid below it,
-        and the patch merged into that."""
+        """Make it show the conflict that `rows` end with: the release with what is applied below
+        it, and the patch merged into that."""
         if self.state is None:
             self.remove()
             self._make(queue, stages, release)
-        # from here on it is being made; a run that finds it so makes it anew
+        # a run that finds no state file makes the repository again
         (self._own / "state.json").unlink(missing_ok=True)
         row = rows[-1]
         branch = b"".join(_branch(queue, release, rows))

@@ -1,8 +1,8 @@
 """What the queue would do on a release that has no variants yet: each patch applies, has moved, is
-merged upstream, or conflicts.
+merged upstream, or conflicts; and the report of that, in words and as Markdown.
 
-Starts from what the nearest older pin gets, and lays it on the new tree in memory. A hunk is laid
-at the one place where its text stands; where that fails, git merges the change as it was made on
+The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
+one place that matches its text; where that fails, git merges the change as it was made on
 the nearest pin, file by file. Where the release lies between two pins, the variants of the next
 one are tried before git is, and so are the patches that begin there. What needs no hand is laid, so
 that what builds on it can be judged too. Nothing is written.
@@ -21,7 +21,7 @@ from packaging.version import Version
 from ..files import run
 from ..files.tree import hash_listing
 from ..hint import counted, to_type
-from ..laying.matching import Files, Read, Row, in_front, lay_patch, listing_with
+from ..laying.matching import Files, Read, Row, apply_patch, in_front, listing_with
 from ..laying.selection import Selection, passes
 from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
@@ -30,6 +30,13 @@ from ..upstream.pins import Pin, Pins
 from ..upstream.release import Release
 
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
+KINDS = (
+    (Outcome.APPLIED, "as they are"),
+    (Outcome.NEEDS_REFRESH, "to refresh"),
+    (Outcome.MERGED_UPSTREAM, "merged upstream"),
+    (Outcome.CONFLICT, "in conflict"),
+    (Outcome.NOT_SELECTED, "left out"),  # only where there are such
+)
 
 
 @dataclass(frozen=True)
@@ -206,8 +213,8 @@ def _rows(
 
 
 def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, name: str) -> Row:
-    """A patch laid where one of its texts stands; else as git merges it."""
-    rows = [lay_patch(queue.patches[entry.name], read) for entry in candidate.texts]
+    """A patch applied where one of its texts matches; else as git merges it."""
+    rows = [apply_patch(queue.patches[entry.name], read) for entry in candidate.texts]
     applied = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
     if applied:
         return applied
@@ -221,7 +228,7 @@ def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, nam
 def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
-    """What is known of a patch before it is laid: its header says it, or a person has decided."""
+    """What is known of a patch before it is tried: its header says it, or a person has decided."""
     header = queue.header(entry.name)
     if any(passes(line, release.read) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
@@ -238,8 +245,8 @@ def _decided(
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
-    """A patch that conflicts, as git merges it: laid where no region is left to solve, and the text
-    was nowhere else."""
+    """A patch that conflicts, as git merges it: applied where no region is left to solve, and the
+    text was nowhere else."""
     base, theirs = stage
     ours = {path: content for path in theirs if (content := read(path)) is not None}
     if not theirs or len(ours) < len(theirs) or row.ambiguous:
@@ -269,3 +276,61 @@ def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> t
         said = str(run.Failed("git", done))
         raise Refused.of("git-failed", "git merge-file", said, "report this")
     return done.stdout, done.returncode
+
+
+def summary(pins: Pins, outlook: Forecast) -> str:
+    """Which patches were tried, and how many of them do what."""
+    kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
+    counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
+    pinned = any(pin.version == outlook.version for pin in pins.all)
+    tags = " and ".join(pin.tag for pin in (outlook.nearest, outlook.behind) if pin)
+    tried = (
+        f"which is pinned, with its own patches and those of {tags}"
+        if pinned
+        else f"with the patches of {tags}"
+    )
+    return f"sglang {outlook.version}, {tried}: {counts}"
+
+
+def to_read(outlook: Forecast) -> list[str]:
+    """What a person has to look at: a line for each conflict, then for each merge."""
+    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
+    conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
+    merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]
+    return [f"{names[row.patch]}: {row.why}" for row in conflicts] + [
+        f"{names[row.patch]}: merged without markers, which is no proof of meaning: read it"
+        for row in merged
+    ]
+
+
+def markdown(pins: Pins, outlook: Forecast) -> str:
+    """The forecast of a release that is to be pinned. The same forecast gives the same text."""
+    rows = "".join(
+        f"| `{row.patch.removesuffix('.patch')}` | {row.outcome} | {_escaped(row.why)} |\n"
+        for row in outlook.rows
+    )
+    table = f"| patch | outcome | why |\n| --- | --- | --- |\n{rows}"
+    return f"{summary(pins, outlook)}.\n\n{table}\n{_next_steps(outlook.version)}"
+
+
+def markdown_of_refusal(version: Version, refused: Refused) -> str:
+    """The text for a release that could not be tried."""
+    problems = "".join(
+        f"- {_escaped(f'{problem.where}: {problem.what}')}\n" for problem in refused.problems
+    )
+    return f"sglang {version} could not be tried:\n\n{problems}\n{_next_steps(version)}"
+
+
+def _next_steps(version: Version) -> str:
+    steps = ", then ".join(to_type(command, version) for command in ("pin", "rebase"))
+    return f"Next, in a clone of the queue: {steps}.\n"
+
+
+def _escaped(text: str) -> str:
+    """Text as it is, in a table's cell or a list. Code between backticks stays code."""
+    parts = " ".join(text.split()).split("`")
+    signs = ("|", "|\\<*_[]~")  # in code, and elsewhere
+    return "`".join(
+        "".join(f"\\{sign}" if sign in signs[place % 2 == 0] else sign for sign in part)
+        for place, part in enumerate(parts)
+    )

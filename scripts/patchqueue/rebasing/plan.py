@@ -16,7 +16,7 @@ from ..laying.context import edits, one_text, rendered, unified
 from ..laying.matching import Row, listing_with, replay
 from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused
-from ..queue import guards, patchfile, series
+from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes
 from ..queue.lint import lint
 from ..queue.patchfile import Patch, of_files
@@ -115,7 +115,7 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
         )
         raise Refused.of("bad-field", f"patches/{base}", what, step)
     gap = (
-        f"Gap: {guards.guard_for(version, [pin.version for pin in pins.all])}:"
+        f"Gap: {edit.guard_for(version, [pin.version for pin in pins.all])}:"
         f" {' '.join(reason.split())}\n"
     )
     head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
@@ -130,7 +130,7 @@ def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) 
 
 def _rest(target: Target, entry: Entry) -> str:
     """The entry's guard without the release. Raises Refused where no pinned release is left."""
-    rest = guards.split(entry.text, target.version, target.pinned)[0]
+    rest = edit.split(entry.text, target.version, target.pinned)[0]
     if not rest:
         what = f"{entry.name} would be for no pinned release any more"
         step = "remove it from series and patches/, then run this again"
@@ -153,11 +153,11 @@ def _end(target: Target, queue: Queue, entry: Entry, lines: Lines) -> list[Chang
 
 
 def _carry(target: Target, queue: Queue, entry: Entry, row: Row, lines: Lines) -> list[Change]:
-    """The patch for the release: its own text where that stands there, with less context if need
+    """The patch for the release: its own text where that matches, with less context if need
     be; else a variant."""
     version, pinned = target.version, target.pinned
     is_for = entry.is_for(version)
-    wider = entry.text if is_for else guards.extended(entry.text, version, pinned)
+    wider = entry.text if is_for else edit.extended(entry.text, version, pinned)
     diff = unified(row.before, row.after)
     if wider and _alone(queue, entry, wider):
         text = _text(target, queue, entry, row, diff) if row.lines is None else None

@@ -17,7 +17,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..files import atomic
-from ..files.locking import locked
 from ..hint import to_type
 from ..laying.apply import load_queue
 from ..laying.matching import Row
@@ -168,7 +167,7 @@ def laid_out(root: Path, version: Version) -> bool:
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         for name in atomic.recover(root, root / atomic.JOURNAL):
             LOG.info(f"{name}: written, as a run that was killed had begun to")
         yield

@@ -12,15 +12,22 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..files.tree import GENERATED, differing, hash_listing, list_package, sha256
+from ..files.tree import (
+    GENERATED,
+    PREFIX,
+    differing,
+    list_package,
+    names,
+    sglang_part,
+    sha256,
+    to_sha256sum,
+)
 from ..hint import some, to_type
 from ..outcome import Problem, Refused
 from . import source
 from .pins import Pin
 from .source import Source
 
-PREFIX = "python/"
-PACKAGE = "python/sglang/"
 FEW = 20  # so many files of others are never too many
 SHARE = 8  # one in so many of the release's files may be edited beside ours
 
@@ -41,9 +48,7 @@ class Edits:
     def as_record(self) -> dict[str, list[str]]:
         """For a record: by kind, below the folder that holds sglang/."""
         kinds = {"changed": self.changed, "added": self.added, "removed": self.removed}
-        return {
-            name: [path.removeprefix(PREFIX) for path in paths] for name, paths in kinds.items()
-        }
+        return {kind: [*names(paths)] for kind, paths in kinds.items()}
 
 
 def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
@@ -52,10 +57,10 @@ def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool)
     whole: it lists every file that belongs there. Else Python files alone count as added and as
     removed: a wheel and a git tag differ in other files.
     """
-    names = [path for path in differing(release, present) if path != GENERATED]
-    counted = [path for path in names if whole or path.endswith(".py")]
+    paths = [path for path in differing(release, present) if path != GENERATED]
+    counted = [path for path in paths if whole or path.endswith(".py")]
     return Edits(
-        tuple(path for path in names if path in release and path in present),
+        tuple(path for path in paths if path in release and path in present),
         tuple(path for path in counted if path not in release),
         tuple(path for path in counted if path not in present),
     )
@@ -77,7 +82,7 @@ def refuse_other(
     if differ:
         what = (
             f"is too unlike {pin.tag}: {differ} of the {free} Python files that the queue does not"
-            f" touch differ, as {some([path.removeprefix(PREFIX) for path in edits.paths])}"
+            f" touch differ, as {some(names(edits.paths))}"
         )
         step = (
             "name the release that it is made of: --release VERSION; of a commit that is no"
@@ -100,18 +105,19 @@ def pristine(pin: Pin, repository: Path | None) -> Source:
 @dataclass(frozen=True)
 class Edited:
     """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
-    queue is laid on it."""
+    queue is applied to it."""
 
     pin: Pin
     site: Path
     name: str
     edits: Edits
     listed: Mapping[str, str] = field(repr=False)
-    kind: str = "edited"
 
     @property
-    def sha256(self) -> str:
-        return hash_listing(self.listed).removeprefix("sha256:")
+    def origin(self) -> dict[str, str]:
+        """What a tree's record says of its source."""
+        digest = sha256(to_sha256sum(self.listed))
+        return {"kind": "edited", "name": self.name, "sha256": digest}
 
     def read(self, path: str) -> bytes | None:
         """A file by its path in git's layout, or None where the tree has none."""
@@ -148,9 +154,7 @@ def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
         raise Refused.of("no-sglang", str(folder), what, step)
     present = list_package(site)
     original = pristine(pin, site.parent)
-    release = {
-        path: digest for path, digest in original.listing().items() if path.startswith(PACKAGE)
-    }
+    release = sglang_part(original.listing())
     edits = between(release, present, whole=False)
     refuse_other(str(folder), pin, release, edits, ours)
     return Edited(pin, site, folder.resolve().name, edits, present)

@@ -17,7 +17,6 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
-from ..files.locking import locked
 from ..hint import to_type
 from ..outcome import Problem, Refused
 
@@ -163,7 +162,7 @@ def load(root: Path) -> Pins:
 
 
 def check(entry: Any, number: int = 0) -> Pin:
-    """An entry of pins.toml. Raises Refused naming the field that may not stand there so."""
+    """An entry of pins.toml. Raises Refused naming the field that is wrong."""
     name = entry.get("version", number) if isinstance(entry, dict) else number
     return record.value(entry, Pin, f"{FILE}: revision {name}", "bad-pins")
 
@@ -188,7 +187,7 @@ def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
     """Write one more release into the file, which is made where there is none. Raises Refused where
     the file is broken, or has the version already."""
     check(entry.unwrap())
-    with locked(root / atomic.QUEUE_LOCK):
+    with atomic.locked(root / atomic.QUEUE_LOCK):
         refuse_pinned(root, version)  # another run may have pinned one meanwhile
         text = (
             (root / FILE).read_text("utf-8")

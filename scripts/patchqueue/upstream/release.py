@@ -1,31 +1,34 @@
 """The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
-them."""
+them; and a release pinned by all its wheels, which must hold one and the same tree."""
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomlkit
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import run
-from ..files.tree import GENERATED, hash_python, is_part_of_tree, sha256
+from ..files.tree import GENERATED, hash_listing, hash_python, is_part_of_tree, sha256
 from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
 from . import pins as pinning
-from .new_pin import wheel_of
 from .pins import Pin, Pins
 from .source import Archive
 
 LOG = logging.getLogger(__name__)
+DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
 
 WRITTEN = re.compile(
     r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE
@@ -57,9 +60,9 @@ class Release:
 def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
     """The release that a user calls `word`.
 
-    word: a version, or a wheel or checkout, whose files are taken as they stand.
+    word: a version, or a wheel or checkout, whose files are taken as they are.
     origin: where a version is taken from, as `source.fetch` means it. A release that is not pinned
-    may have no tag in a checkout yet: then the files are taken as they stand.
+    may have no tag in a checkout yet: then its files are taken as they are.
     Raises Refused where that is none of these, or its files cannot be had.
     """
     is_path = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
@@ -116,7 +119,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     if origin and (path.is_dir() or ":" in origin) and not _wheels(path, version):
         return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
     wheels = [path] if origin and path.is_file() else _wheels(path, version) if origin else []
-    file = wheels[0] if wheels else None if origin else wheel_of(version, space)
+    file = wheels[0] if wheels else None if origin else _wheel_of(version, space)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
@@ -235,3 +238,108 @@ def _of_folder(version: Version, folder: Path) -> Release:
 
 def _of_archive(version: Version, name: str, archive: Archive) -> Release:
     return Release(version, name, archive.read, archive.paths)
+
+
+def add_pin(root: Path, name: str, origin: str | None) -> Pin:
+    """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
+
+    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
+    or when its wheels differ in more than compiled parts.
+    """
+    version = named_version(name)
+    pinning.refuse_pinned(root, version)
+    if origin and not Path(origin).is_dir():
+        step = f"name the folder that holds the wheels of sglang {version}"
+        raise Refused.of("not-fetched", origin, "is no folder", step)
+    with tempfile.TemporaryDirectory() as space:
+        local = Path(origin or "").glob(f"sglang-{version}-*.whl")
+        wheels = sorted(local if origin else _offered(version, Path(space)))
+        if not wheels:
+            what, step = "no wheel of it is available", "check the version, and `pip config list`"
+            raise Refused.of("not-fetched", f"sglang {version}", what, step)
+        entry = describe(version, wheels)
+    return pinning.add(root, version, entry)
+
+
+def named_version(name: str) -> Version:
+    """The version that a user asks to pin. Raises Refused where it is none."""
+    return pinning.version(name, "is no version", to_type("pin", "0.5.24"))
+
+
+def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
+    """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
+    contents = {wheel.name: _look_into(wheel) for wheel in wheels}
+    trees = {name: hash_listing(listing) for name, (listing, _) in contents.items()}
+    if len(set(trees.values())) > 1:
+        what = f"its wheels hold different trees: {trees}"
+        step = "find out which one is the release"
+        raise Refused.of("wheels-differ", f"sglang {version}", what, step)
+    newest = max(day for _, day in contents.values())
+    entry = tomlkit.table()
+    entry["version"] = str(version)
+    entry["tag"] = f"v{version}"
+    entry["released"] = newest
+    entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
+    entry["tree"] = hash_python(contents[wheels[0].name][0])
+    entry["wheels"] = tomlkit.array()
+    for wheel in wheels:
+        item = tomlkit.inline_table()
+        item.update({"file": wheel.name, "sha256": source.file_sha256(wheel)})
+        entry["wheels"].append(item)
+    entry["wheels"].multiline(True)
+    entry.add(tomlkit.nl())
+    return entry
+
+
+def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
+    """(a wheel's listing, the day when its newest file was written)."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = source.members(archive, "wheel", wheel.name).items()
+            listing = {path: sha256(archive.read(member)) for path, member in members}
+            days = [datetime.date(*member.date_time[:3]) for member in archive.infolist()]
+    except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
+        what = f"is no zip archive that can be read: {error}"
+        raise Refused.of("bad-archive", wheel.name, what, "fetch it again") from None
+    if not listing:
+        what, step = "holds no file of sglang", "do not use this archive"
+        raise Refused.of("bad-archive", wheel.name, what, step)
+    return listing, max(days)
+
+
+def _wheel_of(version: Version, folder: Path) -> Path | None:
+    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
+    there is none."""
+    return next(_offered(version, folder), None)
+
+
+def _offered(version: Version, folder: Path) -> Iterator[Path]:
+    """The release's wheels as they come.
+
+    The index is asked first whether it has the release, unless there are folders of wheels too.
+    Raises Refused with the cause where none is available.
+    """
+    configured = index.settings(folder)
+    if "find-links" not in configured:
+        _refuse_unpublished(version, folder)
+    LOG.info(f"asking for the wheels of sglang {version}")
+    names, broken = index.wheels(str(version), folder, configured)
+    for name in names:
+        LOG.info(f"fetching {name}")
+        done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        if not (folder / name).is_file():
+            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+        yield folder / name
+
+
+def _refuse_unpublished(version: Version, folder: Path) -> None:
+    """Raise Refused where the package index cannot be reached, or has no such release."""
+    versions = sorted(map(Version, index.published(folder, "--pre")))
+    if version not in versions:
+        what = (
+            f"the package index has no such release; its newest is {versions[-1]}"
+            if versions
+            else "the package index has none"
+        )
+        step = "name another, or give a wheel or checkout: --from PATH"
+        raise Refused.of("not-fetched", f"sglang {version}", what, step)

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..files import disk, run
-from ..files.locking import locked
+from ..files.atomic import locked
 from ..files.tree import hash_python, is_part_of_tree, sha256
 from ..outcome import Outcome, Refused
 from . import index
@@ -90,6 +90,11 @@ class Source(Archive):
 
     pin: Pin
     sha256: str
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What a tree's record says of its source."""
+        return {"kind": self.kind, "name": self.name, "sha256": self.sha256}
 
     def unpack(self, folder: Path) -> dict[str, str]:
         """Write the pristine tree into `folder` and return its listing.

@@ -19,6 +19,7 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from ..files.tree import (
     GENERATED,
     LAID,
     LISTING,
-    hash_listing,
+    hash_python,
     is_part_of_tree,
     list_folder,
     own_listing,
@@ -46,6 +47,7 @@ from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
 from . import notice, plugin
+from .notice import Changes
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
@@ -86,8 +88,8 @@ class Built:
     """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
     tree's provenance.
 
-    added, changed, removed: the difference of its RECORD to upstream's, by member name; upstream:
-    the wheel it was made of.
+    changes: its members that differ from upstream's; upstream: the wheel it was made of; replaced:
+    a wheel of the same name had other content.
     """
 
     pin: Pin
@@ -96,10 +98,9 @@ class Built:
     sha256: str
     origin: str
     record: dict[str, Any]
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-    removed: tuple[str, ...]
+    changes: Changes
     upstream: Path
+    replaced: bool
 
 
 def local_version(pin: Pin) -> str:
@@ -138,16 +139,19 @@ def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Pat
     address = notice.repository(root)
     made = repack(members, patched_files(report.path), pin, record, address)
     path = out / name_of(wheel, pin)
-    atomic.write(path, _zip(made, _epoch(pin)))
+    before = source.file_sha256(path) if path.is_file() else ""
+    atomic.write(path, _zip(made, pin.released))
+    digest = source.file_sha256(path)
     return Built(
         pin,
         path,
         local_version(pin),
-        source.file_sha256(path),
+        digest,
         wheel.file,
         record,
-        *difference(members, made),
+        notice.changes(members, made),
         archive.archive,
+        before not in ("", digest),
     )
 
 
@@ -177,15 +181,10 @@ def patched_files(tree: Path) -> dict[str, bytes]:
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
 
-def _refuse_another_tree(patched: Mapping[str, bytes], pin: Pin, record: dict[str, Any]) -> None:
-    listing = {
-        f"python/{name}": sha256(content)
-        for name, content in patched.items()
-        if is_part_of_tree(f"python/{name}")
-    }
-    if hash_listing(listing) != record["tree"]["after"]:
-        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
-        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
+def _listing(members: Mapping[str, bytes]) -> dict[str, str]:
+    """The listing (see files/tree.py) of a wheel's members."""
+    paths = {f"python/{name}": content for name, content in members.items()}
+    return {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
 
 
 def repack(
@@ -200,7 +199,9 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    _refuse_another_tree(patched, pin, record)
+    if hash_python(_listing(patched)) != record["tree"]["after"]:
+        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
+        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
     made = {
         name: content
@@ -211,13 +212,14 @@ def repack(
         name.replace(old, new, 1) if name.startswith(old) else name: content
         for name, content in made.items()
     } | dict(patched)
+    is_plain = VERSION_FILE not in made
     stamp, name = (
-        (stamp_module, VERSION_FILE)
-        if VERSION_FILE in made
-        else (stamp_plain_module, PLAIN_VERSION_FILE)
+        (stamp_plain_module, PLAIN_VERSION_FILE) if is_plain else (stamp_module, VERSION_FILE)
     )
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
-    made |= listing_of(made)
+    listing = own_listing(_listing(made))
+    if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
+        made[LISTING.removeprefix("python/")] = to_sha256sum(listing)
     points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
     if points is not None:
         made[f"{new}{plugin.FILE}"] = points
@@ -234,7 +236,8 @@ def _told(
     record: dict[str, Any],
     address: str,
 ) -> dict[str, bytes]:
-    """What the new wheel's .dist-info/ says of the change: METADATA, the notice and the record."""
+    """What the new wheel's .dist-info/ says of the change: METADATA, the notice, the SBOM and the
+    record."""
     info = f"sglang-{local_version(pin)}.dist-info/"
     metadata = made[f"{info}METADATA"].decode()
     stamped = stamp_metadata(metadata, str(pin.version), local_version(pin))
@@ -246,66 +249,51 @@ def _told(
     return {
         f"{info}METADATA": notice.metadata(stamped, RELEASE, address).encode(),
         f"{folder}{notice.FILE}": text.encode(),
+        f"{info}{notice.BILL}": notice.bill_of_materials(local_version(pin), record).encode(),
         f"{info}{PROVENANCE}": (
             json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
         ).encode(),
     }
 
 
-def listing_of(members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The wheel's listing of its own files, with the stamped version, for `--verify` where it is
-    installed; none without the overlay's package, which reads it."""
-    listing = own_listing(
-        {
-            f"python/{name}": sha256(content)
-            for name, content in members.items()
-            if is_part_of_tree(f"python/{name}")
-        }
-    )
-    return (
-        {LISTING.removeprefix("python/"): to_sha256sum(listing)}
-        if TREE_PROVENANCE in listing
-        else {}
-    )
+def _stamped(text: str, pattern: str, new: str, where: str, fault: str) -> str:
+    """The text with the one match of a pattern replaced. Raises Refused, with the fault, where it
+    has no match or several."""
+    stamped, count = re.subn(f"(?m){pattern}", new, text)
+    if count != 1:
+        name = "bad-metadata" if where == "METADATA" else "bad-version-file"
+        raise Refused.of(name, where, fault, "do not use this wheel")
+    return stamped
 
 
 def stamp_metadata(text: str, public: str, local: str) -> str:
-    """METADATA with the local version in its one Version field. Raises Refused where it does not
-    name the public one."""
+    """METADATA with the local version in its Version field."""
     head, blank, body = text.partition("\n\n")
-    stamped, count = re.subn(rf"(?m)^Version: {re.escape(public)}$", f"Version: {local}", head)
-    if count != 1:
-        what = f"names version {public} {count} times, not once"
-        raise Refused.of("bad-metadata", "METADATA", what, "do not use this wheel")
-    return stamped + blank + body
+    pattern = rf"^Version: {re.escape(public)}$"
+    fault = f"names version {public} not once"
+    return _stamped(head, pattern, f"Version: {local}", "METADATA", fault) + blank + body
 
 
 def stamp_module(text: str, public: str, local: str) -> str:
     """sglang/_version.py with the local version, as setuptools-scm would write it: in the text and
     in the tuple."""
-    text, count = re.subn(
-        rf"(?m)^(__version__ = version = ')({re.escape(public)})(')$", rf"\g<1>{local}\g<3>", text
-    )
-    parts, more = re.subn(
-        r"(?m)^(__version_tuple__ = version_tuple = \(.*?)(,?)\)$",
-        rf"\g<1>, '{local.partition('+')[2]}')",
-        text,
-    )
-    if (count, more) != (1, 1):
-        what = f"does not set version {public} in the form that setuptools-scm writes"
-        raise Refused.of("bad-version-file", VERSION_FILE, what, "do not use this wheel")
-    return parts
+    fault = f"does not set version {public} in the form that setuptools-scm writes"
+    for pattern, new in (
+        (rf"^(__version__ = version = '){re.escape(public)}'$", rf"\g<1>{local}'"),
+        (
+            r"^(__version_tuple__ = version_tuple = \(.*?),?\)$",
+            rf"\g<1>, '{local.partition('+')[2]}')",
+        ),
+    ):
+        text = _stamped(text, pattern, new, VERSION_FILE, fault)
+    return text
 
 
 def stamp_plain_module(text: str, public: str, local: str) -> str:
     """sglang/version.py with the local version, where the wheel has no sglang/_version.py."""
-    stamped, count = re.subn(
-        rf"(?m)^(__version__ = [\"']){re.escape(public)}([\"'])$", rf"\g<1>{local}\g<2>", text
-    )
-    if count != 1:
-        what = f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}"
-        raise Refused.of("bad-version-file", PLAIN_VERSION_FILE, what, "do not use this wheel")
-    return stamped
+    pattern = rf"^(__version__ = [\"']){re.escape(public)}([\"'])$"
+    fault = f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}"
+    return _stamped(text, pattern, rf"\g<1>{local}\g<2>", PLAIN_VERSION_FILE, fault)
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:
@@ -325,52 +313,13 @@ def record_row(name: str, content: bytes) -> list[str]:
     return [name, f"sha256={digest}", str(len(content))]
 
 
-def difference(
-    upstream: Mapping[str, bytes], made: Mapping[str, bytes]
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """(added, changed, removed) members between the two wheels' RECORDs, the version in
-    .dist-info's name aside."""
-    before, after = (_digests(members) for members in (upstream, made))
-    both = before.keys() & after.keys()
-    changed = sorted(name for name in both if before[name] != after[name])
-    return (
-        tuple(sorted(after.keys() - before.keys())),
-        tuple(changed),
-        tuple(sorted(before.keys() - after.keys())),
-    )
-
-
-def member_digests(archive: zipfile.ZipFile) -> dict[str, str]:
-    """The sha256 of every file in a wheel, by its name there."""
-    return {
-        member.filename: sha256(archive.read(member))
-        for member in archive.infolist()
-        if not member.is_dir()
-    }
-
-
-def _digests(members: Mapping[str, bytes]) -> dict[str, str]:
-    name, content = next(
-        (name, content) for name, content in members.items() if name.endswith(".dist-info/RECORD")
-    )
-    prefix = name.removesuffix("RECORD")
-    rows = csv.reader(content.decode().splitlines())
-    return {
-        row[0].replace(prefix, ".dist-info/", 1): row[1] for row in rows if row and row[0] != name
-    }
-
-
-def _epoch(pin: Pin) -> tuple[int, int, int, int, int, int]:
-    """When the members say they were written: the release's day, so that the same queue always
+def _zip(members: Mapping[str, bytes], day: date) -> bytes:
+    """A wheel. day: when the members say that they were written, so that the same queue always
     gives the same bytes."""
-    return (pin.released.year, pin.released.month, pin.released.day, 0, 0, 0)
-
-
-def _zip(members: Mapping[str, bytes], when: tuple[int, int, int, int, int, int]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content in members.items():
-            member = zipfile.ZipInfo(name, when)
+            member = zipfile.ZipInfo(name, (day.year, day.month, day.day, 0, 0, 0))
             # Unix, whatever made it: the permissions below count there only
             member.create_system = 3
             mode = PROGRAM_MODE if name.endswith(".so") else FILE_MODE

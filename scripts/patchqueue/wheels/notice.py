@@ -5,22 +5,27 @@ The Apache License 2.0 asks for it in section 4(b): modified files carry promine
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
 from ..files import record
+from ..queue.series import OVERLAY_PATCH
 
 ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
+BILL = "sboms/patchqueue.cdx.json"
 QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
 LABEL = re.compile(r"[^a-z0-9]")
+INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 
 class About(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,8 +46,7 @@ def repository(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Changes:
-    """Names of sglang's files in a patched wheel that differ from the upstream wheel's; each
-    sorted."""
+    """Members of a patched wheel that differ from the upstream wheel's; each sorted."""
 
     changed: tuple[str, ...]
     added: tuple[str, ...]
@@ -50,12 +54,18 @@ class Changes:
 
 
 def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes:
-    """The difference of two wheels' sglang/, each by member name."""
+    """The difference of two wheels; their RECORDs and the version in .dist-info's name do not
+    count."""
     old, new = (
-        {name for name in wheel if name.startswith("sglang/")} for wheel in (upstream, made)
+        {
+            INFO.sub(".dist-info/", name): content
+            for name, content in wheel.items()
+            if not name.endswith(".dist-info/RECORD")
+        }
+        for wheel in (upstream, made)
     )
-    changed = sorted(name for name in old & new if upstream[name] != made[name])
-    return Changes(tuple(changed), tuple(sorted(new - old)), tuple(sorted(old - new)))
+    changed = sorted(name for name in old.keys() & new if old[name] != new[name])
+    return Changes(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
 
 
 def text(version: str, wheel: str, found: Changes, address: str) -> str:
@@ -75,15 +85,50 @@ The sglang project neither made nor checked it. Report what goes wrong to the qu
 Both are under the Apache License 2.0. As its section 4(b) asks, the files that
 were changed are listed here. patch_queue.json names every patch.
 """
-    parts = (
-        ("Changed", found.changed),
-        ("Added", found.added),
-        ("Removed", found.removed),
-    )
+    parts = {"Changed": found.changed, "Added": found.added, "Removed": found.removed}
+    own = {
+        what: [name for name in names if name.startswith("sglang/")]
+        for what, names in parts.items()
+    }
     lists = (
-        f"\n{what}:\n" + "".join(f"  {name}\n" for name in names) for what, names in parts if names
+        f"\n{what}:\n" + "".join(f"  {name}\n" for name in names)
+        for what, names in own.items()
+        if names
     )
     return head + "".join(lists)
+
+
+def bill_of_materials(version: str, tree: Mapping[str, Any]) -> str:
+    """The wheel's SBOM in CycloneDX 1.6: upstream's wheel, and each patch in `tree`, its record.
+
+    PEP 770 gives it the folder sboms/ of .dist-info/. Pedigree:
+    https://cyclonedx.org/docs/1.6/json/#metadata_component_pedigree
+    """
+    public, source = version.partition("+")[0], tree["source"]
+    upstream = _component(public) | {"hashes": [{"alg": "SHA-256", "content": source["sha256"]}]}
+    patches = [
+        {"type": "unofficial", "resolves": [{"type": "defect", "id": patch["name"]}]}
+        for patch in tree["patches"]
+        if patch["name"] != OVERLAY_PATCH
+    ]
+    pedigree = {"ancestors": [upstream], "patches": patches}
+    bill = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": _component(version) | {"pedigree": pedigree}},
+    }
+    return json.dumps(bill, indent=1) + "\n"
+
+
+def _component(version: str) -> dict[str, Any]:
+    return {
+        "type": "library",
+        "name": "sglang",
+        "version": version,
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "purl": f"pkg:pypi/sglang@{quote(version)}",
+    }
 
 
 def metadata(content: str, release: int, address: str) -> str:

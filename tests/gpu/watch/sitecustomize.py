@@ -9,9 +9,9 @@ sizes that it captured, and how many times its own tokens a batch may be padded 
 limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
 it were not there. MODULE:CLASS.METHOD=OTHER: the class's OTHER runs in its place.
-PREFILL_ONE_GPU=1: the ranks of a server share the first GPU.
+PREFILL_HOOKS=PATH: a file whose HOOKS are functions of modules, called once one is imported.
 PREFILL_FILES=1: FILE.files gets a line for each module of sglang that a process looks up ("m
-NAME") and for each file of sglang/ that it opens ("o PATH"), for scripts/evidence/footprints.py.
+NAME") and for each file of sglang/ that it opens ("o PATH"), for lab/evidence/footprints.py.
 """
 
 import faulthandler
@@ -22,6 +22,7 @@ import json
 import linecache
 import os
 import pathlib
+import runpy
 import signal
 import sys
 import time
@@ -53,7 +54,6 @@ LAST = (
     "sglang.srt.managers.detokenizer_manager",
 )
 PACKAGE = "sglang"
-AGAIN = "-again"  # ends the name of the file that times_again reads
 REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and what was returned
 
 
@@ -180,26 +180,6 @@ def reason(runner, batch, lines):
     return f"{pathlib.Path(lines[-1][0]).name}:{lines[-1][1]}: {code}"
 
 
-def times_again():
-    """How often each prefill is to run once more: what a file says, while it is there."""
-    try:
-        return int(pathlib.Path(os.environ["PREFILL_WATCH"] + AGAIN).read_text())
-    except FileNotFoundError:
-        return 0
-
-
-def back_to_back(forward, count):
-    """Milliseconds of one forward where `count` of them follow each other."""
-    import torch
-
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(count):
-        forward()
-    torch.cuda.synchronize()
-    return round((time.perf_counter() - began) * 1e3 / count, 3)
-
-
 def watch_model_runner(module):
     original = module.ModelRunner.forward
 
@@ -226,10 +206,6 @@ def watch_model_runner(module):
             "runner": state["runner"],
             "launches": state["launches"] - before,
         }
-        if again := times_again():
-            line["again_ms"] = back_to_back(
-                lambda: original(self, forward_batch, *args, **kwargs), again
-            )
         if state["why"]:
             line["why"] = state["why"]
         if state["runner"] and not state["noted"]:
@@ -240,21 +216,6 @@ def watch_model_runner(module):
         return result
 
     module.ModelRunner.forward = forward
-
-
-def share_one_gpu(module):
-    """Let a server's ranks share its first GPU.
-
-    NCCL refuses two ranks on one GPU of a host, so that each process calls itself a host of its
-    own, and they talk through sockets.
-    """
-    original = module.ServerArgs.check_server_args
-
-    def check(self):
-        original(self)  # it wants a step from rank to rank
-        object.__setattr__(self, "gpu_id_step", 0)
-
-    module.ServerArgs.check_server_args = check
 
 
 def forget(module, function):
@@ -310,16 +271,11 @@ def watch():
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: forget(module, function)
+    if more := os.environ.get("PREFILL_HOOKS"):
+        hooks |= runpy.run_path(more)["HOOKS"]
     # Imports are most of an engine's processor time, and looking for garbage is a fifth of that.
     gc.disable()
     hooks |= dict.fromkeys(LAST, lambda _: gc.enable())
-    if os.environ.get("PREFILL_ONE_GPU"):
-        hooks["sglang.srt.server_args"] = share_one_gpu
-        os.environ |= {
-            "NCCL_HOSTID": str(os.getpid()),
-            "NCCL_IB_DISABLE": "1",
-            "NCCL_SOCKET_IFNAME": "lo",
-        }
     sys.meta_path.insert(0, AfterImport(hooks))
 
 

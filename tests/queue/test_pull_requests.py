@@ -11,7 +11,7 @@ import fakes
 import pytest
 
 from patchqueue.commands import cli
-from patchqueue.handover import additions, export, prbody
+from patchqueue.handover import additions, bodies, pull_requests
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import header
@@ -49,13 +49,9 @@ def sent(project: fakes.Project, tmp_path: Path) -> fakes.Project:
     return project
 
 
-def send(
-    project: fakes.Project, *words: str, base: str = "HEAD", together: bool = True
-) -> export.Exported:
+def send(project: fakes.Project, *words: str, base: str = "HEAD") -> pull_requests.Made:
     checkout = str(project.root.parent / "sglang")
-    return export.export(
-        project.root, pins.load(project.root), checkout, words, base, together=together
-    )
+    return pull_requests.make(project.root, pins.load(project.root), checkout, words, base)
 
 
 def git(project: fakes.Project, *words: str) -> str:
@@ -70,6 +66,11 @@ def git(project: fakes.Project, *words: str) -> str:
 
 def names(project: fakes.Project, commit: str) -> list[str]:
     return git(project, "diff-tree", "-r", "--no-commit-id", "--name-only", commit).split()
+
+
+def body(project: fakes.Project, made: pull_requests.Made) -> str:
+    """The text of the first pull request."""
+    return pull_requests.body(load_queue(project.root), made, made.requests[0])
 
 
 def refused(project: fakes.Project, *words: str, base: str = "HEAD"):
@@ -88,24 +89,27 @@ def commit(project: fakes.Project, **files: str) -> None:
     git(project, "-c", "commit.gpgSign=false", "commit", "-q", "-m", "upstream goes on")
 
 
-def test_a_branch_for_each_topic_a_commit_for_each_patch(sent):
+def test_a_branch_for_each_patch(sent):
     done = send(sent)
-    [request] = done.requests
-    assert (request.branch, request.outcome, done.exact) == (
-        "prefill-graph/steps",
+    count, cut = done.requests
+    assert (count.branch, count.outcome, done.exact) == (
+        "prefill-graph/steps-count-once-more",
         Outcome.APPLIED,
         True,
     )
-    assert names(sent, f"{request.branch}~1") == [
+    assert names(sent, count.branch) == [
         fakes.RUNNER,
         "python/sglang/srt/steps/__init__.py",
         TEST,
     ]
-    assert names(sent, request.branch) == ["python/sglang/srt/cut.py"]
+    assert names(sent, cut.branch) == ["python/sglang/srt/cut.py"]
+    for request in done.requests:
+        assert git(sent, "rev-parse", f"{request.branch}~1").strip() == done.base
     assert (
-        git(sent, "show", "--no-patch", "--format=%an%n%B", f"{request.branch}~1").strip()
+        git(sent, "show", "--no-patch", "--format=%an%n%B", count.branch).strip()
         == "Ada\nCount the steps once more\n\nWhy: without it a user saw too few steps."
     )
+    assert [request.name for request in send(sent, "steps").requests] == [COUNT, CUT]
     assert send(sent).requests[0].outcome is Outcome.ALREADY_APPLIED
 
 
@@ -130,7 +134,7 @@ def test_a_patch_comes_with_what_it_needs_below_it(sent):
         (COUNT, False),
         (CUT, True),
     ]
-    text = prbody.body(load_queue(sent.root), done, done.requests[0])
+    text = body(sent, done)
     assert 'This stands on "Count the steps once more"' in text.replace("\n", " ")
 
 
@@ -183,8 +187,8 @@ def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
     assert git(sent, "show", f"{step.tip}:{fakes.RUNNER}") == after
     made = git(sent, "show", f"{goal.tip}:{fakes.RUNNER}")
     assert "since = 9\n" in made and "added_step = 20\n" in made
-    assert prbody.title(step) == "[Refactor] Begin"
-    assert "## Motivation\n\nWhy.\n" in prbody.body(load_queue(sent.root), done, step)
+    assert step.parts[-1].subject == "[Refactor] Begin"
+    assert "## Motivation\n\nWhy.\n" in body(sent, done)
     commit(sent, runner=after)
     git(sent, "branch", "-D", goal.branch)
     again = send(sent, COUNT)
@@ -206,12 +210,12 @@ def test_all_that_a_pull_request_stands_on_is_named(sent):
     sent.write(f"pull-requests/{CUT}/pull-request.toml", text)
     done = send(sent, CUT)
     named = '"[Refactor] Begin", "Count the steps once more", of other pull requests.'
-    assert named in prbody.body(load_queue(sent.root), done, done.requests[0])
+    assert named in body(sent, done)
 
 
 def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_change(sent):
     lead(sent)
-    assert [part.patch for part in send(sent).requests[0].parts] == [COUNT, CUT]
+    assert [part.patch for part in send(sent).requests[0].parts] == [COUNT]
     sent.edit("series", "# ==9.9.1", "# ==9.9.2")
     header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
     sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
@@ -285,15 +289,15 @@ def test_what_is_not_pending_is_not_sent(sent):
         "Upstream-Status: Pending",
         "Upstream-Status: Inappropriate: of our own",
     )
-    assert [part.patch for part in send(sent).requests[0].parts] == [COUNT]
+    assert [request.name for request in send(sent).requests] == [COUNT]
     sent.edit(f"patches/{COUNT}.patch", "Upstream-Status: Pending", "Upstream-Status: Submitted #1")
     assert refused(sent).name == "nothing-pending"
 
 
 def test_files_of_its_own_take_the_overlays_place(sent):
     sent.write(f"pull-requests/{COUNT}/python/sglang/srt/counting.py", "count = 1\n")
-    [request] = send(sent).requests
-    assert names(sent, f"{request.branch}~1") == [
+    [request] = send(sent, COUNT).requests
+    assert names(sent, request.branch) == [
         "python/sglang/srt/counting.py",
         fakes.RUNNER,
         TEST,
@@ -315,8 +319,8 @@ def test_a_text_of_its_own_is_sent_in_place_of_the_series(sent):
             f"pull-requests/{COUNT}/change@{version}.patch",
             mended(f"since = {version.replace('.', '')}"),
         )
-    [request] = send(sent).requests
-    assert names(sent, f"{request.branch}~1") == [fakes.RUNNER, TEST]
+    [request] = send(sent, COUNT).requests
+    assert names(sent, request.branch) == [fakes.RUNNER, TEST]
     made = git(sent, "show", f"{request.branch}:{fakes.RUNNER}")
     assert "since = 99\n" in made and "added_step" not in made
 
@@ -337,7 +341,7 @@ def test_a_text_of_its_own_that_does_not_fit_is_named(sent):
 def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
     commit(sent, runner="# new\n" + fakes.numbered(40))
     done = send(sent)
-    assert not done.exact and done.requests[0].parts[0].row.outcome is Outcome.APPLIED
+    assert not done.exact
     assert "step_20 = 20\nadded_step = 20\n" in git(
         sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}"
     )
@@ -372,8 +376,8 @@ def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, capsys)
     assert "test_theirs" in git(sent, "show", f"{request.tip}:{TEST}")
     assert git(sent, "show", f"{request.tip}:{ours}") == CASES
     assert request.parts[0].tests == [ours]
-    words = ["export", "--onto", str(tmp_path / "sglang"), "--out", str(tmp_path / "out")]
-    assert cli.main(["--root", str(sent.root), *words, COUNT]) == 0
+    words = ["backport", "--onto", str(tmp_path / "sglang"), "--pull-requests", COUNT]
+    assert cli.main(["--root", str(sent.root), *words]) == 0
     assert f"{TEST} is upstream's: our cases are in {ours}" in capsys.readouterr().out
 
 
@@ -442,7 +446,7 @@ shown_by = "tests"
 
 def in_template(project: fakes.Project) -> None:
     """Give the base upstream's template."""
-    path = project.root.parent / "sglang" / export.TEMPLATE
+    path = project.root.parent / "sglang" / pull_requests.TEMPLATE
     path.parent.mkdir(parents=True)
     path.write_text(TEMPLATE)
     commit(project)
@@ -452,34 +456,21 @@ def said(project: fakes.Project, text: str = "") -> str:
     if text:
         project.write(f"pull-requests/{COUNT}/pull-request.toml", text)
     done = send(project, COUNT)
-    return prbody.body(load_queue(project.root), done, done.requests[0])
-
-
-def test_a_patch_is_a_pull_request_of_its_own(sent):
-    done = send(sent, together=False)
-    assert [(request.branch, len(request.parts)) for request in done.requests] == [
-        ("prefill-graph/steps-count-once-more", 1),
-        ("prefill-graph/steps-name-the-cut", 1),
-    ]
-    assert git(sent, "rev-parse", f"{done.requests[1].branch}~1").strip() == done.base
-    assert [request.name for request in send(sent, "steps", together=False).requests] == [
-        COUNT,
-        CUT,
-    ]
+    return body(project, done)
 
 
 def test_the_text_is_upstreams_template_filled_in(sent):
     in_template(sent)
     text = said(sent, TEXT)
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*prbody.SECTIONS]
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*bodies.SECTIONS]
     for words in (
         "## Motivation\n\nA step is lost: the count begins late.\n\n- #37448: counts elsewhere",
         "```\npython -m sglang.count\n```\n\nBefore:\n\n```\nTraceback: too few\n```",
         "After:\n\n```\nten steps\n```",
         "## Modifications\n\nCount before the step, since",
-        f"## Accuracy Tests\n\n{prbody.NO_OUTPUTS}",
+        f"## Accuracy Tests\n\n{bodies.NO_OUTPUTS}",
         f"Unit tests, on a CPU:\n\n```\npytest {TEST}\n```",
-        f"## Speed Tests and Profiling\n\n{prbody.STEADY}",
+        f"## Speed Tests and Profiling\n\n{bodies.STEADY}",
         "- [ ] Format your code.\n- [ ] Add unit tests.\n- [ ] Update documentation.",
         "1. Ask upstream.",
     ):
@@ -489,7 +480,7 @@ def test_the_text_is_upstreams_template_filled_in(sent):
         "[Fix] Count once more\n\nA step is lost: the count begins late.\n\n"
         "Count before the step, since the step may end the count."
     )
-    assert prbody.title(request) == "[Fix] Count once more"
+    assert request.parts[-1].subject == "[Fix] Count once more"
     assert text.splitlines()[-1] == "It was not run on several GPUs." and "<!--" not in text
 
 
@@ -530,43 +521,33 @@ def test_a_text_that_is_wrong_is_refused(sent, old, new, what):
     assert what in problem.what
 
 
-def test_the_command_writes_title_and_text(sent, tmp_path, capsys):
-    words = [
-        "--root",
-        str(sent.root),
-        "export",
-        "--onto",
-        str(tmp_path / "sglang"),
-        "--out",
-        str(tmp_path / "out"),
-        "--together",
-    ]
+def test_the_command_writes_title_and_text(sent, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--root", str(sent.root), "backport", "--onto", "sglang", "--pull-requests"]
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert (
         f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said
-        and "prefill-graph/steps made" in said
+        and "prefill-graph/steps-count-once-more made" in said
     )
-    shown = re.match(
-        r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/steps)`", said.splitlines()[-1]
-    )[1]
-    assert "Count the steps once more" in git(sent, *shown.split())
-    assert sorted(file.name for file in (tmp_path / "out/steps").iterdir()) == [
-        "body.md",
-        "title.txt",
-    ]
-    assert f"warning: it has no {export.TEMPLATE}" in said and "warning: steps/count-" in said
+    shown = re.match(r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/\S+)`", said.splitlines()[-1])
+    assert "Count the steps once more" in git(sent, *shown[1].split())
+    written = tmp_path / "dist/pull-requests/steps-count-once-more"
+    assert sorted(file.name for file in written.iterdir()) == ["body.md", "title.txt"]
+    assert f"warning: it has no {pull_requests.TEMPLATE}" in said
+    assert "warning: steps/count-" in said
     assert cli.main([*words, "nothing"]) == 1
 
 
 def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
+    words = ["--root", str(sent.root), "backport", "--onto"]
     fakes.git(tmp_path / "other", "init", "-q")
     fakes.git(tmp_path / "other", "commit", "--allow-empty", "-q", "-m", "nothing")
-    assert cli.main(["--root", str(sent.root), "export", "--onto", str(tmp_path / "other")]) == 1
+    assert cli.main([*words, str(tmp_path / "other"), "--pull-requests"]) == 1
     assert "holds no python/sglang at HEAD [no-sglang]" in capsys.readouterr().err
 
 
-# Pending patches whose pull requests are not written yet: `export` makes their text of the header.
+# Pending patches whose pull requests are not written yet: the tool makes their text of the header.
 WITHOUT_DRAFT = {
     "gdn/offset-projections-in-64-bits",
     "gdn/offset-states-in-64-bits",

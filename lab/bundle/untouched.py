@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import Built, member_digests
+from patchqueue.files.tree import sha256
+from patchqueue.wheels.build import Built
 
 FOLDER, PLAN, FILES = "untouched", "plan.json", "files"
 SCHEMA = 1
@@ -23,8 +24,8 @@ def lay(built: Built, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with zipfile.ZipFile(built.upstream) as before, zipfile.ZipFile(built.path) as after:
-        own = member_digests(before)
-        made = plan(own, member_digests(after)) | {
+        own = _digests(before)
+        made = plan(own, _digests(after)) | {
             "schema": SCHEMA,
             "tree": built.record["tree"]["before"],
         }
@@ -34,6 +35,12 @@ def lay(built: Built, folder: Path) -> Path:
             file.write_bytes(before.read(name))
     (folder / PLAN).write_text(json.dumps(made, indent=1) + "\n")
     return folder
+
+
+def _digests(wheel: zipfile.ZipFile) -> dict[str, str]:
+    """The sha256 of every file in a wheel, by its name there."""
+    files = [member.filename for member in wheel.infolist() if not member.is_dir()]
+    return {name: sha256(wheel.read(name)) for name in files}
 
 
 def plan(own: Mapping[str, str], patched: Mapping[str, str]) -> dict[str, Any]:

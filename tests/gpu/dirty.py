@@ -1,5 +1,5 @@
-"""Have memory that a server lost while it slept show: SLEEP_NOTES=FILE, this folder first on
-PYTHONPATH.
+"""Have memory that a server lost while it slept show: SLEEP_NOTES=FILE, and PREFILL_HOOKS of
+watch/sitecustomize.py names this file.
 
 Behind each pause of the memory saver two thirds of what is free on the GPU are filled with ones,
 which are NaN in every floating type, and given back: other engines may start there meanwhile.
@@ -8,16 +8,10 @@ is not what it was before the pause.
 SLEEP_WITHOUT=PATCH makes a control: back-up-captured-graphs or copy-all-reduce-inputs is undone.
 """
 
-import importlib.util
 import json
 import os
-import pathlib
 from types import SimpleNamespace
 
-HERE = pathlib.Path(__file__).resolve().parent
-SPEC = importlib.util.spec_from_file_location("startup", HERE.parent / "startup.py")
-startup = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(startup)
 SAVER = "sglang.srt.utils.torch_memory_saver_adapter"
 ALL_REDUCE = "sglang.srt.distributed.device_communicators.custom_all_reduce_v2"
 GRAPHS = "cuda_graph"  # the tag
@@ -97,8 +91,6 @@ def share_inputs(module):
     module.envs = SimpleNamespace(SGLANG_MEMORY_SAVER_CUDA_GRAPH=unset)
 
 
-if os.environ.get("SLEEP_NOTES"):
-    startup.after_import([SAVER], watch_saver)
+HOOKS = {SAVER: watch_saver}  # what runs once a module is imported
 if os.environ.get("SLEEP_WITHOUT") == "copy-all-reduce-inputs":
-    startup.after_import([ALL_REDUCE], share_inputs)
-startup.next_sitecustomize(HERE)
+    HOOKS[ALL_REDUCE] = share_inputs

@@ -1,0 +1,95 @@
+"""Packages of the index for a GPU host: resolved and installed by uv, trimmed, packed, and kept in
+the tool's cache by what they are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchqueue.environments import lock
+from patchqueue.files import atomic, run
+from patchqueue.outcome import Refused
+from patchqueue.upstream.source import cache_folder
+
+from . import packing
+from .host import Host
+
+LOG = logging.getLogger(__name__)
+INSTALL = ("pip", "install", "--no-deps", "--no-build", "--require-hashes", "--link-mode=hardlink")
+
+
+@dataclass(frozen=True)
+class Index:
+    """The package index as a host needs it. problem, step: the name of a failure, and what to do
+    about it."""
+
+    host: Host
+    problem: str
+    step: str
+
+    @property
+    def _target(self) -> list[str]:
+        return ["--python-version", self.host.python, "--python-platform", self.host.platform]
+
+    def resolve(
+        self, wanted: Sequence[str], words: Iterable[str] = (), excluded: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """uv's lock of what these require. Raises Refused with uv's reason."""
+        try:
+            return lock.resolve(wanted, [*self._target, *words], sorted(set(excluded)))
+        except run.Failed as failure:
+            raise self._refused(f"resolve {wanted[0].replace('==', '-')}", failure) from None
+
+    def install(self, locked: str, site: Path, what: str) -> None:
+        """Install hashed requirements into a folder. Raises Refused with uv's reason."""
+        wanted = site.with_name(f"{site.name}.txt")
+        wanted.write_text(locked)
+        where = ["--target", str(site), "--requirement", str(wanted)]
+        try:
+            run.uv(*INSTALL, *self._target, *where)
+        except run.Failed as failure:
+            raise self._refused(f"install {what}", failure) from None
+
+    def _refused(self, what: str, failure: run.Failed) -> Refused:
+        return Refused.of(self.problem, f"uv could not {what}", failure.said, self.step)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Folders that go into an archive under new names, what the manifest says of them, and how hard
+    xz tries."""
+
+    folders: Sequence[tuple[Path, str]]
+    facts: dict[str, Any]
+    effort: int = 6
+
+
+def key(made_of: object) -> str:
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+
+
+def kept(
+    kind: str, made_of: object, said: str, archive: str, make: Callable[[Path], Packed]
+) -> tuple[Path, dict[str, Any]]:
+    """An archive and its facts from the cache; where they are not there yet, `make` makes them in a
+    scratch folder. facts.json comes last, so that a killed run leaves nothing that looks whole.
+
+    kind: of the archive; made_of: all that it depends on; said: what is logged before it is made.
+    """
+    folder = cache_folder() / kind / key(made_of)
+    if not (folder / "facts.json").is_file():
+        LOG.info(said)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as scratch:
+            packed = make(Path(scratch))
+            packing.archive(Path(scratch) / archive, packed.folders, packed.effort)
+            os.replace(Path(scratch) / archive, folder / archive)
+        atomic.write(folder / "facts.json", (json.dumps(packed.facts, indent=1) + "\n").encode())
+    return folder / archive, json.loads((folder / "facts.json").read_text())

@@ -1,0 +1,59 @@
+"""Imports of the release's own modules at the top of a test file.
+
+Every test file is collected on every release, and no release has every module:
+
+    with late.modules():
+        from sglang.srt.prefill_graph.captured import layers, tables
+
+The names are modules; what a module has is looked up where a test uses it.
+"""
+
+import builtins
+import contextlib
+import importlib
+from types import ModuleType
+from unittest import mock
+
+
+class Late(ModuleType):
+    """A module that is imported at its first use. Raises ImportError there if the release lacks
+    it."""
+
+    def __repr__(self):
+        return f"<late module {self.__name__}>"
+
+    @property
+    def __dict__(self):
+        return vars(importlib.import_module(self.__name__))
+
+    def __getattr__(self, name):
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name, value):
+        setattr(importlib.import_module(self.__name__), name, value)
+
+    def __delattr__(self, name):
+        delattr(importlib.import_module(self.__name__), name)
+
+
+class _Package:
+    """What `from PACKAGE import …` looks its names up in."""
+
+    def __init__(self, name, *_):
+        self.name = name
+
+    def __getattr__(self, child):
+        return Late(f"{self.name}.{child}")
+
+
+def modules():
+    """Let `from PACKAGE import MODULE` bind a Late, for as long as the context lasts."""
+    return mock.patch.object(builtins, "__import__", _Package)
+
+
+def import_all(names):
+    """Import every Late among the values of `names` that the release has."""
+    for value in names.values():
+        if isinstance(value, Late):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(value.__name__)
