@@ -100,6 +100,20 @@ def test_install_makes_the_bytes_of_the_work_tree(project, site, do):
     assert (site / "sglang/srt/kernels.so").read_text() == "not text"
 
 
+def test_a_profile_is_installed_verified_widened_and_removed(project, site, do):
+    project.edit("patches/steps/name-the-cut.patch", "Probe: ", "Profile: speed\nProbe: ")
+    before, whole = exactly(site), project.apply()
+    report = do["install"](only="fixes")
+    assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 1, 1)
+    assert trees.list_package(site) == trees.list_folder(project.apply(only="fixes").path)
+    assert do["verify"]().outcome is Outcome.APPLIED
+    assert do["install"](only="fixes").outcome is Outcome.ALREADY_APPLIED
+    assert do["install"]().record["tree"] == whole.record["tree"]
+    do["uninstall"]()
+    assert exactly(site) == before
+    assert refused(do["install"], only="rl")[0] == "nothing-to-do"
+
+
 def test_uninstall_gives_everything_back(site, do):
     (site / PATCHED).chmod(0o640)
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))

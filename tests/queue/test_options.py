@@ -294,6 +294,17 @@ def nameless(world: World) -> None:
         (world.at / "site/sglang" / name).write_text("")
 
 
+def profiled(before: Callable[[World], None]) -> Callable[[World], None]:
+    """The same, with the second patch in another profile than the first."""
+
+    def lay(world: World) -> None:
+        cut = "patches/steps/name-the-cut.patch"
+        world.project.edit(cut, "Probe: ", "Profile: speed\nProbe: ")
+        before(world)
+
+    return lay
+
+
 def edited_site(world: World) -> None:
     installed(world)
     (world.at / "site/sglang/srt/runner.py").write_text("mine\n")
@@ -394,6 +405,20 @@ CASES: dict[str, Case] = {
         "backport --onto {at}/sglang --base first --without steps/name-the-cut b",
         "backport --onto {at}/sglang --base first b",
         checkouts,
+    ),
+    "backport --only": Case(
+        "backport --onto {at}/sglang --base first --only fixes b",
+        "backport --onto {at}/sglang --base first b",
+        profiled(checkouts),
+    ),
+    "build --only": Case("build --only fixes", "build", profiled(plain)),
+    "patches --only": Case(
+        "patches --only fixes --out {at}/f", "patches --out {at}/f", profiled(plain)
+    ),
+    "install --only": Case(
+        "install --site-packages {at}/site --only fixes",
+        "install --site-packages {at}/site",
+        profiled(sites),
     ),
     "backport --pull-requests": Case(
         "backport --onto {at}/sglang --pull-requests",
@@ -549,6 +574,8 @@ def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, ca
         ("backport --onto x --pull-requests --without y", "--without"),
         ("install --site-packages x --verify --discard", "--discard"),
         ("install --site-packages x --verify --pristine", "--pristine"),
+        ("install --site-packages x --verify --only rl", "--only"),
+        ("build --release --only rl", "--only"),
         ("apply --base x --from y", "--from"),
         ("rebase 9.9.2 --abort --from x", "--from"),
         ("rebase --newer --from x", "--from"),

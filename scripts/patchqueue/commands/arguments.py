@@ -18,6 +18,7 @@ from typing import Any
 
 from ..hint import to_type
 from ..outcome import Refused
+from ..queue.header import PROFILES
 from ..upstream.pins import Pin, Pins
 
 LOG = logging.getLogger(__name__)
@@ -147,6 +148,16 @@ FROM = option(
     type=place,
     metavar="PATH|URL",
     help="take the release from this wheel, folder of wheels, or git repository with its tag",
+)
+
+
+ONLY = option(
+    "--only",
+    choices=PROFILES,
+    default="",
+    metavar="PROFILE",
+    help="apply the patches of one profile alone: `fixes` (no new graph and no kernel), `rl`"
+    " (sleep, weight updates, routed experts) or `speed` (graphs, kernels, and their fixes)",
 )
 
 

@@ -18,13 +18,13 @@ from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build
 from . import arguments
-from .arguments import FROM, Command, chosen_releases, flag, option, shown
+from .arguments import FROM, ONLY, Command, chosen_releases, flag, option, shown
 from .terminal import ERR, OUT
 
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
-ONE_WHEEL = ("--from", "--python", "--machine")  # options of a single wheel
+ONE_WHEEL = ("--from", "--python", "--machine", "--only")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -37,16 +37,18 @@ def _build(options: argparse.Namespace) -> int:
         started = time.monotonic()
         if not options.python:
             ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
-        built = build.build(options.root, pin, target, options.origin, options.root / DIST)
+        built = build.build(
+            options.root, pin, target, options.origin, options.root / DIST, options.only
+        )
         wheel = shlex.quote(shown(built.path.relative_to(options.root)))
         OUT.print(
             f"{shown(built.path.relative_to(options.root))}: version {built.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
-            f"tree {built.record['tree']['patched']}\n"
+            f"tree {built.record['tree']['after']}\n"
             f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
             f" {len(built.changes.removed)} removed"
         )
-        if pin.patched not in ("", built.record["tree"]["after"]):
+        if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
         _show_install(pin, wheel, built.replaced)
     return 0
@@ -84,7 +86,7 @@ def _release(options: argparse.Namespace) -> int:
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
         beside = "with --pull-requests, which names its branches"
-        arguments.refuse_ineffective(options, beside, "--release", "--without")
+        arguments.refuse_ineffective(options, beside, "--release", "--without", "--only")
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -94,7 +96,7 @@ def _backport(options: argparse.Namespace) -> int:
         options.onto,
         options.branch,
         options.base,
-        backport.Wishes(options.release, tuple(options.without)),
+        backport.Wishes(options.release, tuple(options.without), options.only),
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -111,9 +113,9 @@ def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     options.releases = [options.release] if options.release else []
     (pin,) = chosen_releases(options, pins)
-    out = options.out or DIST / f"sglang-{build.local_version(pin)}.patch"
+    out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
     console = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.base, out)
+    made = onefile.write(options.root, pin, options.base, out, options.only)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
@@ -194,6 +196,7 @@ COMMANDS = (
                 type=arguments.machine,
                 help="for this machine, x86_64 or aarch64 (default: this host's)",
             ),
+            ONLY,
             flag(
                 "--release",
                 "make the files of a release of the queue instead, in dist/release-N/: wheels,"
@@ -241,6 +244,7 @@ COMMANDS = (
                 help="leave this patch out, as prefill-graph/log-tree, with the files that it alone"
                 " needs",
             ),
+            ONLY,
             option(
                 "--pull-requests",
                 nargs="*",
@@ -271,6 +275,7 @@ COMMANDS = (
                 metavar="FILE",
                 help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
             ),
+            ONLY,
             option(
                 "--base",
                 type=arguments.path,

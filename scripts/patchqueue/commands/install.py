@@ -14,7 +14,7 @@ from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
 from . import arguments
-from .arguments import Argument, Command, flag, option
+from .arguments import ONLY, Argument, Command, flag, option
 from .terminal import OUT
 
 
@@ -39,13 +39,19 @@ def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
         beside = "with --verify, which writes no file of yours"
-        arguments.refuse_ineffective(options, beside, "--discard", "--pristine", "--check")
+        others = "--discard", "--pristine", "--check", "--only"
+        arguments.refuse_ineffective(options, beside, *others)
         return _verify(options)
     if options.check:
         arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
     report = inplace.install(
-        options.root, options.site, options.discard, options.release, options.pristine
+        options.root,
+        options.site,
+        options.discard,
+        options.release,
+        options.pristine,
+        options.only,
     )
     for note in report.notes:
         OUT.print(f"note: {note}")
@@ -64,7 +70,7 @@ def _install(options: argparse.Namespace) -> int:
         OUT.print("without the queue every file is the release's own")
     _show_named(report)
     OUT.print(
-        f"next: {launch.advice(Version(record['version']))};"
+        f"next: {launch.advice(Version(record['version']), options.only)};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
         " again"
     )
@@ -72,7 +78,9 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    report = inplace.check(options.root, options.site, options.release, options.pristine)
+    report = inplace.check(
+        options.root, options.site, options.release, options.pristine, options.only
+    )
     for note in report.notes:
         OUT.print(f"note: {note}")
     version = f"sglang {report.record['version']} in {report.site}"
@@ -85,12 +93,13 @@ def _check(options: argparse.Namespace) -> int:
         f" change {counted(report.changed, 'file')} and add {report.added}; nothing was written"
     )
     _show_edits(report)
-    _say_next(report, "does that")
+    _say_next(report, "does that", options.only)
     return 0
 
 
-def _say_next(report: Report, what: str) -> None:
-    OUT.print(f"next: {to_type('install', '--site-packages', report.site)} {what}")
+def _say_next(report: Report, what: str, only: str = "") -> None:
+    words = ["--site-packages", report.site, *(["--only", only] if only else [])]
+    OUT.print(f"next: {to_type('install', *words)} {what}")
 
 
 def _show_edits(report: Report) -> None:
@@ -220,6 +229,7 @@ COMMANDS = (
             "--check", "write nothing; say what install would do, and what would keep it from that"
         ),
         flag("--pristine", "refuse an sglang that carries edits of others"),
+        ONLY,
         option(
             "--release",
             default="",

@@ -91,7 +91,7 @@ def _show_tree(report: Report, verbose: bool) -> None:
     OUT.print(f"from {record['source']['name']}")
     if verbose:
         OUT.print(f"release {report.pin.tree}")
-    OUT.print(f"tree {record['tree']['patched']}")
+    OUT.print(f"tree {record['tree']['after']}")
     if "edits" not in record:
         OUT.print(f"next: {to_type('build', tag)} makes its wheel")
         return

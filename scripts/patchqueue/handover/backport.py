@@ -52,10 +52,12 @@ class Branch:
 @dataclass(frozen=True)
 class Wishes:
     """Choices for a branch. release: the one that a fork is made of, where its tags do not say;
-    without: patches that are left out, as prefill-graph/log-tree."""
+    without: patches that are left out, as prefill-graph/log-tree; only: the profile whose patches
+    the branch gets, "" for every patch."""
 
     release: str = ""
     without: tuple[str, ...] = ()
+    only: str = ""
 
 
 PLAIN = Wishes()
@@ -108,7 +110,7 @@ def backport(
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
     edits where `base` is HEAD, no author, patches that do not fit, and wishes that cannot be met.
     """
-    queue = load_queue(root)
+    queue = load_queue(root, wishes.only)
     repository = open_repository(onto)
     before = repository.branch(name)
     repository.refuse_edits(base)
@@ -117,7 +119,7 @@ def backport(
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     selection = _chosen(queue, pin, wishes.without)
-    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without))
+    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = put(repository, name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -227,7 +229,7 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
     trailers = {
         "Queue-Patch": patch.name,
         "Queue-Patch-Sha256": sha256(patch.content),
-        "Queue-Release": local_version(pin),
+        "Queue-Release": local_version(pin, queue.profile),
         "Origin": header.get("Origin"),
         "Upstream-Status": header.get("Upstream-Status"),
     }

@@ -44,8 +44,9 @@ class Written:
     tree: str = ""
 
 
-def write(root: Path, pin: Pin, base: Path | None, out: Path) -> Written:
-    """Write the file `out`, whole or not at all.
+def write(root: Path, pin: Pin, base: Path | None, out: Path, only: str = "") -> Written:
+    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
+    every patch.
 
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
     where no patch is for the release, or a hunk does not fit.
@@ -53,7 +54,7 @@ def write(root: Path, pin: Pin, base: Path | None, out: Path) -> Written:
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
-    tree, selection = begin(select(load_queue(root), pin), None, base)
+    tree, selection = begin(select(load_queue(root, only), pin), None, base)
     planned = selection.replay(tree.read)
     if planned.problems:
         raise Refused(planned.problems)
@@ -73,7 +74,7 @@ def _head(selection: Selection) -> str:
     pin, queue = selection.pin, selection.queue
     names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
     return (
-        f"The prefill graph queue for sglang {pin.version}, {local_version(pin)}:"
+        f"The prefill graph queue for sglang {pin.version}, {local_version(pin, queue.profile)}:"
         f" {counted(len(names), 'patch', 'patches')}.\n"
         "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
         + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)

@@ -47,18 +47,24 @@ LOG = logging.getLogger(__name__)
 
 
 def install(
-    root: Path, site: Path, discard: bool = False, release: str = "", pristine: bool = False
+    root: Path,
+    site: Path,
+    discard: bool = False,
+    release: str = "",
+    pristine: bool = False,
+    only: str = "",
 ) -> Report:
     """Apply the queue to the sglang in `site`; what an earlier, killed call began is finished
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
-    of, where they do not say; pristine: they may carry no edits of others. Raises Refused, with
+    of, where they do not say; pristine: they may carry no edits of others; only: the profile whose
+    patches are applied, "" for every patch. Raises Refused, with
     nothing changed, where the files are not those of a pinned release with or without edits of
     others, where a hunk does not fit them, where no patch is for it, where it cannot be written, or
     where it is patched by other means.
     """
-    queue, pins = load_queue(root), pinning.load(root)
+    queue, pins = load_queue(root, only), pinning.load(root)
     with _opened(site) as place:
         if journal := _recovered(place, pins, discard):
             selection = select(queue, pins.find(journal.record["version"]))
@@ -76,11 +82,13 @@ def install(
         return _apply(select(queue, known.pin), here, known)
 
 
-def check(root: Path, site: Path, release: str = "", pristine: bool = False) -> Report:
+def check(
+    root: Path, site: Path, release: str = "", pristine: bool = False, only: str = ""
+) -> Report:
     """What `install` would do, with nothing written: EMPTY with the counts of files that it would
     change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
     does."""
-    queue, pins = load_queue(root), pinning.load(root)
+    queue, pins = load_queue(root, only), pinning.load(root)
     with locked(site.resolve()) if site.is_dir() else nullcontext():
         journal = undo.read(site.resolve())
         if journal and journal.state is State.INSTALLED and _any_in_place(journal):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..queue.header import SPEED
+
 BREAKABLE = "--enable-breakable-cuda-graph"
 LAUNCH = {
     "<0.5.9": "--enable-piecewise-cuda-graph",
@@ -36,8 +38,10 @@ def _of(table: dict[str, str], version: Version) -> str:
     return next(fits, "")
 
 
-def advice(version: Version) -> str:
-    """One sentence for a user who starts a server."""
+def advice(version: Version, only: str = "") -> str:
+    """One sentence for a user who starts a server with a profile of the queue, "" for all of it."""
+    if only not in ("", SPEED):
+        return f"start the server as before: the profile {only} brings no graph"
     asked, states = flag(version), capture(version)
     begun = f"start the server with {asked}" if asked else "start the server: the graph is on"
     return f"{begun}; {states} captures Mamba2 layers too" if states else begun

@@ -57,14 +57,14 @@ class Report:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def load_queue(root: Path) -> Queue:
+def load_queue(root: Path, only: str = "") -> Queue:
     """The queue below `root`. Raises Refused with every problem that lint finds."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += lint(root, queue)
     if problems:
         raise Refused(problems)
-    return queue
+    return queue.only(only)
 
 
 def finish_writing(root: Path) -> list[str]:
@@ -82,16 +82,17 @@ def apply(
     origin: str | None,
     discard: bool = False,
     base: Path | None = None,
+    only: str = "",
 ) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
     discard: throw away edits in the tree that no patch holds. base: a folder with this release and
-    edits of others, in place of the release. Raises Refused, with nothing changed, when anything
+    edits of others, in place of the release. only: the profile whose patches are applied, "" for
+    every patch. Raises Refused, with nothing changed, when anything
     at all is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit,
     edits that would be lost.
     """
-    queue = load_queue(root)
-    selection = select(queue, pin)
+    selection = select(load_queue(root, only), pin)
     pristine, selection = begin(selection, origin, base)
     planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)

@@ -153,6 +153,9 @@ def select(queue: Queue, pin: Pin) -> Selection:
     """What is for this pin. Raises Refused when there is no patch and pins.toml does not say why,
     or says so wrongly."""
     selection = Selection(queue, pin)
+    if not selection.patches and queue.profile:
+        what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
+        raise Refused.of("nothing-to-do", pin.tag, what, step)
     if not selection.patches and not pin.no_patches:
         step = (
             f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"

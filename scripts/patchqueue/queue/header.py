@@ -30,7 +30,8 @@ class Rule:
 
 
 FIXES = "fixes"
-PROFILES = (FIXES, "rl", "speed")
+SPEED = "speed"
+PROFILES = (FIXES, "rl", SPEED)
 PROFILE = "|".join(PROFILES)
 OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (

@@ -51,11 +51,12 @@ class Entry:
 @dataclass(frozen=True)
 class Queue:
     """Everything that the project applies to a release. patches: each text as its file has it;
-    overlay: path in the tree -> content."""
+    overlay: path in the tree -> content; profile: the one whose patches it has, "" for all."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
     overlay: dict[str, bytes]
+    profile: str = ""
 
     def select(self, version: Version) -> list[Patch]:
         """The patches for one release, in the series' order."""
@@ -83,9 +84,11 @@ class Queue:
         return base.header if base else own
 
     def only(self, profile: str) -> Queue:
-        """The queue with the patches of one profile alone."""
+        """The queue with the patches of one profile; all of it for ""."""
+        if not profile:
+            return self
         kept = (one for one in self.entries if profile in self.header(one.name).profiles)
-        return replace(self, entries=tuple(kept))
+        return replace(self, entries=tuple(kept), profile=profile)
 
     def overlay_of(self, patch: str) -> tuple[str, ...]:
         """The overlay files and folders that a patch names, or else the patch that it varies."""

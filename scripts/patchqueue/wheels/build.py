@@ -103,32 +103,36 @@ class Built:
     replaced: bool
 
 
-def local_version(pin: Pin) -> str:
-    """The version that a patched release shows: "0.5.9+pcg.2"."""
-    return f"{pin.version}+{LABEL}.{RELEASE}"
+def local_version(pin: Pin, only: str = "") -> str:
+    """The version that a patched release shows: "0.5.9+pcg.2", with a profile "0.5.9+pcg.2.rl"."""
+    return f"{pin.version}+{LABEL}.{RELEASE}{only and f'.{only}'}"
 
 
-def build(root: Path, pin: Pin, target: Target, origin: str | None, out: Path) -> Built:
+def build(
+    root: Path, pin: Pin, target: Target, origin: str | None, out: Path, only: str = ""
+) -> Built:
     """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or
     not at all.
 
-    origin: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to repack).
-    Raises Refused where no patch is for this release, where it has no wheel for `target`, or
-    where apply refuses.
+    origin, only: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to
+    repack). Raises Refused where no patch is for this release, where it has no wheel for `target`,
+    or where apply refuses.
     """
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
-    return build_wheel(root, pin, _wheel_for(pin, target), origin, out)
+    return build_wheel(root, pin, _wheel_for(pin, target), origin, out, only)
 
 
-def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Path) -> Built:
+def build_wheel(
+    root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Path, only: str = ""
+) -> Built:
     """The same of one of the pin's wheels."""
     archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
         step = "give a wheel or a folder of wheels, or leave --from out"
         raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
-    report = apply(root, pin, None if origin is None else str(archive.archive))
+    report = apply(root, pin, None if origin is None else str(archive.archive), only=only)
     with zipfile.ZipFile(archive.archive) as upstream:
         files = [member for member in upstream.infolist() if not member.is_dir()]
         members = {member.filename: upstream.read(member) for member in files}
@@ -137,15 +141,16 @@ def build_wheel(root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Pat
         "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
     }
     address = notice.repository(root)
-    made = repack(members, patched_files(report.path), pin, record, address)
-    path = out / name_of(wheel, pin)
+    version = local_version(pin, only)
+    made = repack(members, patched_files(report.path), pin, record, address, only)
+    path = out / name_of(wheel, version)
     before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, pin.released))
     digest = source.file_sha256(path)
     return Built(
         pin,
         path,
-        local_version(pin),
+        version,
         digest,
         wheel.file,
         record,
@@ -167,10 +172,10 @@ def _wheel_for(pin: Pin, target: Target) -> Wheel:
     return fitting[0]
 
 
-def name_of(wheel: Wheel, pin: Pin) -> str:
+def name_of(wheel: Wheel, version: str) -> str:
     """The file name of the repacked wheel."""
     name, _, rest = wheel.file.split("-", 2)
-    return f"{name}-{local_version(pin)}-{rest}"
+    return f"{name}-{version}-{rest}"
 
 
 def patched_files(tree: Path) -> dict[str, bytes]:
@@ -193,16 +198,19 @@ def repack(
     pin: Pin,
     record: dict[str, Any],
     address: str = "",
+    only: str = "",
 ) -> dict[str, bytes]:
     """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its
-    .dist-info/. address: the queue's repository, for who has a question; "" where it has none.
+    .dist-info/. address: the queue's repository, for questions; "" where it has none. only: the
+    profile of the tree, "" for every patch.
 
     Raises Refused where the patched files are not the tree that the record names.
     """
     if hash_python(_listing(patched)) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
-    old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{local_version(pin)}.dist-info/"
+    version = local_version(pin, only)
+    old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{version}.dist-info/"
     made = {
         name: content
         for name, content in upstream.items()
@@ -216,14 +224,14 @@ def repack(
     stamp, name = (
         (stamp_plain_module, PLAIN_VERSION_FILE) if is_plain else (stamp_module, VERSION_FILE)
     )
-    made[name] = stamp(made.get(name, b"").decode(), str(pin.version), local_version(pin)).encode()
+    made[name] = stamp(made.get(name, b"").decode(), str(pin.version), version).encode()
     listing = own_listing(_listing(made))
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
         made[LISTING.removeprefix("python/")] = to_sha256sum(listing)
     points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
     if points is not None:
         made[f"{new}{plugin.FILE}"] = points
-    made |= _told(made, upstream, pin, record, address)
+    made |= _told(made, upstream, version, record, address)
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
@@ -232,24 +240,24 @@ def repack(
 def _told(
     made: Mapping[str, bytes],
     upstream: Mapping[str, bytes],
-    pin: Pin,
+    version: str,
     record: dict[str, Any],
     address: str,
 ) -> dict[str, bytes]:
     """What the new wheel's .dist-info/ says of the change: METADATA, the notice, the SBOM and the
     record."""
-    info = f"sglang-{local_version(pin)}.dist-info/"
+    info = f"sglang-{version}.dist-info/"
     metadata = made[f"{info}METADATA"].decode()
-    stamped = stamp_metadata(metadata, str(pin.version), local_version(pin))
+    stamped = stamp_metadata(metadata, version.partition("+")[0], version)
     changed = notice.changes(upstream, made)
-    text = notice.text(local_version(pin), record["source"]["name"], changed, address)
+    text = notice.text(version, record["source"]["name"], changed, address)
     folder = (
         f"{info}licenses/" if any(name.startswith(f"{info}licenses/") for name in made) else info
     )
     return {
         f"{info}METADATA": notice.metadata(stamped, RELEASE, address).encode(),
         f"{folder}{notice.FILE}": text.encode(),
-        f"{info}{notice.BILL}": notice.bill_of_materials(local_version(pin), record).encode(),
+        f"{info}{notice.BILL}": notice.bill_of_materials(version, record).encode(),
         f"{info}{PROVENANCE}": (
             json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
         ).encode(),

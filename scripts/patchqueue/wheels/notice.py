@@ -74,12 +74,14 @@ def text(version: str, wheel: str, found: Changes, address: str) -> str:
     address: the queue's repository; "" where it has none.
     """
     public, _, local = version.partition("+")
+    _, number, *profile = local.split(".")
+    part = f", profile {profile[0]}" if profile else ""
     where = f" ({address})" if address else ""
     head = f"""\
 This is a changed sglang: version {version}, not the sglang project's own {public}.
 
 {QUEUE[0].upper()}{QUEUE[1:]}{where} made it of upstream's wheel
-{wheel}. It is release {local.rpartition(".")[2]} of the queue.
+{wheel}. It is release {number} of the queue{part}.
 The sglang project neither made nor checked it. Report what goes wrong to the queue{where}.
 
 Both are under the Apache License 2.0. As its section 4(b) asks, the files that
