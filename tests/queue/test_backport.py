@@ -19,7 +19,6 @@ from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, pytho
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import imports, lint
 from patchqueue.queue.series import PROVENANCE
@@ -237,7 +236,8 @@ def test_a_patch_below_others_can_be_left_out(project, checkout):
 @pytest.mark.parametrize(
     ("without", "name", "hint"),
     [
-        (("steps/count",), "unknown-patch", "one of: steps/count-once-more steps/name-the-cut"),
+        (("steps/count-once",), "unknown-patch", "did you mean steps/count-once-more? "),
+        (("mamba2/scan",), "unknown-patch", "`scripts/nox apply v9.9.1 --verbose` lists"),
         (("steps/count-once-more",), "needed-patch", "--without steps/name-the-cut"),
         (("steps/count-once-more", "steps/name-the-cut"), "nothing-to-do", "leave fewer out"),
     ],
@@ -271,7 +271,7 @@ def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
             for patch in queue.select(pin.version)
             if queue.base(left.name) in queue.header(patch.name).needs
         ]
-        selection = select(backport.lacking(queue, pin, (stem, *needy)), pin)
+        selection = backport.selected(queue, pin, (stem, *needy))
         laid = selection.overlay.keys()
         wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
         wanted |= {one for patch in selection.patches for one in lint.called(patch)}

@@ -194,10 +194,10 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
 
 
 def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
-    def fail(options):
+    def fail(*_):
         raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
-    monkeypatch.setattr(trees, "_apply", fail)
+    monkeypatch.setattr(trees, "apply", fail)
     assert cli.main(["--root", str(project.root), "apply"]) == 1
     assert "next: free some space" in capsys.readouterr().err
 
@@ -367,7 +367,7 @@ def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
 def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
-    monkeypatch.setattr(trees, "_apply", lambda options: tempfile.gettempdir())
+    monkeypatch.setattr(trees, "apply", lambda *_: tempfile.gettempdir())
     assert cli.main(["--root", str(applied.root), "apply"]) == 1
     assert (
         "TMPDIR: no folder for temporary files can be written [no-temporary-folder]"

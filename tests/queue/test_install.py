@@ -1412,4 +1412,4 @@ def test_the_command_line(project, site, capsys):
     again = f"`scripts/nox install --site-packages {site}` patches it"
     code, said = run("install", "--verify")
     assert code == 1 and last(said) == f"next: {again}"
-    assert last(run("uninstall")[1]) == f"next: start the server anew; {again} again"
+    assert last(run("uninstall")[1]) == f"next: {again}"

@@ -490,7 +490,6 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     python = Environment(tmp_path / "driver/pytest-python", {})
     monkeypatch.setattr(testing.environment, "build", lambda *words: python)
     monkeypatch.setattr(testing, "spread", lambda *words: [])
-    monkeypatch.setattr(testing_command, "matplotlib_folder", lambda root: None)
     monkeypatch.setattr(testing_command, "test_tool", lambda root: made.note("the tool") or 0)
     monkeypatch.setattr(testing_command, "measure_coverage", lambda root: made.note("lines") or 0)
     monkeypatch.setattr(upstream_tests, "_exit_code", ended(made))

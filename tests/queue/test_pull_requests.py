@@ -11,7 +11,7 @@ import fakes
 import pytest
 
 from patchqueue.commands import cli
-from patchqueue.handover import additions, bodies, pull_requests
+from patchqueue.handover import additions, pull_requests
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import header
@@ -462,15 +462,17 @@ def said(project: fakes.Project, text: str = "") -> str:
 def test_the_text_is_upstreams_template_filled_in(sent):
     in_template(sent)
     text = said(sent, TEXT)
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*bodies.SECTIONS]
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
+        *additions.SECTIONS
+    ]
     for words in (
         "## Motivation\n\nA step is lost: the count begins late.\n\n- #37448: counts elsewhere",
         "```\npython -m sglang.count\n```\n\nBefore:\n\n```\nTraceback: too few\n```",
         "After:\n\n```\nten steps\n```",
         "## Modifications\n\nCount before the step, since",
-        f"## Accuracy Tests\n\n{bodies.NO_OUTPUTS}",
+        f"## Accuracy Tests\n\n{additions.NO_OUTPUTS}",
         f"Unit tests, on a CPU:\n\n```\npytest {TEST}\n```",
-        f"## Speed Tests and Profiling\n\n{bodies.STEADY}",
+        f"## Speed Tests and Profiling\n\n{additions.STEADY}",
         "- [ ] Format your code.\n- [ ] Add unit tests.\n- [ ] Update documentation.",
         "1. Ask upstream.",
     ):
