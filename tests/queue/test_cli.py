@@ -12,10 +12,11 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, TAG
+from msgspec.structs import replace
 
 from evidence.commands import cli as proving
 from patchqueue import __main__ as program
-from patchqueue.commands import cli, maintain, trees
+from patchqueue.commands import cli, handover, maintain, trees
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
 
@@ -258,6 +259,16 @@ def test_success_ends_with_the_next_command(run, words, following):
     for _ in range(1 if words[0] == "new" else 2):
         code, out, err = run(*words)
         assert (code, out.splitlines()[-1]) == (0, f"next: {following}"), err
+
+
+def test_build_names_its_python_where_a_release_has_several_wheels(run, monkeypatch):
+    (wheel,) = run.project.pin.wheels
+    several = replace(run.project.pin, wheels=(wheel, wheel))
+    said = f"for Python 3.{sys.version_info.minor}, which runs this; --python names another\n"
+    for pin in (run.project.pin, several):
+        monkeypatch.setattr(handover, "chosen_releases", lambda *_, pin=pin: [pin])
+        assert (said in run("build", TAG)[2]) is (pin is several)
+    assert said not in run("build", TAG, "--python", "3.12")[2]
 
 
 def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
