@@ -17,8 +17,8 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER
-from test_install import exactly, in_child, in_the_earlier_form, killed_at, refused
+from fakes import RUNNER, refused
+from test_install import exactly, in_child, in_the_earlier_form, killed_at
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees

@@ -23,14 +23,14 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER
+from fakes import RUNNER, refused
 from packaging.version import Version
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, launch, undo
-from patchqueue.outcome import Outcome, Refused
+from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.wheels import build
@@ -81,14 +81,6 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
-
-
-def refused(call, *arguments, **options) -> tuple[str, str]:
-    """The name of the one problem, and its whole text."""
-    with pytest.raises(Refused) as caught:
-        call(*arguments, **options)
-    (problem,) = caught.value.problems
-    return problem.name, str(problem)
 
 
 def test_install_makes_the_bytes_of_the_work_tree(project, site, do):

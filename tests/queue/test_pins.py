@@ -6,19 +6,12 @@ import os
 
 import fakes
 import pytest
-from fakes import RELEASE
+from fakes import RELEASE, refused
 
 from patchqueue.files.tree import hash_python
-from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
-
-
-def refusal(call, *arguments) -> tuple[str, str]:
-    with pytest.raises(Refused) as caught:
-        call(*arguments)
-    return caught.value.problems[0].name, str(caught.value)
 
 
 BAD = [  # what replaces what in a good pins.toml, and what the refusal says
@@ -59,7 +52,7 @@ BAD = [  # what replaces what in a good pins.toml, and what the refusal says
 @pytest.mark.parametrize("old, new, says", BAD, ids=[f"{new[:30]!r}" for _, new, _ in BAD])
 def test_bad_pins(project, old, new, says):
     project.edit("upstream/pins.toml", old, new)
-    name, text = refusal(pins.load, project.root)
+    name, text = refused(pins.load, project.root)
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
@@ -75,27 +68,27 @@ def test_bad_pins(project, old, new, says):
 )
 def test_no_revisions(project, content):
     project.write("upstream/pins.toml", content)
-    assert refusal(pins.load, project.root)[0] == "bad-pins"
+    assert refused(pins.load, project.root)[0] == "bad-pins"
 
 
 def test_no_file(project):
     (project.root / "upstream/pins.toml").unlink()
-    name, text = refusal(pins.load, project.root)
+    name, text = refused(pins.load, project.root)
     assert name == "no-pins" and str(project.root) in text
     (project.root / "upstream/pins.toml").mkdir()
-    assert refusal(pins.load, project.root)[0] == "no-pins"
+    assert refused(pins.load, project.root)[0] == "no-pins"
 
 
 def test_twice_the_same(project):
     text = (project.root / "upstream/pins.toml").read_text()
     entry = text[text.index("[[revision]]") :]
     project.write("upstream/pins.toml", text + entry)
-    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+    assert refused(pins.load, project.root)[0] == "duplicate-pin"
     project.write(
         "upstream/pins.toml",
         text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"),
     )
-    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+    assert refused(pins.load, project.root)[0] == "duplicate-pin"
 
 
 @pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
@@ -105,7 +98,7 @@ def test_finds(project, name):
 
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
-    problem, text = refusal(pins.load(project.root).find, name)
+    problem, text = refused(pins.load(project.root).find, name)
     assert (
         problem == "unknown-revision"
         and repr(name) in text
@@ -117,7 +110,7 @@ def test_unknown_revision_names_the_known(project, name):
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
 def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name):
     project.release("9.9.0.post2")
-    problem, text = refusal(pins.load(project.root).find, name)
+    problem, text = refused(pins.load(project.root).find, name)
     assert (
         problem == "unknown-revision"
         and "did you mean v9.9.0.post2?" in text
@@ -286,7 +279,7 @@ def evil(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refusal(release.add_pin, project.root, version, str(project.wheels))[0] == name
+    assert refused(release.add_pin, project.root, version, str(project.wheels))[0] == name
     assert fakes.snapshot(project.root) == before
 
 
@@ -299,7 +292,7 @@ def test_add_makes_the_first_pin(tmp_path):
 
 
 def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
-    name, text = refusal(release.add_pin, project.root, "9.9.2", str(tmp_path / "nowhere"))
+    name, text = refused(release.add_pin, project.root, "9.9.2", str(tmp_path / "nowhere"))
     assert (
         name == "not-fetched"
         and f"{tmp_path}/nowhere: is no folder" in text
@@ -308,5 +301,5 @@ def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
 
 
 def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
-    name, text = refusal(release.add_pin, project.root, "9.9.1", None)
+    name, text = refused(release.add_pin, project.root, "9.9.1", None)
     assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text
