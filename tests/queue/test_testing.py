@@ -178,11 +178,6 @@ def test_processors_are_shared_by_releases_first(revisions, processors, side_by_
     assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
 
 
-def test_one_processor_spreads_nothing(tmp_path):
-    (beside := tmp_path / "beside").mkdir()
-    assert testing.spread(beside, 1) == [] and list(beside.iterdir()) == []
-
-
 def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
     """What pytest prints of tests/revision with these files in place of its own."""
     suite, beside = folder / "tests", folder / "beside"

@@ -1,0 +1,33 @@
+"""Whether the prefix cache may keep the state of a request that ends.
+
+A state is of all tokens that were computed, and cannot go back. The key of a request may end
+before: `--strip-thinking-cache` keeps the prompt alone, and of a verified step the tokens behind
+the end of a structured answer are cut. Whoever began like such a key would go on from the state of
+tokens that were never theirs.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+# the length of a request's key: 0.5.14 and 0.5.15, 0.5.16 to 0.5.20, 0.5.21
+LENGTHS_OF_KEYS = ("_cache_commit_len", "effective_kv_committed_len", "owned_kv_len")
+
+
+def newer_than_key(request: Any) -> bool:
+    """Whether the state that `request`, an ended request, leaves is of more tokens than its key.
+
+    False where the model has no recurrent states.
+    """
+    states = request if hasattr(request, "mamba_pool_idx") else request.kv  # kv from 0.5.19 on
+    if states.mamba_pool_idx is None:
+        return False
+    [key_length] = [of() for name in LENGTHS_OF_KEYS if (of := _method(request, name))]
+    if states.mamba_ping_pong_track_buffer is not None:  # the strategy extra_buffer
+        return (states.mamba_last_track_seqlen or 0) > key_length
+    computed = states if hasattr(states, "kv_committed_len") else request
+    drafted = request.grammar is not None and request.spec_verify_ct > 0
+    return drafted or key_length < computed.kv_committed_len
+
+
+def _method(request: Any, name: str) -> Callable[[], int] | None:
+    return getattr(request, name, None)
