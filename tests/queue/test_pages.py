@@ -273,7 +273,6 @@ RUN: dict[str, list[Step | Deed]] = {
             "work/v0.5.11: 2 of 2",
             put={"PATH": "~/sglang"},
         ),
-        Step("scripts/nox apply --all", "work/v0.5.23: 2 of 2"),
     ],
     "a patch": [
         Step("scripts/nox new v0.5.9 nsa/skip-pointer-check", "is the top patch now"),
