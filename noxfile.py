@@ -89,9 +89,10 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether nox's line is more than the tool's command line again."""
+    """Whether nox's line is more than the command that the user typed, again."""
+    session = r"Running session (?!lint)|Session (?!lint\b).* was successful"
     return not re.match(
-        r"Command .* -m (patchqueue|evidence) .* failed with exit code", record.getMessage()
+        rf"{session}|Command .* -m (patchqueue|evidence) .* failed", record.getMessage()
     )
 
 

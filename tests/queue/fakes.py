@@ -25,6 +25,7 @@ from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
 from patchqueue.laying import apply, check
+from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
 from patchqueue.upstream import release as releases
 from patchqueue.wheels import build
@@ -389,3 +390,11 @@ def killed_at(
 
     for name in ("rename", "replace"):
         monkeypatch.setattr(os, name, dying(getattr(os, name)))
+
+
+def refused(call: Callable[..., object], *arguments: object, **options: object) -> tuple[str, str]:
+    """The name of the one problem that a call is refused for, and the problem's whole text."""
+    with pytest.raises(Refused) as caught:
+        call(*arguments, **options)
+    (problem,) = caught.value.problems
+    return problem.name, str(problem)

@@ -82,15 +82,6 @@ def test_apply_twice_changes_nothing(applied):
     assert fakes.snapshot(applied.root, applied.cache) == before
 
 
-def test_the_same_queue_makes_the_same_tree_anywhere(applied, tmp_path):
-    elsewhere = fakes.Project(tmp_path / "else where", applied.cache, applied.wheels)
-    shutil.copytree(applied.root, elsewhere.root, ignore=shutil.ignore_patterns("work"))
-    elsewhere.apply()
-    assert (elsewhere.tree / "provenance.json").read_bytes() == (
-        applied.tree / "provenance.json"
-    ).read_bytes()
-
-
 def test_unapply_gives_the_pristine_tree_back(applied):
     report = applied.unapply()
     assert report.outcome is Outcome.APPLIED and tree_hash(applied) == hash_python(
@@ -149,20 +140,15 @@ EDITS = {
 
 
 @pytest.mark.parametrize("file, content", EDITS.values(), ids=EDITS.keys())
-@pytest.mark.parametrize("command", ["apply", "unapply"])
-def test_edits_are_named_and_kept(applied, file, content, command):
+def test_edits_are_named_and_kept(applied, file, content):
     (applied.tree / file).write_text(content)
     before = fakes.snapshot(applied.root, applied.cache)
-    with pytest.raises(Refused) as caught:
-        getattr(applied, command)()
-    assert [problem.name for problem in caught.value.problems] == ["edited-tree"]
-    assert file in str(caught.value) and "--discard" in str(caught.value)
-    assert fakes.snapshot(applied.root, applied.cache) == before
-
-
-def test_a_removed_file_is_an_edit(applied):
-    (applied.tree / "python/sglang/version.py").unlink()
-    assert names(applied.apply) == ["edited-tree"]
+    for command in (applied.apply, applied.unapply):
+        with pytest.raises(Refused) as caught:
+            command()
+        assert [problem.name for problem in caught.value.problems] == ["edited-tree"]
+        assert file in str(caught.value) and "--discard" in str(caught.value)
+        assert fakes.snapshot(applied.root, applied.cache) == before
 
 
 def test_edits_are_kept_when_the_queue_has_changed_too(applied):
@@ -180,18 +166,16 @@ def test_discard_throws_edits_away(applied):
     assert applied.apply(discard=True).outcome is Outcome.APPLIED and tree_hash(applied) == after
 
 
-@pytest.mark.parametrize("stranger", ["notes.txt", ".git/config", "run/log"])
-@pytest.mark.parametrize("discard", [False, True])
-def test_strangers_in_the_tree_are_kept(applied, stranger, discard):
+@pytest.mark.parametrize("stranger", ["notes.txt", ".git/config"])
+def test_strangers_in_the_tree_are_kept(applied, stranger):
     path = applied.tree / stranger
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine\n")
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     before = fakes.snapshot(applied.root)
-    assert (
-        names(applied.apply, discard=discard) == ["unknown-files"]
-        and fakes.snapshot(applied.root) == before
-    )
+    for discard in (False, True):
+        assert names(applied.apply, discard=discard) == ["unknown-files"]
+        assert fakes.snapshot(applied.root) == before
 
 
 def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
@@ -205,16 +189,6 @@ def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
     assert applied.apply().outcome is Outcome.ALREADY_APPLIED
 
 
-def test_files_beside_the_trees_are_the_users_own(applied):
-    own = applied.root / "work/mine/notes.txt"
-    own.parent.mkdir()
-    own.write_text("mine\n")
-    applied.unapply()
-    applied.apply()
-    applied.apply(discard=True)
-    assert own.read_text() == "mine\n"
-
-
 def test_a_changed_queue_is_laid_anew(applied):
     applied.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     applied.write("overlay/" + STEPS, '"""Other steps."""\n')
@@ -222,29 +196,6 @@ def test_a_changed_queue_is_laid_anew(applied):
     assert (
         "added_step = 21\n" in (applied.tree / RUNNER).read_text()
         and "Other" in (applied.tree / STEPS).read_text()
-    )
-
-
-def test_a_changed_order_is_laid_anew(applied):
-    applied.write(
-        "series", "steps/name-the-cut.patch  # ==9.9.1\nsteps/count-once-more.patch  # >=9.9\n"
-    )
-    assert applied.apply().outcome is Outcome.APPLIED
-    assert quilt.applied(applied.tree) == [
-        "overlay.patch",
-        "steps/name-the-cut.patch",
-        "steps/count-once-more.patch",
-    ]
-
-
-def test_a_patch_that_is_gone_takes_its_overlay_along(applied):
-    applied.write("series", "steps/name-the-cut.patch  # ==9.9.1\n")
-    (applied.root / "patches/steps/count-once-more.patch").unlink()
-    shutil.rmtree(applied.root / "overlay")
-    applied.apply()
-    assert (
-        not (applied.tree / STEPS).exists()
-        and "added_step" not in (applied.tree / RUNNER).read_text()
     )
 
 
@@ -291,19 +242,9 @@ def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
         (project.tree / RUNNER).write_text("edited\n")
 
 
-def only_newer(project) -> None:
-    project.write(
-        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
-    )
-
-
-def test_no_patch_undeclared(project):
-    only_newer(project)
-    assert names(project.apply) == ["empty"] and not project.tree.exists()
-
-
 def test_no_patch_declared(project):
-    only_newer(project)
+    entries = "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+    project.write("series", entries)
     project.edit(
         "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
     )
@@ -315,13 +256,6 @@ def test_no_patch_declared(project):
     project.apply()
     project.unapply()
     assert tree_hash(project) == hash_python(listing_of_release(project))
-
-
-def test_declared_empty_but_patches_selected(project):
-    project.edit(
-        "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
-    )
-    assert names(project.apply) == ["stale-no-patches"]
 
 
 def test_an_engine_that_makes_other_bytes_is_refused(project, monkeypatch):
@@ -351,40 +285,28 @@ def test_an_engine_that_lays_less_is_refused(project, monkeypatch):
     assert caught.value.problems[0].name == "engines-disagree" and not project.tree.exists()
 
 
-def test_an_overlay_file_that_upstream_has_is_refused(project):
-    project.write("overlay/python/sglang/version.py", "x = 1\n")
-    project.edit(
-        "patches/steps/count-once-more.patch",
-        "Overlay: python/sglang/srt/steps/",
-        "Overlay: python/sglang/srt/steps/, python/sglang/version.py",
-    )
-    assert names(project.apply) == ["overlay-shadows-upstream"]
-
-
 USER_SETTINGS = {
-    "environment": {
-        "QUILT_PATCHES": "other",
-        "QUILT_PC": ".other",
-        "QUILT_SERIES": "order",
-        "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run",
-        "QUILT_PUSH_ARGS": "--leave-rejects",
-    },
-    "patch": {
-        "POSIXLY_CORRECT": "1",
-        "VERSION_CONTROL": "numbered",
-        "SIMPLE_BACKUP_SUFFIX": ".mine",
-        "GREP_OPTIONS": "--color=always",
-    },
-    "locale": {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "de"},
+    # quilt's
+    "QUILT_PATCHES": "other",
+    "QUILT_PC": ".other",
+    "QUILT_SERIES": "order",
+    "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run",
+    "QUILT_PUSH_ARGS": "--leave-rejects",
+    # of the programs that quilt runs
+    "POSIXLY_CORRECT": "1",
+    "VERSION_CONTROL": "numbered",
+    "SIMPLE_BACKUP_SUFFIX": ".mine",
+    "GREP_OPTIONS": "--color=always",
+    "LC_ALL": "de_DE.UTF-8",
+    "LANGUAGE": "de",
 }
 
 
-@pytest.mark.parametrize("variables", USER_SETTINGS.values(), ids=USER_SETTINGS.keys())
-def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, variables, template):
+def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, template):
     (tmp_path / "home/.quiltrc").write_text(
         "QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n"
     )
-    for name, value in variables.items():
+    for name, value in USER_SETTINGS.items():
         monkeypatch.setenv(name, value)
     project.apply()
     expected = template / "project/work" / TAG
@@ -453,6 +375,16 @@ def test_a_changed_header_is_laid_anew_and_the_tree_hash_stays(applied):
     assert report.record["patches"] != before["patches"]
 
 
+def test_a_tree_of_an_earlier_tool_is_applied_again(applied):
+    """Its record has the hash of all files as "after", and the tree hash as "patched"."""
+    file = applied.tree / "provenance.json"
+    whole = json.loads(file.read_text())
+    earlier = {"before": "sha256:1", "after": "sha256:2", "patched": whole["tree"]["after"]}
+    patches = [{"name": each["name"], "sha256": each["sha256"]} for each in whole["patches"]]
+    file.write_text(json.dumps(whole | {"tree": earlier, "patches": patches}))
+    assert applied.apply().outcome is Outcome.APPLIED and json.loads(file.read_text()) == whole
+
+
 def test_a_file_that_the_tree_hash_does_not_cover_is_an_edit(applied):
     for name in ("python/sglang/srt/data.json", "test/test_more.py"):
         (applied.tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -460,13 +392,6 @@ def test_a_file_that_the_tree_hash_does_not_cover_is_an_edit(applied):
         assert names(applied.apply) == ["edited-tree"]
         (applied.tree / name).unlink()
     assert applied.apply().outcome is Outcome.ALREADY_APPLIED
-
-
-def test_what_a_killed_run_left_is_removed(applied):
-    for left in ("building/python", "old/python"):
-        (applied.root / f"work/.patchqueue/{TAG}.{left}").mkdir(parents=True)
-    applied.apply()
-    assert own_names(applied) == [f"{TAG}.lock", f"{TAG}.sha256sum"]
 
 
 def own_names(project) -> list[str]:
@@ -501,7 +426,7 @@ def command(project, *words: str) -> list[str]:
     return [sys.executable, "-m", "patchqueue", "--root", str(project.root), *words]
 
 
-@pytest.mark.parametrize("moment", [0.35, 0.5, 0.6, 0.7])
+@pytest.mark.parametrize("moment", [0.4, 0.6])
 def test_killed_at_any_moment_the_next_run_is_right(project, template, moment):
     running = subprocess.Popen(
         command(project, "apply"),
@@ -565,16 +490,7 @@ def test_quilt_holds_the_lock_when_its_parent_is_killed(applied, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-NAMES = (
-    "Jane Doe",
-    "it's",
-    'say "x"',
-    "a$HOME",
-    "$(touch ran)",
-    "`touch ran`",
-    "a;touch ran",
-    "a:b",
-)
+NAMES = ("it's", "$(touch ran)", "a;touch ran", "a:b", "two\nlines")
 
 
 def test_the_descriptor_of_an_unpacked_quilt_is_none_that_its_scripts_open(quilt_home):
@@ -589,7 +505,7 @@ def test_the_descriptor_of_an_unpacked_quilt_is_none_that_its_scripts_open(quilt
     assert int(said.stdout) > 9
 
 
-@pytest.mark.parametrize("name", [*NAMES, "two\nlines", "*?["])
+@pytest.mark.parametrize("name", NAMES)
 def test_no_name_of_a_folder_is_shell_text(quilt_home, tmp_path, monkeypatch, name):
     """quilt's scripts paste where they lie into shell text: it was another path, or a command."""
     if quilt_home is None:
@@ -612,23 +528,6 @@ def test_no_name_of_a_folder_is_shell_text(quilt_home, tmp_path, monkeypatch, na
     made.run(tree, "pop", "-a")
     assert (tree / "python/a.py").read_text() == before
     assert not list(tmp_path.rglob("ran"))
-
-
-def test_merged_upstream_is_said_before_anything_is_written(project):
-    files = dict(RELEASE) | {
-        "sglang/srt/runner.py": numbered(40).replace(
-            "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"
-        )
-    }
-    (project.root / "upstream/pins.toml").unlink()
-    project.release(files=files)
-    project.warm()
-    assert names(project.apply) == ["merged upstream"] and not project.tree.exists()
-
-
-def test_unapply_leaves_no_empty_package_behind(applied):
-    applied.unapply()
-    assert not (applied.tree / STEPS).parent.exists()
 
 
 def test_a_compiled_extension_of_the_users_is_never_lost(applied):

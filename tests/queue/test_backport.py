@@ -19,7 +19,6 @@ from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, pytho
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import imports, lint
 from patchqueue.queue.series import PROVENANCE
@@ -184,30 +183,24 @@ def test_a_branch_verifies_itself(packaged):
     assert f"tree: {hash_python(whole)}\n" in said
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "code", "said"),
-    [
+def test_a_branch_tells_edits_of_others_from_the_queues(packaged):
+    ours, theirs = "srt/prefill_graph", "edits of others since then (1):"
+    untold = "changed  sglang/… (files that the queue leaves alone)"
+    for path, text, code, said in (
         ("srt/runner.py", "step = 2\n", 1, "changed  sglang/srt/runner.py"),
-        (
-            "srt/prefill_graph/compat/ops.py",
-            "",
-            1,
-            "changed  sglang/srt/prefill_graph/compat/ops.py",
-        ),
-        ("srt/prefill_graph/more.py", "", 1, "added    sglang/srt/prefill_graph/more.py"),
-        ("srt/page.py", "mine = 1\n", 0, "edits of others since then (1):"),
-        ("srt/more.py", "", 0, "edits of others since then (1):"),
-        ("srt/page.py", None, 0, "changed  sglang/… (files that the queue leaves alone)"),
+        (f"{ours}/compat/ops.py", "", 1, f"changed  sglang/{ours}/compat/ops.py"),
+        (f"{ours}/more.py", "", 1, f"added    sglang/{ours}/more.py"),
+        ("srt/page.py", "mine = 1\n", 0, theirs),
+        ("srt/more.py", "", 0, theirs),
+        ("srt/page.py", None, 0, untold),
         ("srt/cut.py", None, 1, "missing  sglang/srt/cut.py"),
-    ],
-)
-def test_a_branch_tells_edits_of_others_from_the_queues(packaged, path, text, code, said):
-    file = packaged / "python/sglang" / path
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-    assert verified(packaged)[0] == code and said in verified(packaged)[1]
+    ):
+        file = packaged / "python/sglang" / path
+        before = file.read_bytes() if file.exists() else None
+        file.unlink() if text is None else file.write_text(text)
+        found = verified(packaged)
+        assert found[0] == code and said in found[1], path
+        file.unlink() if before is None else file.write_bytes(before)
 
 
 def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
@@ -218,26 +211,11 @@ def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
     assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
 
 
-def test_a_patch_below_others_can_be_left_out(project, checkout):
-    """What stands behind it moves up."""
-    before = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
-    text = fakes.patch_text(
-        before=before,
-        after=before.replace("step_35 = 35\n", "step_35 = 36\n"),
-        Probe=f"{RUNNER} :: step_35 = 36",
-    )
-    project.write("patches/steps/count-later.patch", text)
-    entry = "steps/count-later.patch  # >=9.9,<10\nsteps/name-the-cut"
-    project.edit("series", "steps/name-the-cut", entry)
-    make(project, checkout, wishes=backport.Wishes(without=("steps/count-once-more",)))
-    made = git(checkout, "show", f"{BRANCH}:{RUNNER}")
-    assert made == fakes.numbered(40).replace("step_35 = 35\n", "step_35 = 36\n")
-
-
 @pytest.mark.parametrize(
     ("without", "name", "hint"),
     [
-        (("steps/count",), "unknown-patch", "one of: steps/count-once-more steps/name-the-cut"),
+        (("steps/count-once",), "unknown-patch", "did you mean steps/count-once-more? "),
+        (("mamba2/scan",), "unknown-patch", "`scripts/nox apply v9.9.1 --verbose` lists"),
         (("steps/count-once-more",), "needed-patch", "--without steps/name-the-cut"),
         (("steps/count-once-more", "steps/name-the-cut"), "nothing-to-do", "leave fewer out"),
     ],
@@ -259,7 +237,7 @@ def test_the_words_of_the_command(project, checkout):
     assert text.count("Queue-Patch: ") == 1
 
 
-@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.12.post1", "v0.5.23"])
+@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.23"])
 def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
     """Every module of the package that a laid file or a laid line imports is laid."""
     queue, pin = load_queue(ROOT), pins.load(ROOT).find(tag)
@@ -271,7 +249,7 @@ def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
             for patch in queue.select(pin.version)
             if queue.base(left.name) in queue.header(patch.name).needs
         ]
-        selection = select(backport.lacking(queue, pin, (stem, *needy)), pin)
+        selection = backport.selected(queue, pin, (stem, *needy))
         laid = selection.overlay.keys()
         wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
         wanted |= {one for patch in selection.patches for one in lint.called(patch)}
@@ -408,14 +386,6 @@ def test_what_git_itself_refuses_is_one_sentence(project, checkout, capsys):
     )
 
 
-def test_edits_are_refused_staged_or_not(project, checkout):
-    (checkout / RUNNER).write_text("step = 2\n")
-    assert refusal(project, checkout).name == "edited-checkout"
-    git(checkout, "add", "-A")
-    problem = refusal(project, checkout)
-    assert problem.name == "edited-checkout" and RUNNER in problem.what and "stash" in problem.hint
-
-
 def test_edits_do_not_matter_where_the_commit_is_named(project, checkout):
     (checkout / RUNNER).write_text("step = 2\n")
     head = git(checkout, "rev-parse", "HEAD").strip()
@@ -465,7 +435,6 @@ def test_a_file_that_no_release_has_is_an_edit_of_others(project, checkout):
     [
         ((BRANCH, "nowhere"), "no-commit"),
         (("no..branch",), "bad-branch"),
-        (("-x",), "bad-branch"),
         ((BRANCH, "--all"), "no-commit"),
         (("main/x",), "bad-branch"),
     ],
@@ -480,53 +449,39 @@ def test_what_is_no_repository_is_refused(project, tmp_path, author):
             make(project, folder)
 
 
-def test_a_patch_that_does_not_fit_makes_no_branch(project, checkout):
-    project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", " step_18 = other\n")
-    assert refusal(project, checkout).name == "conflict"
-
-
 def test_the_command_says_what_it_did(project, checkout, capsys):
     words = ["--root", str(project.root), "backport", "--onto", str(checkout), BRANCH]
     assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    assert (
-        f"HEAD is {fakes.TAG}" in said
-        and "Count the steps once more" in said
-        and f"{BRANCH} made, at " in said
-    )
+    assert f"{BRANCH} made, at " in capsys.readouterr().out
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert (
-        f"{BRANCH} is there already" in said
-        and said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
-    )
-    git(checkout, "switch", "-q", BRANCH)
+    assert said.splitlines()[-1] == f"next: `git -C {checkout} switch {BRANCH}`"
     assert cli.main([*words[:-1], "no..branch"]) == 1
     assert "next: " in capsys.readouterr().err
 
 
 def test_every_header_makes_a_message_that_git_reads_back():
     """The project's own queue: trailers are found, and nothing in a description ends a mail."""
-    root = Path(__file__).resolve().parents[2]
-    queue, everything = load_queue(root), pins.load(root)
-    for pin in everything.all:
-        for patch in queue.select(pin.version):
-            text = backport.message(queue, patch, pin)
-            done = subprocess.run(
-                ["git", "interpret-trailers", "--parse"],
-                input=text,
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
-            )
-            assert (
-                done.stdout.startswith(f"Queue-Patch: {patch.name}\n")
-                and len(done.stdout.splitlines()) == 5
-            ), text
-            assert not any(
-                line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()
-            ), text
+    queue, last = load_queue(ROOT), {}
+    for pin in pins.load(ROOT).all:
+        last |= {patch.name: (patch, pin) for patch in queue.select(pin.version)}
+    for patch, pin in last.values():
+        text = backport.message(queue, patch, pin)
+        done = subprocess.run(
+            ["git", "interpret-trailers", "--parse"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )
+        assert (
+            done.stdout.startswith(f"Queue-Patch: {patch.name}\n")
+            and len(done.stdout.splitlines()) == 5
+        ), text
+        assert not any(
+            line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()
+        ), text
 
 
 def test_a_repository_is_read_as_it_is_committed(project, checkout):

@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 
 import fakes
@@ -18,7 +16,7 @@ import pytest
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
-from patchqueue.wheels import build, notice
+from patchqueue.wheels import build
 
 ANY = build.Target("3.12", "x86_64")
 LOCAL = f"9.9.1+{fakes.LABEL}"
@@ -72,26 +70,6 @@ def test_record_names_every_member_with_its_hash_and_size(project):
         assert (digest, int(size)) == (f"sha256={expected}", len(found[name]))
 
 
-def test_the_difference_to_upstream_is_what_the_queue_did(project):
-    record = "sglang-9.9.1.dist-info/RECORD"
-    upstream = {name: content.encode() for name, content in fakes.RELEASE.items() if name != record}
-    upstream[record] = build.record_of(upstream, record)
-    found = notice.changes(upstream, members(make(project).path))
-    assert found.added == (
-        ".dist-info/NOTICE.patch-queue.txt",
-        ".dist-info/patch_queue.json",
-        f".dist-info/{notice.BILL}",
-        "sglang/srt/steps/__init__.py",
-    )
-    assert found.changed == (
-        ".dist-info/METADATA",
-        "sglang/_version.py",
-        "sglang/srt/cut.py",
-        "sglang/srt/runner.py",
-    )
-    assert found.removed == ()
-
-
 def test_two_builds_have_the_same_bytes(project):
     """Whenever they are made, and whenever the tree was: two builds in one second would agree by
     chance."""
@@ -136,37 +114,6 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
         made.origin,
         pin.wheels[1].sha256,
     ) and "cp399" in made.origin
-
-
-def test_pip_installs_it_and_it_shows_its_local_version(project, tmp_path):
-    made = make(project)
-    target = tmp_path / "target"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(target),
-            str(made.path),
-        ],
-        check=True,
-    )
-    code = (
-        "import importlib.metadata as m, sglang._version as v; print(m.version('sglang'),"
-        " v.version, v.version_tuple)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert said.split("\n")[0] == f"{LOCAL} {LOCAL} (9, 9, 1, '{fakes.LABEL}')"
 
 
 def test_a_release_without_a_wheel_for_the_target_is_refused(project):

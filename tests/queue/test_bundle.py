@@ -21,7 +21,6 @@ from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST = ROOT / host.DEFAULT
 GPU = ROOT / "tests/gpu"
 
 
@@ -145,11 +144,6 @@ def test_trimming_says_how_much_it_took(folder):
     assert not (folder / "deep").exists()
 
 
-def test_kernels_of_other_gpus_are_trimmed():
-    patterns = [pattern for rule in bundle.trim_rules(90) for pattern in rule.patterns]
-    assert "sgl_kernel/sm100" in patterns and "sgl_kernel/sm90" not in patterns
-
-
 def test_flash_attention_is_packed_where_it_is_asked_for(project):
     """And nothing stands in for it then."""
     pin = pins.load(project.root).default
@@ -160,52 +154,35 @@ def test_flash_attention_is_packed_where_it_is_asked_for(project):
         assert "sgl_kernel/infllm_ops*" in patterns and "tilelang" in bundle.stand_ins(pin, flash)
 
 
+def ran(code: str, *folders: Path) -> str:
+    """What Python says of this code, with packages of these folders."""
+    path = os.pathsep.join(map(str, folders))
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_missing_kernel_raises_when_called_not_when_imported(tmp_path):
-    package = tmp_path / "sgl_kernel"
-    package.mkdir()
-    (package / "__init__.py").write_text("known = 1\n")
-    bundle._let_missing_kernels_raise(package / "__init__.py")
-    code = (
-        "from sgl_kernel import known, gone\ntry: gone(1)\nexcept NotImplementedError as e:"
-        " print(e)\nimport sgl_kernel; print(hasattr(sgl_kernel, '__path__x'))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout.split("\n")[0] == "this kernel package has no sgl_kernel.gone"
-
-
-def test_a_module_of_the_kernel_package_is_loaded_not_taken_for_a_missing_kernel(tmp_path):
+    """And a module of the kernels' package is none."""
     package = tmp_path / "sgl_kernel"
     package.mkdir()
     (package / "__init__.py").write_text("known = 1\n")
     (package / "flashmla_ops.py").write_text("print('loaded')\n")
     bundle._let_missing_kernels_raise(package / "__init__.py")
-    said = subprocess.run(
-        [sys.executable, "-c", "from sgl_kernel import flashmla_ops"],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
+    code = (
+        "from sgl_kernel import known, gone, flashmla_ops\n"
+        "try: gone(1)\nexcept NotImplementedError as e: print(e)\n"
     )
-    assert said.stdout == "loaded\n", said.stderr
+    assert ran(code, tmp_path) == "loaded\nthis kernel package has no sgl_kernel.gone\n"
 
 
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
-    bundle.lay_host_files(tmp_path / "hostsite", {"stand_ins": ["leftout"], "shims": []})
-    assert json.loads((tmp_path / "hostsite/patchqueue_site.json").read_text())["stand_ins"] == [
-        "leftout"
-    ]
+    folder = tmp_path / "hostsite"
+    bundle.lay_host_files(folder, {"stand_ins": ["leftout"], "shims": []})
+    assert json.loads((folder / "patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]
     code = "import leftout.inner; from leftout import Grammar; Grammar(1).anything(); print('ok')"
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path / "hostsite")},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout == "ok\n", said.stderr
+    assert ran(code, folder) == "ok\n"
 
 
 def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
@@ -216,14 +193,7 @@ def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     (inner / "found.py").write_text("print('found')")
     line = "import sys, os, outer; sys.path.append(os.path.join(outer.__path__[0], 'inner'))"
     (tmp_path / "site/outer.pth").write_text(line)
-    folders = tmp_path / "hostsite", tmp_path / "site"
-    said = subprocess.run(
-        [sys.executable, "-c", "import found"],
-        env={"PYTHONPATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-    )
-    assert said.stdout == "found\n", said.stderr
+    assert ran("import found", tmp_path / "hostsite", tmp_path / "site") == "found\n"
 
 
 @pytest.mark.parametrize(
@@ -236,15 +206,6 @@ def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
     pin = SimpleNamespace(version=Version(version))
     assert ("nvidia-cutlass-dsl" not in bundle._never_reached(pin)) is packed
     assert "xgrammar" in bundle._never_reached(pin)
-
-
-def test_the_host_as_it_is_for_each_release():
-    old, new = host.load(HOST, Version("0.5.9")), host.load(HOST, Version("0.5.11"))
-    assert old.kernel and old.shims and not new.kernel and not new.shims
-    assert [one.instead_of for one in old.others] == [("torch-memory-saver",)] and not new.others
-    assert host.load(HOST, Version("0.5.10.post1")).dependencies_of == Version(
-        "0.5.11"
-    ) and old.dependencies_of == Version("0.5.9")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import msgspec
 import pytest
 from elffiles import CODE, PTX, fat_binary, linked
 from fakes import TAG
-from packaging.version import Version
 from served import Site
 
 from bundle import carried, host
@@ -57,13 +56,6 @@ def brings(path: str, *offers: str) -> dict[str, Library]:
 def test_where_a_library_comes_from(name, asked, own, origin, said):
     found = carried.choose(Path(name).name, dict.fromkeys(asked.split()), own, brings(name))
     assert found.origin is origin and said in found.reason
-
-
-def test_the_host_s_own_of_another_version_is_said_to_be_one():
-    own, pinned = brings(NCCL, "ncclSend"), brings(NCCL)
-    pinned["libnccl.so.2"] = Library(NCCL, "made==2", frozenset())
-    found = carried.choose("libnccl.so.2", {"ncclSend": None}, own, pinned)
-    assert found.reason == "made==1 has all that is asked of it, in place of made==2"
 
 
 def test_a_library_that_nothing_brings_is_named():
@@ -397,31 +389,9 @@ def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch
     assert place.environment()["LD_LIBRARY_PATH"] == wanted
 
 
-def test_a_release_with_its_own_torch_needs_nothing_in_its_packages_place():
-    old = host.load(ROOT / host.DEFAULT, Version("0.5.10.post1"))
-    assert old.kernel and old.others and old.shims and old.shared_because
-    own = host.with_release_torch(old, Version("0.5.10.post1"), ["cuda-python"])
-    assert (own.kernel, own.others, own.shims, own.shared_because) == (None, (), (), "")
-    assert own.dependencies_of == Version("0.5.10.post1")
-    assert set(old.brings) - set(own.brings) == {"cuda-python"}
-
-
 def test_a_release_without_torch_is_refused(index, tmp_path, capsys):
     wheel(tmp_path / "index/sglang", f"sglang=={fakes.VERSION}", {}, "plain")
     list_files(tmp_path / "index/sglang")
     code, _, said = run(index, capsys, "--carry-torch")
     assert code == 1
     assert "9.9.1 requires no torch [no-torch]\n    next: pack it without --carry-torch" in said
-
-
-@pytest.mark.parametrize(
-    ("pinned", "said"),
-    [
-        ("2.14.1", "9.9.1 pins torch 2.14.1, the host has 2.11.0: `--carry-torch` packs it\n"),
-        ("2.11.0", ""),
-    ],
-)
-def test_a_torch_that_the_host_lacks_is_pointed_out(index, capsys, pinned, said):
-    index.write("upstream/locks/9.9.1.txt", f"torch=={pinned} \\\n    --hash=sha256:0\n")
-    out = run(index, capsys)[1]
-    assert said in out and ("--carry-torch" in out) is bool(said)

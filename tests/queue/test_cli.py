@@ -59,12 +59,6 @@ def run(applied, capsys):
     return call
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help(run, command):
-    code, out, _ = run(command, "--help")
-    assert code == 0 and out.startswith(f"usage: scripts/nox {command}") and "--help" in out
-
-
 def test_help_names_every_command(capsys):
     """Each of two command lines lists its own."""
     for line in (cli, proving):
@@ -83,18 +77,14 @@ def test_wrong_words(run, words):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            ("install", "--sitepackages", "x"),
-            "there is no option --sitepackages; did you mean --site-packages?",
-        ),
-        (
-            ("rebase", "9.9.2", "--contine"),
-            "there is no option --contine; did you mean --continue?",
-        ),
+        (("install", "--sitepackages", "x"), "did you mean --site-packages?"),
         (("apply", "--frobnicate"), "there is no option --frobnicate\n"),
         (("apply", "--fast"), "there is no option --fast\n"),
         (("backport",), "required: --onto"),
-        (("status", "v9.9.1"), "scripts/nox status: error: unrecognized arguments: v9.9.1"),
+        (("status", "v9.9.1"), "unrecognized arguments: v9.9.1"),
+        (("check", "--all"), "there is no option --all"),
+        (("build", "--python", "312"), "--python"),
+        (("bundle", "--part-size", "0"), "--part-size"),
     ],
 )
 def test_a_misspelt_option_is_named(run, words, says):
@@ -102,35 +92,12 @@ def test_a_misspelt_option_is_named(run, words, says):
     assert code == 2 and says in err and f"usage: scripts/nox {words[0]} " in err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("check", "--discard"),
-        ("check", "--all"),
-        ("refresh", "--discard"),
-        ("pin", "--all"),
-        ("new", "--from", "x"),
-        ("unapply", "--from", "x"),
-        ("build", "--python", "312"),
-        ("bundle", "--part-size", "0"),
-        ("build", "--all"),
-        ("apply", "--all"),
-        ("bundle", "--part-size", "x"),
-    ],
-)
-def test_no_command_takes_an_option_that_does_nothing(run, words):
-    code, _, err = run(*words)
-    assert code == 2 and words[1] in err
-
-
 def test_all_and_a_release_contradict_each_other(run):
     code, out, err = run("test", "--all", TAG)
     assert code == 1 and out == "" and "--all: means every release, v9.9.1 means one" in err
 
 
-@pytest.mark.parametrize(
-    ("named", "machine"), [("arm64", "aarch64"), ("AMD64", "x86_64"), ("aarch64", "aarch64")]
-)
+@pytest.mark.parametrize(("named", "machine"), [("arm64", "aarch64"), ("AMD64", "x86_64")])
 def test_a_machine_has_its_name_on_linux(run, named, machine):
     run.project.edit(
         "upstream/pins.toml", "py3-none-any.whl", "cp312-cp312-manylinux_2_34_riscv64.whl"
@@ -139,54 +106,13 @@ def test_a_machine_has_its_name_on_linux(run, named, machine):
     assert code == 1 and f"for Python 3.{sys.version_info.minor} on {machine};" in err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("apply",),
-        ("apply", TAG),
-        ("apply", "9.9.1", "--discard"),
-        ("unapply",),
-        ("check",),
-    ],
-)
-def test_good(run, words):
-    assert run(*words)[0] == 0
-
-
-def test_output_fits_80_columns(run):
-    run.project.edit(
-        "patches/steps/count-once-more.patch",
-        "Count the steps once more",
-        "Count the steps once more, so that no user sees too few of them again",
-    )
-    for words in (("apply",), ("apply",), ("check",), ("unapply",)):
-        code, out, _err = run(*words)
-        # these are to be copied whole
-        lines = [
-            line
-            for line in out.splitlines()
-            if "sha256:" not in line and not line.startswith("work/")
-        ]
-        assert code == 0 and all(len(line) <= 80 for line in lines), out
-
-
-def test_the_summary_of_apply_fits_80_columns(run):
-    code, out, _ = run("apply")
-    (summary,) = [line for line in out.splitlines() if line.startswith("work/")]
-    assert code == 0 and len(summary) <= 80
-
-
 def test_apply_says_what_it_did(run):
     run("unapply")
-    _code, out, _ = run("apply")
-    record = run.project.apply().record
-    for text in ("work/v9.9.1", f"tree {record['tree']['after']}"):
-        assert text in out
-    assert "2 of 2 patches" in out and "1 overlay file" in out
-    assert "steps/count-once-more" not in out and len(out.splitlines()) <= 5
-    _code, out, _ = run("apply", "--verbose")
-    for text in ("steps/count-once-more", "steps/name-the-cut", "Count the steps once more"):
-        assert text in out
+    code, out, _ = run("apply")
+    assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 of 2 patches" in out
+    assert "steps/count-once-more" not in out and out.splitlines()[-1].startswith("next: ")
+    _, out, _ = run("apply", "--verbose")
+    assert "steps/count-once-more" in out and "steps/name-the-cut" in out
 
 
 @pytest.mark.parametrize("command", ["apply", "unapply", "build", "patches", "refresh"])
@@ -205,59 +131,18 @@ def test_apply_says_how_many_patches_are_not_for_the_release(run):
         "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n",
     )
     code, out, err = run("apply")
-    assert (
-        code == 0
-        and "not for v9.9.1: 1 not selected (--verbose lists all patches)" in out
-        and "name-the-cut" not in out
-    ), err
+    assert code == 0 and "not for v9.9.1: 1 not selected" in out and "name-the-cut" not in out, err
     code, out, _ = run("apply", "--verbose")
-    assert (
-        code == 0
-        and "steps/name-the-cut" in out
-        and "nothing is cut there" in " ".join(out.split())
-        and "not for v" not in out
-    )
+    assert code == 0 and "steps/name-the-cut" in out and "not for v" not in out
 
 
-def test_apply_of_several_releases_prints_a_line_for_each(run):
+def test_several_releases_have_a_line_each(run):
     run.project.release("9.9.2")
     run.project.warm()
     run.project.edit("series", "==9.9.1", ">=9.9")
     code, out, _ = run("apply", TAG, "9.9.2")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
     assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
-    assert out.splitlines()[-1] == "next: `scripts/nox build v9.9.1` makes the wheel of one"
-    assert "release sha256:" not in run("apply")[1]
-    told = run("apply", TAG, "9.9.2", "--verbose")[1]
-    assert told.count("tree sha256:") == told.count("release sha256:") == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "following"),
-    [
-        (("apply",), "`scripts/nox build v9.9.1` makes its wheel"),
-        (("unapply",), "`scripts/nox apply v9.9.1` lays the queue on it again"),
-        (("check",), "`scripts/nox test` runs the tests"),
-        (("check", TAG), "`scripts/nox test v9.9.1` runs the tests"),
-        (("refresh",), "`scripts/nox check` replays the queue on every release"),
-        (
-            ("new", "steps/go-on"),
-            "`scripts/nox refresh v9.9.1` then writes it to patches/ and series",
-        ),
-        (
-            ("build",),
-            (
-                "`pip install --force-reinstall --no-deps"
-                f" dist/sglang-9.9.1+{fakes.LABEL}-py3-none-any.whl`, over an"
-                " installed sglang 9.9.1"
-            ),
-        ),
-    ],
-)
-def test_success_ends_with_the_next_command(run, words, following):
-    for _ in range(1 if words[0] == "new" else 2):
-        code, out, err = run(*words)
-        assert (code, out.splitlines()[-1]) == (0, f"next: {following}"), err
 
 
 def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
@@ -282,8 +167,8 @@ def test_apply_of_a_release_without_patches_says_so(run):
     assert code == 0 and "No patch is for v9.9.1" in out and "has all of it" in out
 
 
-@pytest.mark.parametrize("subject", ["Count [steps] once more", "Count steps[/] once more"])
-def test_subjects_are_no_markup(run, subject):
+def test_subjects_are_no_markup(run):
+    subject = "Count [steps] once[/] more"
     run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", subject)
     code, out, _ = run("apply", "--verbose")
     assert code == 0 and subject in " ".join(out.split())
@@ -322,12 +207,7 @@ def test_check_lists_gaps(run):
     run.project.place()
     code, out, err = run("check")
     assert code == 0, err
-    assert re.split(r"gaps +tree *\n", out)[1].split()[2:6] == ["0", "0", "1", "1"]
-    assert (
-        "\n  the steps are counted otherwise" in out
-        and out.count("\n  ") == 2
-        and "nothing is cut" not in out
-    )
+    assert "\n  the steps are counted otherwise" in out and "nothing is cut" not in out
 
 
 def test_check_says_how_much_it_fetches(run):
@@ -346,12 +226,6 @@ def test_check_says_how_much_it_fetches(run):
     )
 
 
-def test_a_patch_that_does_not_fit_is_answered_with_what_mends_it(run):
-    run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18\n", " moved = 1\n")
-    code, _, err = run("check")
-    assert code == 1 and f"`scripts/nox rebase {TAG}`" in err and "REVISION" not in err
-
-
 def test_check_goes_on_after_a_problem(run):
     run.project.release("9.9.2")
     run.project.warm()
@@ -360,6 +234,17 @@ def test_check_goes_on_after_a_problem(run):
     run.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
     code, out, err = run("check")
     assert code == 1 and err.count("[conflict]") == 2 and "v9.9.1" in out and "v9.9.2" in out
+
+
+def test_a_problem_of_several_releases_is_said_once(run):
+    for version in ("9.9.2", "9.9.3"):
+        run.project.release(version)
+    run.project.warm()
+    run.project.edit("series", "==9.9.1", "==9.9.3")
+    code, _, err = run("check")
+    lines = [line for line in err.splitlines() if "[unexplained-gap]" in line]
+    where = "patches/steps/name-the-cut.patch on 2 releases, v9.9.1 to v9.9.2: "
+    assert code == 1 and sum(line.startswith(where) for line in lines) == 1, err
 
 
 def test_problems_are_annotations_on_github(run, monkeypatch):
@@ -437,20 +322,7 @@ def test_in_the_wrong_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "apply",
-        "unapply",
-        "check",
-        "test",
-        "refresh",
-        "new",
-        "build",
-        "bundle",
-        "gpu",
-        "sweep",
-        "quilt",
-    ],
+    "command", ["apply", "check", "test", "new", "build", "bundle", "gpu", "quilt"]
 )
 def test_a_wrong_word_is_refused_before_any_work(run, command):
     before = fakes.snapshot(run.project.root)
@@ -460,11 +332,6 @@ def test_a_wrong_word_is_refused_before_any_work(run, command):
     code, out, err = run(command, *words)
     assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
     assert fakes.snapshot(run.project.root) == before
-
-
-def test_pin_looks_at_all_its_words_first(run):
-    code, _out, err = run("pin", "9.9.2", "newest")
-    assert code == 1 and "'newest': is no version" in err and "9.9.2" not in err
 
 
 def test_pin_ends_with_the_next_command(run):
@@ -488,9 +355,7 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
     assert code == 0 and f"In work/v9.9.1: `{quilt} add python/sglang/…` before" in out
 
 
-@pytest.mark.parametrize(
-    "words", [("BadName",), (TAG, "BadName"), (TAG,), (), (TAG, TAG, "a/b"), ("a/b", "c/d")]
-)
+@pytest.mark.parametrize("words", [("BadName",), (TAG,), (), (TAG, TAG, "a/b")])
 def test_new_says_how_a_patch_is_named(run, words):
     code, _, err = run("new", *words)
     assert code == 1 and "takes one name with a slash" in err and "is no version" not in err
@@ -507,9 +372,7 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
 @pytest.mark.parametrize(
     "word, code, says",
     [
-        ("v0.5.99", 1, "is not pinned"),
         ("v0.5.12", 1, "did you mean v0.5.12.post1?"),
-        ("--help", 0, "usage: scripts/nox test"),
         ("--plan", 0, "to be tested: the tool, v"),
     ],
 )
@@ -530,9 +393,9 @@ def test_the_session_test_looks_at_its_words_first(word, code, says):
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(["backport"], 2), (["apply", "v0.5.99"], 1), (["gpu", "--plan", "v0.5.9"], 0)],
+    [(["apply", "v0.5.99"], 1), (["gpu", "--plan", "v0.5.9"], 0)],
 )
-def test_nox_adds_nothing_to_a_failure(words, code):
+def test_nox_adds_nothing(words, code):
     session, *rest = words
     done = subprocess.run(
         [sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", session, "--", *rest],
@@ -540,13 +403,7 @@ def test_nox_adds_nothing_to_a_failure(words, code):
         text=True,
     )
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("nox > ")]
-    # nox says how long a slow host took
-    said = [re.sub(r" in (a second|\d+ seconds)\.$", ".", line) for line in said]
-    assert done.returncode == code
-    assert said == [
-        f"nox > Running session {session}",
-        *([f"nox > Session {session} was successful."] if code == 0 else []),
-    ]
+    assert (done.returncode, said) == (code, [])
 
 
 def test_what_is_done_meanwhile_is_a_line_of_its_own_said_once(project, capsys):

@@ -50,47 +50,18 @@ def error(number: int, path: str | None = None) -> OSError:
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("number", "path", "name", "hint"),
     [
-        (
-            error(errno.EROFS, "/src/queue/work/x"),
-            (
-                "/src/queue/work/x: is on a file system that is read-only [read-only]\n    next:"
-                " mount it so that it can be written, or use another clone"
-            ),
-        ),
-        (
-            error(errno.EACCES, "/cache/queue/.lock"),
-            (
-                f"/cache/queue/.lock: user {os.geteuid()} has no access to it [no-access]\n   "
-                f" next: give user {os.geteuid()} access, or name another cache"
-            ),
-        ),
-        (
-            error(errno.EPERM, "/elsewhere"),
-            (
-                f"/elsewhere: user {os.geteuid()} has no access to it [no-access]\n    next: give"
-                f" user {os.geteuid()} access"
-            ),
-        ),
-        (
-            error(errno.ENOSPC, "/cache/queue/a"),
-            (
-                "/cache/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free"
-                " some space (all of it), then run the same command again"
-            ),
-        ),
-        (
-            error(errno.EDQUOT, "/src/queue/a"),
-            (
-                "/src/queue/a: the disk is full, or your quota of it [disk-full]\n    next: free"
-                " some space, then run the same command again"
-            ),
-        ),
+        (errno.EROFS, "/src/queue/work/x", "read-only", "use another clone"),
+        (errno.EACCES, "/cache/queue/.lock", "no-access", "name another cache"),
+        (errno.EPERM, "/elsewhere", "no-access", f"give user {os.geteuid()} access"),
+        (errno.ENOSPC, "/cache/queue/a", "disk-full", "(all of it)"),
+        (errno.EDQUOT, "/src/queue/a", "disk-full", "run the same command again"),
     ],
 )
-def test_what_an_error_means(found, text):
-    assert str(disk.problem(found, PLACES)) == text
+def test_what_an_error_means(number, path, name, hint):
+    problem = disk.problem(error(number, path), PLACES)
+    assert (problem.name, problem.where) == (name, path) and hint in problem.hint
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST])
@@ -98,32 +69,21 @@ def test_other_errors_are_none_of_a_disk(number):
     assert disk.problem(error(number, "/src/queue/x"), PLACES) is None
 
 
-AGAIN = "[system-error]\n    next: see to that, then run the same command again"
-
-
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("found", "where"),
     [
-        (error(errno.EIO, "/src/queue/x"), "/src/queue/x: could not be read or written: {EIO}"),
-        (error(errno.EIO), "/src/queue or /cache/queue: could not be read or written: {EIO}"),
-        (
-            OSError(errno.EXDEV, os.strerror(errno.EXDEV), "/a", None, "/b"),
-            "/a and /b: could not be read or written: {EXDEV}",
-        ),
-        (
-            OSError("no number"),
-            "/src/queue or /cache/queue: could not be read or written: no number",
-        ),
-        (shutil.SameFileError("/a and /a are the same"), "… written: /a and /a are the same"),
+        (error(errno.EIO, "/src/queue/x"), "/src/queue/x"),
+        (error(errno.EIO), "/src/queue or /cache/queue"),
+        (OSError(errno.EXDEV, os.strerror(errno.EXDEV), "/a", None, "/b"), "/a and /b"),
+        (OSError("no number"), "/src/queue or /cache/queue"),
+        (shutil.SameFileError("/a and /a are the same"), "/src/queue or /cache/queue"),
     ],
     ids=["a path", "no path", "two paths", "no number", "no list"],
 )
-def test_any_other_error_is_one_sentence(found, text):
-    text = text.replace("… ", "/src/queue or /cache/queue: could not be read or ")
-    for name in ("EIO", "EXDEV"):
-        text = text.replace(f"{{{name}}}", os.strerror(getattr(errno, name)))
+def test_any_other_error_is_one_problem(found, where):
     assert disk.problem(found, PLACES) is None
-    assert str(disk.other(found, PLACES)) == f"{text} {AGAIN}"
+    problem = disk.other(found, PLACES)
+    assert (problem.name, problem.where) == ("system-error", where)
 
 
 def test_what_copying_a_folder_gathers_is_told_by_its_first_error():
@@ -144,10 +104,6 @@ def test_a_write_that_names_no_path_is_told_by_the_fullest_place(monkeypatch):
     assert disk.problem(error(errno.ENOSPC), PLACES).where == str(CACHE)
     free[QUEUE] = 3
     assert disk.problem(error(errno.ENOSPC), PLACES).where == str(QUEUE)
-
-
-def test_free_space_is_that_of_the_folder_that_is_there(tmp_path):
-    assert disk._free(tmp_path / "not/yet/made") > 0
 
 
 def test_the_innermost_place_gives_the_advice():
@@ -194,10 +150,10 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
 
 
 def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
-    def fail(options):
+    def fail(*_):
         raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
-    monkeypatch.setattr(trees, "_apply", fail)
+    monkeypatch.setattr(trees, "apply", fail)
     assert cli.main(["--root", str(project.root), "apply"]) == 1
     assert "next: free some space" in capsys.readouterr().err
 
@@ -308,9 +264,7 @@ COMMANDS = {  # what is prepared, what is closed, and the words
 }
 
 
-@pytest.mark.parametrize(
-    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get
-)
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("prepare, where, words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_that_cannot_write_says_so_in_a_sentence(
     applied, tmp_path, prepare, where, words, number
@@ -326,7 +280,6 @@ def test_a_command_that_cannot_write_says_so_in_a_sentence(
     assert code == 1 and "Traceback" not in said, said
     name = {
         errno.EROFS: "read-only",
-        errno.EACCES: "no-access",
         errno.ENOSPC: "disk-full",
         errno.EIO: "(?:system-error|not-done|no-folder)",
     }[number]
@@ -349,25 +302,10 @@ def test_a_disk_that_is_full_for_real(project, capsys):
     )
 
 
-@pytest.mark.parametrize("ends_early", [False, True])
-def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
-    """xz says why: at the end, or, of a large archive, while it is still written to."""
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made/one").write_bytes(os.urandom(1 << 18))
-    if ends_early:
-        fakes.program(tmp_path / "bin/xz", f'echo "xz: {FULL}" >&2; exit 1')
-        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    with pytest.raises(Refused, match="free some space") as caught:
-        packing.archive(Path("/dev/full"), [(tmp_path / "made", "made")])
-    assert (
-        caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
-    )
-
-
 def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
-    monkeypatch.setattr(trees, "_apply", lambda options: tempfile.gettempdir())
+    monkeypatch.setattr(trees, "apply", lambda *_: tempfile.gettempdir())
     assert cli.main(["--root", str(applied.root), "apply"]) == 1
     assert (
         "TMPDIR: no folder for temporary files can be written [no-temporary-folder]"
@@ -394,4 +332,19 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
         problem.name == "no-access"
         and "reinstall" not in problem.hint
         and "run it as root" in problem.hint
+    )
+
+
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
+    """xz says why: at the end, or, of a large archive, while it is still written to."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/one").write_bytes(os.urandom(1 << 18))
+    if ends_early:
+        fakes.program(tmp_path / "bin/xz", f'echo "xz: {FULL}" >&2; exit 1')
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    with pytest.raises(Refused, match="free some space") as caught:
+        packing.archive(Path("/dev/full"), [(tmp_path / "made", "made")])
+    assert (
+        caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
     )

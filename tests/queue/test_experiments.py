@@ -158,13 +158,6 @@ def test_engines_that_die_fail_each_row(monkeypatch, tmp_path, name):
     )
 
 
-def test_an_engine_that_dies_is_the_one_fault_of_a_question(monkeypatch, tmp_path):
-    _, written = Host(monkeypatch, dies=True).main(tmp_path, "next_turn")
-    [check] = written["checks"]
-    assert check["what"] == "every engine answered" and not check["good"]
-    assert check["why"] == "exit code 1 RuntimeError: none"
-
-
 def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
     host = Host(monkeypatch)
     words = ("--without", "queue", "--untouched", "own")
@@ -191,15 +184,6 @@ def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host.main(tmp_path, "context-flag", "next_turn", "context-config")
     names = [{job.name.partition(".")[0] for job in jobs} for jobs in seen]
     assert names == [{"context-flag", "context-config"}, {"next-turn"}]
-
-
-def test_the_table_is_listed(monkeypatch, capsys):
-    run = gpumodules.load(monkeypatch, "run")
-    assert run.main(["--list"]) == 0
-    blocks = capsys.readouterr().out.split("\n  checked: ")
-    assert len(blocks) == 1 + len(ROWS)
-    for row in run.experiments.EXPERIMENTS.values():
-        assert f"{row.name}: {row.what}\n  models: {' '.join(row.models)}\n" in "".join(blocks)
 
 
 def test_the_runner_needs_the_standard_library_alone(tmp_path):

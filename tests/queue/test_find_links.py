@@ -1,14 +1,13 @@
 """pip and uv take a patched release from the page of links that `release` makes, beside an index
 that stands for PyPI, as docs/install.md has it.
 
-Both are folders on a local server: no network. The releases are the small ones of test_pages.py,
-under the names of real ones.
+Both are folders on a local server: no network. The releases are small, under the names of real
+ones.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from threading import Thread
 
 import fakes
 import pytest
-import test_pages
 from served import Site
 
 from patchqueue.files.run import find_uv
@@ -30,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = "0.5.9"  # patched, on the page
 LACKING = "0.5.11"  # on the index alone
 PATCHED = f"{PURE}+{fakes.LABEL}"
+OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
 @dataclass
@@ -62,6 +61,30 @@ class Served:
         return info.name.removesuffix(".dist-info").partition("-")[2]
 
 
+def make_queue(folder: Path) -> fakes.Project:
+    """A queue for one release, with the overlay's own package; the release is cached."""
+    project = fakes.Project(folder / "queue", folder / "cache", folder / "wheels")
+    project.write("upstream/.keep", "")
+    project.release(PURE)
+    project.warm()
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / OVERLAY, project.root / OVERLAY, ignore=ignored)
+    cut = fakes.RELEASE["sglang/srt/cut.py"]
+    probe = "python/sglang/srt/cut.py :: six = 6"
+    patches = {
+        "count-once-more": fakes.patch_text(Overlay="python/sglang/srt/prefill_graph/"),
+        "name-the-cut": fakes.patch_text(
+            "python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe
+        ),
+    }
+    for name, text in patches.items():
+        project.write(f"patches/steps/{name}.patch", text)
+    project.write("series", "".join(f"steps/{name}.patch  # =={PURE}\n" for name in patches))
+    project.write("tests/revision/test_steps.py", "")
+    project.place()
+    return project
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, quilt_home) -> Path:
     """pypi/ is an index of upstream's wheels, queue/ what `release` made."""
@@ -71,7 +94,7 @@ def folders(tmp_path_factory, quilt_home) -> Path:
         if quilt_home:
             (home / "cache/quilt").symlink_to(quilt_home)
         patch.setenv("PATCHQUEUE_CACHE", str(home / "cache"))
-        project = test_pages.make(home).project
+        project = make_queue(home / "made")
         made = release.make(project.root, [pins.load(project.root).find(PURE)])
     made.folder.rename(home / "queue")
     for version in (PURE, LACKING):
@@ -124,20 +147,6 @@ SITUATIONS = {  # what a user asks for -> what pip and uv give
 def test_what_a_request_gives(served, request_):
     found = tuple(WORDS[client(served, request_)] for client in (pip, uv))
     assert found == SITUATIONS[request_]
-
-
-def test_the_page_says_so():
-    """docs/install.md has the table of all this."""
-    text = (ROOT / "docs/install.md").read_text(encoding="utf-8")
-    table = re.search(r"(?s)<!-- links -->\n(.*?)<!-- /links -->", text)[1]
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
-    assert rows == [[f"`{request}`", *said] for request, said in SITUATIONS.items()]
-
-
-@pytest.mark.parametrize("client", [pip, uv])
-def test_a_folder_without_a_server_serves_too(served, client):
-    links = ("--find-links", str(served.folder))
-    assert client(served, f"sglang=={PATCHED}", *links) == PATCHED
 
 
 def test_what_is_installed_verifies_itself(served):

@@ -226,13 +226,6 @@ def test_a_fork_that_nobody_waits_for_runs_nothing(begin, forkserver, site, monk
     assert (site / "ran").read_text() == str(engine.pid) and not (site / "late").exists()
 
 
-def test_an_earlier_process_with_the_same_number_does_not_count(begin, forkserver, site):
-    server = begin()
-    server.wait()
-    server._codes |= dict.fromkeys(range(1 << 22), 9)
-    assert run(server, site).wait(60) == 7
-
-
 TORCH = """
 import types
 def asks(*_):

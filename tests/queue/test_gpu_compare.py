@@ -41,43 +41,31 @@ def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
     (tmp_path / "scratch/bytecode").symlink_to(engine_bytecode)
 
 
-def run(
-    out: Path,
-    *words: str,
-    rows: Sequence[str] = (),
-    fault: str = "",
-    tree: Path = FAKE / "tree",
-    **variables: str,
-) -> tuple[int, dict, str]:
-    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
-    rows the last one's facts, with the runs of all), what it said."""
+def started(
+    out: Path, *words: str, fault: str = "", tree: Path = FAKE / "tree", **variables: str
+) -> subprocess.Popen[str]:
+    """A run of the fake engine, under way."""
     (out / "scratch/models" / MODEL).mkdir(parents=True, exist_ok=True)
     (out / "scratch/models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
-    environment = (
-        os.environ
-        | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}", "FAKE_FAULT": fault}
-        | variables
-    )
+    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "FAKE_FAULT": fault} | variables
     if "CUDA_VISIBLE_DEVICES" not in variables:
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    command = [
-        sys.executable,
-        "-c",
-        HASTY,
-        *rows,
-        "--out",
-        str(out),
-        "--tree",
-        str(tree),
-        "--site",
-        str(FAKE / "site"),
-        *words,
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    place = {"--out": out, "--tree": tree, "--site": FAKE / "site"}
+    named = [str(word) for pair in place.items() for word in pair]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, "-c", HASTY, *words, *named], env=environment, **pipes)
+
+
+def run(out: Path, *words: str, rows: Sequence[str] = (), **how) -> tuple[int, dict, str]:
+    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
+    rows the last one's facts, with the runs of all), what it said."""
+    with started(out, *rows, *words, **how) as process:
+        said, _ = process.communicate(timeout=300)
     names = [f"{row}.json" for row in rows] or ["evidence.json"]
     found = [json.loads((out / name).read_text()) for name in names]
     runs = [run for one in found for run in one["runs"]]
-    return done.returncode, found[-1] | {"runs": runs}, done.stdout + done.stderr
+    return process.returncode, found[-1] | {"runs": runs}, said
 
 
 @pytest.fixture
@@ -96,24 +84,6 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
     assert found["patches"] == []
     assert found["tree"] == hash_python(list_package(unrecorded))
-
-
-def test_a_tree_that_says_no_version_is_refused_in_a_sentence(tmp_path, unrecorded):
-    (unrecorded / "sglang/_version.py").unlink()
-    with pytest.raises(FileNotFoundError):  # nothing was written
-        run(tmp_path, "--model", MODEL, tree=unrecorded)
-    words = ["--out", str(tmp_path), "--tree", str(unrecorded), "--site", str(FAKE / "site")]
-    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, str(GPU / "run.py"), *words],
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and done.stderr == (
-        f"{unrecorded}: no sglang/ that says its version in _version.py or version.py;"
-        " --tree names the folder that holds sglang/\n"
-    )
 
 
 class Whole(NamedTuple):
@@ -136,13 +106,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Wh
     return Whole(out, *run(out, *words, HOME=str(home)))
 
 
-def test_results_are_small_beside_their_scratch_folder(whole):
-    folders = {path.name for path in whole.out.iterdir() if path.is_dir()}
-    modes = [entry["mode"] for entry in whole.found["runs"]]
-    assert folders == {"scratch", *(f"{MODEL}.{mode}.runtime" for mode in modes)}
-    assert {path.name for path in (whole.out / "scratch").iterdir()} == {"bytecode", "models"}
-
-
 def one_mode(tmp_path, fault: str) -> dict:
     """The graph mode's verdict with a fault planted in it."""
     code, found, _ = run(tmp_path, "--model", MODEL, "--mode", "piecewise", fault=fault)
@@ -153,66 +116,23 @@ def one_mode(tmp_path, fault: str) -> dict:
 
 def test_engines_that_agree_pass(whole):
     _, code, found, said = whole
-    assert code == 0, said
-    assert {entry["mode"]: entry["verdict"] for entry in found["runs"]} == {
-        "reference": "passed",
-        "eager": "passed",
-        "piecewise": "passed",
-        "piecewise-inductor": "passed",
-        "breakable": "passed",
-    }
-    piecewise = next(entry for entry in found["runs"] if entry["mode"] == "piecewise")
-    assert piecewise["captured"] == [{"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}]
-    assert (
-        found["version"],
-        found["tree_untouched"],
-        found["torch"]["pinned"],
-        found["torch"]["off_pin"],
-    ) == ("0.5.9", True, "2.9.1", True)
-    assert (
-        (found["gpu"]["name"], found["gpus"]) == ("NVIDIA Fake", 1)
-        and "passed" in said
-        and "pass sizes answered in" in said
-    )
-    used = {entry["mode"]: entry["checks"][0]["numbers"] for entry in found["runs"]}
-    assert (
-        used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16]
-        and not used["eager"]["on_graph"]
-    )
-    reference = found["runs"][0]
-    assert (
-        reference["mode"] == "reference"
-        and reference["flags"]["enable_piecewise_cuda_graph"]
-        and reference["flags"]["piecewise_cuda_graph_tokens"] == [16]
-        and used["reference"]["on_graph"] == used["reference"]["launches"] == 0
-    )
-    itself = [
-        check
-        for check in found["runs"][0]["checks"]
-        if check["what"] == "eager prefill against itself in other batches"
+    runs = {entry["mode"]: entry for entry in found["runs"]}
+    assert code == 0 and {entry["verdict"] for entry in runs.values()} == {"passed"}, said
+    assert [*runs] == ["reference", "breakable", "piecewise", "piecewise-inductor", "eager"]
+    assert runs["piecewise"]["captured"] == [
+        {"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}
     ]
-    assert [check["good"] for check in itself] == [True] and itself[0]["numbers"][
-        "tokens"
-    ] == 82 * 8 + 109 * 8
-
-
-def test_a_run_with_another_attention_says_so_and_compiles_none_of_flashinfers(tmp_path, whole):
-    words = ("--model", MODEL, "--mode", "eager", "--attention", "fa3")
-    other = Whole(tmp_path, *run(tmp_path, *words))
-    for attention, (out, _, found, said) in (("flashinfer", whole), ("fa3", other)):
-        plan = json.loads((out / f"{MODEL}.eager.plan.json").read_text())
-        assert plan["engine"]["attention_backend"] == attention, said
-        assert found.get("attention", "flashinfer") == attention
-        assert bool([*out.glob("kernels.*.log")]) == (attention == "flashinfer")
-
-
-def test_a_report_must_say_that_a_graph_is_on_that_ran(tmp_path):
-    """Of 0.5.14 to 0.5.21 it said "off" for the piecewise graph, while 173 of 173 prefills ran."""
-    words = ("--model", MODEL, "--mode", "breakable")
-    code, found, said = run(tmp_path, *words, fault="no-report")
-    [one] = [one for one in found["runs"] if one["mode"] == "breakable"]
-    assert (code, one["verdict"]) == (1, "failed"), said
-    assert one["why"] == "the report says that the graph is on: no report"
+    facts = (found["version"], found["tree_untouched"], found["gpu"]["name"], found["gpus"])
+    assert facts == ("0.5.9", True, "NVIDIA Fake", 1) and found["torch"]["off_pin"]
+    used = {mode: entry["checks"][0]["numbers"] for mode, entry in runs.items()}
+    assert used["piecewise"]["several"] == used["breakable"]["several"] == [2, 3, 4, 8, 12, 16]
+    assert not used["eager"]["on_graph"]
+    reference = runs["reference"]
+    assert reference["flags"]["piecewise_cuda_graph_tokens"] == [16]
+    assert used["reference"]["on_graph"] == used["reference"]["launches"] == 0
+    itself = "eager prefill against itself in other batches"
+    [control] = [check for check in reference["checks"] if check["what"] == itself]
+    assert control["good"] and control["numbers"]["tokens"] == 82 * 8 + 109 * 8
 
 
 def test_a_graph_that_the_release_refuses_a_model_is_not_applicable(tmp_path):
@@ -223,8 +143,7 @@ def test_a_graph_that_the_release_refuses_a_model_is_not_applicable(tmp_path):
     assert "(NemotronHMLPDecoderLayer) has no attention" in found["runs"][1]["why"]
 
 
-@pytest.mark.parametrize("fault", ["", "wrong-token"])
-def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fault):
+def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path):
     """The piecewise one of 0.5.16 and later; asked again it is held against itself, also so."""
     tree = tmp_path / "tree"
     shutil.copytree(FAKE / "tree", tree, ignore=shutil.ignore_patterns("__pycache__"))
@@ -232,34 +151,19 @@ def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path, fau
     file.parent.mkdir(exist_ok=True)
     file.write_text("def _uses_eager_prefill_tail(self): ...\n")
     words = ("--model", MODEL, "--mode", "piecewise")
-    code, found, said = run(tmp_path, *words, tree=tree, fault=fault)
+    code, found, said = run(tmp_path, *words, tree=tree)
     one = next(one for one in found["runs"] if one["mode"] == "piecewise")
     alike = [check["why"] for check in one["checks"] if " same when" in check["what"]]
-    assert (one["verdict"], code) == (("failed", 1) if fault else ("passed", 0)), said
-    if not fault:
-        assert "872 tokens alike (0 ties), tokens alone" in alike[0]
-
-
-def test_a_release_without_a_mode_says_so(tmp_path):
-    code, found, _said = run(
-        tmp_path, "--model", MODEL, "--mode", "breakable", fault="no-breakable"
-    )
-    assert code == 0 and (found["runs"][1]["verdict"], found["runs"][1]["why"]) == (
-        "not applicable",
-        "the release has no breakable graph",
-    )
+    assert (one["verdict"], code) == ("passed", 0), said
+    assert "872 tokens alike (0 ties), tokens alone" in alike[0]
 
 
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
         ("wrong-token", "token 3 is 5, not"),
-        ("nan", "the log-probability of token 2 is not a number"),
         ("graph-unused", "115 of 115 did not, first one of 1 tokens and 1 requests"),
-        ("one-by-one", "on the graph had 2 or 8 or 16 requests"),
-        ("lost-size", "captured for [32, 64, 128, 256, 512], not for [16, 32,"),
         ("never-flushed", "prompts of their own find an empty cache: "),
-        ("refuses-flush", "RuntimeError: the prefix cache is never empty"),
         ("no-cache", "prompts that continue earlier ones hit the cache: missed in cold/"),
         ("dies", "planted: the engine does not start"),
     ],
@@ -271,7 +175,6 @@ def test_a_planted_fault_is_caught(tmp_path, fault, named):
 
 def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path):
     assert one_mode(tmp_path, "")["verdict"] == "passed"
-    assert one_mode(tmp_path, "dies")["verdict"] == "failed"
     (tmp_path / "qwen3-next.piecewise.watch.1").write_text(
         '{"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured":'
         " [16]}\n"
@@ -305,75 +208,22 @@ def test_what_had_no_time_was_not_run(tmp_path):
 
 
 def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
-    environment = os.environ | {
-        "PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "FAKE_FAULT": "stuck",
-    }
-    (tmp_path / "scratch/models" / MODEL).mkdir(parents=True)
-    (tmp_path / "scratch/models" / MODEL / "model.safetensors").touch()
-    words = [
-        "--out",
-        str(tmp_path),
-        "--tree",
-        str(FAKE / "tree"),
-        "--site",
-        str(FAKE / "site"),
-        "--model",
-        MODEL,
-        "--mode",
-        "piecewise",
-        "--width",
-        "1",
-    ]
-    with subprocess.Popen(
-        [sys.executable, str(GPU / "run.py"), *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    words = ("--model", MODEL, "--mode", "piecewise", "--width", "1")
+
+    def verdicts() -> list[tuple[str, str]]:
+        written = json.loads((tmp_path / "evidence.json").read_text())
+        return [(one["verdict"], one["why"]) for one in written["runs"]]
+
+    with started(tmp_path, *words, fault="stuck") as process:
         try:
             until = time.time() + 100
             while not (tmp_path / f"{MODEL}.piecewise.json.ready").exists() and time.time() < until:
                 time.sleep(0.05)
-            assert [
-                one["verdict"]
-                for one in json.loads((tmp_path / "evidence.json").read_text())["runs"]
-            ] == ["passed", "not run"]
+            assert [verdict for verdict, _ in verdicts()] == ["passed", "not run"]
         finally:
             process.terminate()
-    found = json.loads((tmp_path / "evidence.json").read_text())
     assert process.returncode and alive(tmp_path) == []
-    assert [(one["verdict"], one["why"]) for one in found["runs"]] == [
-        ("passed", ""),
-        ("not run", "the run was ended"),
-    ] and not found["passed"]
-
-
-def test_an_engine_that_hangs_at_its_end_has_still_answered(tmp_path):
-    assert one_mode(tmp_path, "hangs")["verdict"] == "passed"
-
-
-def test_what_eager_prefill_moves_by_itself_a_graph_may_move_too(tmp_path):
-    code, found, said = run(
-        tmp_path,
-        "--model",
-        MODEL,
-        "--mode",
-        "piecewise",
-        fault="rounds",
-        FAKE_FAULT_IN="graph eager",
-    )
-    assert code == 0, said
-    graph = next(
-        check
-        for check in found["runs"][1]["checks"]
-        if check["what"].startswith("agrees with eager prefill, cold")
-    )
-    assert (
-        graph["numbers"]["far"] > 0
-        and "limits: up to" in graph["why"]
-        and "eager prefill against itself in other batches: " in graph["why"]
-    )
+    assert verdicts() == [("passed", ""), ("not run", "the run was ended")]
 
 
 def alive(folder: Path) -> list[int]:
@@ -394,7 +244,6 @@ def alive(folder: Path) -> list[int]:
         ("stuck", "graph", "failed", "without an answer"),
         ("hangs", "graph", "passed", ""),
         ("dies", "eager", "not run", "its reference did not run"),
-        ("stuck", "eager", "not run", "its reference did not run"),
     ],
 )
 def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
@@ -423,31 +272,13 @@ def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
     assert alive(tmp_path) == [] and code == (graph != "passed")
 
 
-@pytest.mark.parametrize(
-    ("allowed", "words", "devices"),
-    [
-        ("2", (), {"2"}),
-        ("GPU-00000001-fake,0", (), {"GPU-00000001-fake", "0"}),
-        ("0,1,2", ("--gpus", "2"), {"0", "1"}),
-    ],
-)
-def test_only_the_gpus_that_are_allowed_are_used(tmp_path, allowed, words, devices):
-    _, found, said = run(
-        tmp_path,
-        "--model",
-        MODEL,
-        "--mode",
-        "eager",
-        "--width",
-        "1",
-        *words,
-        FAKE_GPUS="3",
-        CUDA_VISIBLE_DEVICES=allowed,
-    )
+def test_only_the_gpus_that_are_allowed_are_used(tmp_path):
+    words = ("--model", MODEL, "--mode", "eager", "--width", "1", "--gpus", "2")
+    allowed = {"FAKE_GPUS": "3", "CUDA_VISIBLE_DEVICES": "GPU-00000001-fake,0,1"}
+    _, found, said = run(tmp_path, *words, **allowed)
     used = {entry["device"] for entry in found["runs"]}
-    assert {file.read_text() for file in tmp_path.glob("*.pid")} == used <= devices and found[
-        "gpus"
-    ] == len(devices), said
+    assert {file.read_text() for file in tmp_path.glob("*.pid")} == used, said
+    assert used == {"GPU-00000001-fake", "0"} and found["gpus"] == 2
 
 
 def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
@@ -464,11 +295,6 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
             time.sleep(0.01)
         assert len(alive(tmp_path)) == len(kernels.KINDS) and (tmp_path / "3.device").exists()
     assert alive(tmp_path) == []
-
-
-def test_engines_have_ports_of_their_own(whole):
-    plans = [json.loads(file.read_text()) for file in whole.out.glob("*.plan.json")]
-    assert sorted(plan["port"] for plan in plans) == [40000, 40020, 40040, 40060, 40080]
 
 
 @pytest.fixture
@@ -495,76 +321,54 @@ def verdict(compare, mine: dict, reference: dict, **limits):
     )
 
 
-def test_equal_answers_agree(compare):
-    assert verdict(compare, answer([1, 2]), answer([1, 2])).good
+NAN = float("nan")
 
 
-@pytest.mark.parametrize(("margin", "good"), [(0.2, True), (0.31, False)])
-def test_another_token_is_right_only_where_the_reference_was_undecided(compare, margin, good):
-    found = verdict(compare, answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=margin))
-    assert found.good is good
-    assert found.numbers["ties"] == int(good)
+@pytest.mark.parametrize(
+    ("mine", "reference", "limits", "good"),
+    [
+        (answer([1, 2]), answer([1, 2]), "STRICT", True),
+        (answer([1]), answer([1, 2]), "STRICT", False),
+        # another token, where the reference was undecided and where it was not
+        (answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=0.2), "STRICT", True),
+        (answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=0.31), "STRICT", False),
+        # nothing is compared behind such a tie, and what is compared must be enough
+        (
+            answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0] * 2),
+            answer([1] * 9 + [9, 4], margin=0.1),
+            "STRICT",
+            True,
+        ),
+        (answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), "ROUTED", False),
+        # log-probabilities: within the tolerance, beyond it, all of them a little off
+        (answer([1] * 20, [-1.0] * 19 + [-0.99]), answer([1] * 20), "STRICT", True),
+        (answer([1] * 20, [-1.0] * 19 + [-0.84]), answer([1] * 20), "STRICT", False),
+        (answer([1] * 8, [-1.03] * 8), answer([1] * 8), "STRICT", False),
+        # a router moves a few tokens far, and not all of them a little
+        (answer([1] * 100, [-1.4] * 4 + [-1.0] * 96), answer([1] * 100), "ROUTED", True),
+        (answer([1] * 100, [-1.4] * 5 + [-1.0] * 95), answer([1] * 100), "ROUTED", False),
+        (answer([1] * 100, [-1.06] * 100), answer([1] * 100), "ROUTED", False),
+        # no limits and no tie excuse what is not a number, on either side
+        (answer([1] * 20, [-1.0] * 19 + [NAN]), answer([1] * 20), "STRICT", False),
+        (answer([1] * 100, [-1.0] * 99 + [NAN]), answer([1] * 100), "ROUTED", False),
+        (
+            answer([1] * 9 + [0], [-1.0] * 9 + [NAN]),
+            answer([1] * 9 + [9], margin=0.1),
+            "ROUTED",
+            False,
+        ),
+        (answer([1] * 9), answer([1] * 9, [-1.0] * 8 + [NAN]), "ROUTED", False),
+    ],
+)
+def test_an_answer_is_held_against_the_references(compare, mine, reference, limits, good):
+    assert verdict(compare, mine, reference, limits=getattr(compare, limits)).good is good
 
 
-def test_nothing_is_compared_behind_a_tie(compare):
-    found = verdict(
-        compare,
-        answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0, -9.0]),
-        answer([1] * 9 + [9, 4], margin=0.1),
-    )
-    assert found.good and found.numbers["tokens"] == 9
-
-
-def test_ties_cannot_hide_a_wrong_answer(compare):
-    """An op that overwrote its input ended most comparisons at the first token."""
-    found = verdict(
-        compare, answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), limits=compare.ROUTED
-    )
-    assert not found.good and "only 1 of 4" in found.why
-
-
-def test_a_tie_does_not_excuse_what_is_no_number(compare):
-    assert not verdict(
-        compare,
-        answer([1] * 9 + [0], [-1.0] * 9 + [float("nan")]),
-        answer([1] * 9 + [9], margin=0.1),
-        limits=compare.ROUTED,
-    ).good
-
-
-@pytest.mark.parametrize(("off", "good"), [(0.01, True), (0.16, False), (float("nan"), False)])
-def test_log_probabilities_within_the_tolerance(compare, off, good):
-    assert (
-        verdict(compare, answer([1] * 20, [-1.0] * 19 + [-1.0 + off]), answer([1] * 20)).good
-        is good
-    )
-
-
-def test_a_small_but_general_difference_fails(compare):
-    assert not verdict(compare, answer([1] * 8, [-1.03] * 8), answer([1] * 8)).good
-
-
-@pytest.mark.parametrize(("far", "good"), [(4, True), (5, False)])
-def test_a_router_may_move_a_few_tokens_far(compare, far, good):
-    found = verdict(
-        compare,
-        answer([1] * 100, [-1.4] * far + [-1.0] * (100 - far)),
-        answer([1] * 100),
-        limits=compare.ROUTED,
-    )
-    assert found.good is good and found.numbers["far"] == far
-
-
-def test_a_router_excuses_no_general_difference_and_nothing_that_is_no_number(compare):
-    assert not verdict(
-        compare, answer([1] * 100, [-1.06] * 100), answer([1] * 100), limits=compare.ROUTED
-    ).good
-    assert not verdict(
-        compare,
-        answer([1] * 100, [-1.0] * 99 + [float("nan")]),
-        answer([1] * 100),
-        limits=compare.ROUTED,
-    ).good
+@pytest.mark.parametrize(("far", "good"), [(1, True), (2, False)])
+def test_a_share_of_a_token_allows_a_whole_one(compare, far, good):
+    mine = answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far))
+    limits = compare.Limits(0.05, 0.002, 0.6)
+    assert verdict(compare, mine, answer([1] * 62), limits=limits).good is good
 
 
 def tallied(compare, far: int, of: int = 200, off: float = 0.4):
@@ -573,85 +377,35 @@ def tallied(compare, far: int, of: int = 200, off: float = 0.4):
     return compare.tally(({"call": {"answers": [left]}}, {"call": {"answers": [right]}}))
 
 
-def test_a_dense_model_is_held_to_the_strict_limits_whatever_its_control_says(compare):
-    for inductor in (True, False):
-        found = compare.limits(False, inductor, tallied(compare, 8))
-        assert (found.mean, found.far, found.compared) == (0.02, 0.0, 0.8) and "dense" in found.why
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_router_alone_excuses_nothing(compare, known):
-    found = compare.limits(True, False, tallied(compare, 0) if known else None)
-    assert (found.mean, found.far, found.compared) == (0.02, 0.0, 0.8)
-    assert (
-        "0 of 200 tokens far off" in found.why
-        if known
-        else found.why == "strict (no eager prefill against itself in other batches)"
-    )
+@pytest.mark.parametrize(
+    ("router", "inductor", "moved", "allowed"),
+    [
+        (False, True, 8, (0.02, 0.0, 0.8)),  # a dense model: strict, whatever its control says
+        (True, False, None, (0.02, 0.0, 0.8)),  # a router without a control
+        (True, False, 0, (0.02, 0.0, 0.8)),
+        (True, False, 3, (0.02, 0.03, 0.6)),  # twice what eager prefill moves by itself,
+        (True, False, 20, (0.05, 0.04, 0.6)),  # and no more than that
+        (True, True, 0, (0.05, 0.04, 0.6)),
+    ],
+)
+def test_limits_follow_from_the_model_and_its_control(compare, router, inductor, moved, allowed):
+    control = None if moved is None else tallied(compare, moved)
+    found = compare.limits(router, inductor, control)
+    assert (found.mean, found.far, found.compared) == pytest.approx(allowed)
 
 
 @pytest.mark.parametrize(
-    ("moved", "far", "mean"), [(1, 0.01, 0.02), (3, 0.03, 0.02), (8, 0.04, 0.032), (20, 0.04, 0.05)]
+    ("router", "far", "off", "good"),
+    [
+        (False, 0, 0.4, True),
+        (False, 1, 0.4, False),
+        (True, 8, 0.4, True),
+        (True, 9, 0.4, False),
+        (True, 1, NAN, False),
+    ],
 )
-def test_a_graph_may_move_twice_what_eager_prefill_moves_by_itself(compare, moved, far, mean):
-    found = compare.limits(True, False, tallied(compare, moved))
-    assert (found.far, found.mean) == (
-        pytest.approx(far),
-        pytest.approx(mean),
-    ) and f"{moved} of 200 tokens far off" in found.why
-
-
-def test_inductor_has_the_widest_limits_and_only_where_a_router_is(compare):
-    found = compare.limits(True, True, tallied(compare, 0))
-    assert (
-        (found.mean, found.far, found.compared) == (0.05, 0.04, 0.6)
-        and "inductor" in found.why
-        and "0 of 200" in found.why
-    )
-
-
-@pytest.mark.parametrize(("far", "good"), [(1, True), (2, False)])
-def test_a_share_of_a_token_allows_a_whole_one(compare, far, good):
-    limits = compare.Limits(0.05, 0.002, 0.6)
-    assert (
-        verdict(
-            compare,
-            answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far)),
-            answer([1] * 62),
-            limits=limits,
-        ).good
-        is good
-    )
-
-
-def test_no_control_excuses_what_is_no_number(compare):
-    limits = compare.limits(True, False, tallied(compare, 8))
-    found = verdict(
-        compare, answer([1] * 100, [-1.0] * 99 + [float("nan")]), answer([1] * 100), limits=limits
-    )
-    assert not found.good and "not a number" in found.why and "8 of 200" in found.why
-
-
-@pytest.mark.parametrize(
-    ("router", "far", "good"),
-    [(False, 0, True), (False, 1, False), (True, 8, True), (True, 9, False)],
-)
-def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far, good):
-    found = compare.against_itself(tallied(compare, far), router)
-    assert found.good is good and found.numbers["far"] == far
-
-
-def test_a_control_with_what_is_no_number_fails(compare):
-    assert not compare.against_itself(tallied(compare, 1, off=float("nan")), True).good
-
-
-def test_a_reference_that_is_no_number_excuses_nothing(compare):
-    assert not verdict(
-        compare,
-        answer([1] * 9),
-        answer([1] * 9, [-1.0] * 8 + [float("nan")]),
-        limits=compare.ROUTED,
-    ).good
+def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far, off, good):
+    assert compare.against_itself(tallied(compare, far, off=off), router).good is good
 
 
 def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
@@ -752,34 +506,6 @@ def test_a_graph_may_move_twice_the_prompts_that_eager_prefill_moves_of_a_kind(
     )
 
 
-def test_what_qwen3_next_really_moves_under_inductor_passes(compare):
-    """0.5.9 on an H200: 18 far and 3 other tokens of 644 that could be compared, over 107
-    prompts."""
-    mine, right = asked(
-        compare,
-        {kind: of for kind, of in NONE_WRONG.items() if kind != "size"}
-        | {"single": (12, 1), "fill": (54, 1), "batch": (24, 1)},
-        of=6,
-    )
-    for name in (
-        [f"fill-{n}" for n in range(10, 20)]
-        + [f"batch-{n}" for n in range(5, 8)]
-        + ["single-5", "single-6", "chunked-0", "prefix-0", "memory-0"]
-    ):
-        mine[name] = {"answers": [answer([1] * 6, [-1.2] + [-1.0] * 5)]}
-    found = compare.same_answers(
-        "same", mine, right, compare.limits(True, True, tallied(compare, 0))
-    )
-    assert (found.good, found.numbers["far"], found.numbers["wrong"]) == (True, 18, 3), found.why
-
-
-def test_a_flag_that_the_release_does_not_know_is_seen(compare):
-    assert (
-        compare.flags_known({"a": 1}, ["b"]).good
-        and not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
-    )
-
-
 @pytest.mark.parametrize(("requests", "good"), [((1, 1), False), ((1, 2), True)])
 def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
     prefills = [
@@ -865,14 +591,6 @@ def test_every_captured_size_comes_once_behind_every_other(cases):
     assert {len(call.prompts[0]) in cases.CAPTURE for call in cases.size_calls()} == {True, False}
 
 
-def test_prompts_asked_alone_are_those_of_the_batches(cases):
-    made = cases.calls()
-    asked = {call.name: {"answers": [call.prompts[0]]} for call in cases.alone(made)}
-    assert cases.gathered(asked, made) == {
-        call.name: {"answers": list(call.prompts)} for call in made if len(call.prompts) > 1
-    }
-
-
 def test_single_prompts_are_asked_beside_another_that_fills_a_captured_size(cases):
     """A control for graphs, whose forwards have as many rows: 253 tokens alone round otherwise than
     256."""
@@ -912,42 +630,6 @@ OPT_OUT = {
     "piecewise_cuda_graph_compiler",
     "enforce_piecewise_cuda_graph",
 }
-
-
-@pytest.mark.parametrize(
-    ("known", "enforce", "chosen"),
-    [
-        (OPT_IN | {"enable_breakable_cuda_graph"}, True, {"enable_breakable_cuda_graph": True}),
-        (
-            OPT_OUT | {"enable_breakable_cuda_graph"},
-            True,
-            {"enable_breakable_cuda_graph": True, "enforce_piecewise_cuda_graph": True},
-        ),
-        (OPT_OUT | {"enable_breakable_cuda_graph"}, False, {"enable_breakable_cuda_graph": True}),
-    ],
-)
-def test_the_breakable_graphs_own_flag_is_enough(modes, known, enforce, chosen):
-    assert modes.flags(modes.BREAKABLE, known, [16], enforce) == chosen | {
-        "piecewise_cuda_graph_tokens": [16]
-    }
-
-
-def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
-    assert modes.flags(modes.PIECEWISE, OPT_IN, [16], False)["enable_piecewise_cuda_graph"] is True
-    assert isinstance(modes.flags(modes.BREAKABLE, OPT_IN, [16], False), modes.Unavailable)
-
-
-def test_a_missing_token_fails(compare):
-    assert not verdict(compare, answer([1]), answer([1, 2])).good
-
-
-def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
-    same = {"a": {"answers": [answer([1, 2])]}, "b": {"answers": [answer([1, 2])]}}
-    other = same | {"b": {"answers": [answer([1, 3])]}}
-    assert (
-        not compare.remembers(same, [("a", "b")]).good
-        and compare.remembers(other, [("a", "b")]).good
-    )
 
 
 def session_of(out: Path, known: set[str] = frozenset(), *words: str):
@@ -1008,31 +690,6 @@ def test_references_run_first_and_a_server_without_a_graph_last(modes, known, fi
     ]
 
 
-def test_a_model_that_is_only_asked_for_runs_when_it_is_named(modes, capsys):
-    import experiments
-    import run as module
-
-    assert [*experiments.EXPERIMENTS["proof"].models] == [
-        "nemotron-h",
-        "nemotron-h-moe",
-        "qwen3-next",
-        "llama",
-        "deepseek-v32",
-        "glm-5",
-        "falcon-h1",
-        "deepseek-v32-fp8",
-    ]
-    named = ["--model", "nemotron-h-no-buffer", "--mode", "breakable"]
-    assert wanted(BACKENDS | {"cuda_graph_tc_compiler"}, *named) == [
-        ("nemotron-h-no-buffer", "reference-breakable"),
-        ("nemotron-h-no-buffer", "breakable"),
-    ]
-    with pytest.raises(SystemExit):
-        module.parse(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "(drafts beside the prefix cache" in told and "no break of" not in told
-
-
 OF_ITS_OWN = {
     "reference-breakable": BACKENDS | {"cuda_graph_tc_compiler"},
     "reference": OPT_OUT | {"enable_breakable_cuda_graph"},
@@ -1049,13 +706,6 @@ def test_mixers_beside_attention_run_in_the_breakable_graph_alone(modes, referen
         assert not wanted(known, "--model", "falcon-h1")
 
 
-@pytest.mark.parametrize("known", [OPT_IN, OPT_OUT])
-def test_the_reference_of_a_model_without_pieces_has_breaks(modes, known):
-    known = known | {"enable_breakable_cuda_graph"}
-    found = modes.flags(modes.REFERENCE, known, [16, 32], False, piecewise=False)
-    assert found == {"enable_breakable_cuda_graph": True, "piecewise_cuda_graph_tokens": [16]}
-
-
 def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
     import experiments
     import proof
@@ -1070,17 +720,6 @@ def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
         "falcon-h1": (True, False),
         "glm-5": (False, True),
     }
-
-
-@pytest.mark.parametrize("reference", OF_ITS_OWN)
-def test_a_model_with_drafts_runs_where_they_are_given_hidden_states(modes, reference):
-    """No piecewise graph is captured with these, so that none replays."""
-    import models
-
-    assert wanted(OF_ITS_OWN[reference], "--model", "nemotron-h-mtp") == [
-        ("nemotron-h-mtp", mode) for mode in (reference, "breakable", "eager")
-    ]
-    assert models.engine("nemotron-h-mtp") == models.engine("nemotron-h-buffer") | models.DRAFTS
 
 
 @pytest.mark.parametrize(
@@ -1184,14 +823,6 @@ def test_asked_again_without_log_probabilities_eager_prefill_says_what_is_a_tie(
     assert found.good is good, found.why
 
 
-def test_the_walk_over_the_sizes_counts_with_the_cold_answers(monkeypatch):
-    """Of its 62 tokens alone, a share says too little."""
-    found = judged(0, "qwen3-next", monkeypatch)[
-        "agrees with eager prefill, cold, and every size after every other"
-    ]
-    assert found.good and found.numbers["tokens"] > 107 * 8
-
-
 MOE = "nemotron-h-moe"
 BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
 
@@ -1258,24 +889,6 @@ def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
         module.main(["--out", str(tmp_path), "--model", MOE])
 
 
-def test_every_reason_names_its_own_models(modes, monkeypatch):
-    import proof
-
-    for name in ("takes_sparse", "knows_experts"):
-        monkeypatch.setattr(proof.commandline, name, lambda *_: False)
-    found = proof.left_out(argparse.Namespace(), ["llama", MOE, "glm-5", "deepseek-v32"], [])
-    assert [*found.values()] == [["deepseek-v32", "glm-5"], [MOE]]
-
-
-@pytest.mark.parametrize(
-    "name, routed", [("kimi-linear", True), ("qwen3-next", True), ("deepseek-v32-fp8", False)]
-)
-def test_a_router_is_known_by_either_name_of_its_choice(modes, name, routed):
-    import models
-
-    assert models.has_router(models.MODELS[name]) is routed
-
-
 def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
     words = ("--model", MODEL, "--mode", "piecewise", "--no-fork")
     unforked = Whole(tmp_path, *run(tmp_path, *words))
@@ -1283,6 +896,27 @@ def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
         assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
         assert ("engines are forked from a process with " in said) is forks
         assert "starts from nothing" not in said
+
+
+def test_a_flag_that_the_release_does_not_know_is_seen(compare):
+    assert (
+        compare.flags_known({"a": 1}, ["b"]).good
+        and not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
+    )
+
+
+def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
+    assert modes.flags(modes.PIECEWISE, OPT_IN, [16], False)["enable_piecewise_cuda_graph"] is True
+    assert isinstance(modes.flags(modes.BREAKABLE, OPT_IN, [16], False), modes.Unavailable)
+
+
+def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
+    same = {"a": {"answers": [answer([1, 2])]}, "b": {"answers": [answer([1, 2])]}}
+    other = same | {"b": {"answers": [answer([1, 3])]}}
+    assert (
+        not compare.remembers(same, [("a", "b")]).good
+        and compare.remembers(other, [("a", "b")]).good
+    )
 
 
 def test_what_the_queue_pads_too_far_for_places_does_not_fit(compare):

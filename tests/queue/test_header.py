@@ -194,10 +194,3 @@ def test_fields_are_read_as_written():
 def test_probe(probe, content, matches):
     line = headers.parse(text(Probe=f"python/sglang/a.py :: {probe}"))[0].probes[0]
     assert line.matches(content) is matches
-
-
-def test_documentation_is_the_same_table():
-    documentation = headers.documentation()
-    for rule in headers.RULES:
-        assert f"`{rule.field}`" in documentation and rule.meaning in documentation
-    assert "`Variant-Of`" in documentation

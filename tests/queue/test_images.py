@@ -92,30 +92,6 @@ def test_an_image_that_changes_nothing_is_a_fault(images):
     ]
 
 
-def test_a_tree_without_the_rule_may_replay_images(images):
-    mine = engine(images, {images.TEXT, images.IMAGE})
-    assert faults(images, mine, engine(images, ()), ruled=False) == []
-
-
-def test_calls_have_text_alone_images_alone_and_both(images):
-    made = images.asks()
-    assert {call.kind for call in made} == {images.TEXT, images.IMAGE, images.MIXED}
-    assert len({call.name for call in made}) == len(made)
-    assert all(len(call.prompts) == len(call.images) for call in made)
-    pad = images.vocabulary()["<|image_pad|>"]
-    for call in made:
-        counts = [(prompt.count(pad), len(of)) for prompt, of in zip(call.prompts, call.images)]
-        assert all(placed == given for placed, given in counts)
-        side = 32
-        assert all(w % side == h % side == 0 for of in call.images for _, w, h in of)
-
-
-def test_the_vocabulary_is_that_of_byte_level_tokenizers(images):
-    known = images.vocabulary()
-    assert len(known) == 256 + len(images.SPECIAL) and sorted(known.values()) == [*range(263)]
-    assert all(letter in known for letter in images.LETTERS)
-
-
 def test_an_answer_of_the_release_is_read(images, monkeypatch):
     """In generate()'s own form. A call without images needs no library to draw them."""
     call = next(call for call in images.asks() if not any(call.images))

@@ -7,8 +7,8 @@ import re
 import pytest
 from fakes import numbered, patch_text
 
+from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
-from patchqueue.queue import series
 from patchqueue.queue.series import PROVENANCE
 
 VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
@@ -137,18 +137,6 @@ def test_refuses(project, name, where, change):
     assert (name, where) in problems(project)
 
 
-def texts(project) -> list[str]:
-    queue, _ = series.read(project.root)
-    return [problem.what for problem in linting.lint(project.root, queue)]
-
-
-def test_an_import_that_is_not_brought_is_named(project):
-    """That file alone: others that its line could mean are not in the overlay."""
-    import_of_a_file_not_named(project)
-    told = "its lines import python/sglang/srt/steps/count.py, which its Overlay does not bring"
-    assert [text for text in texts(project) if "its lines import" in text] == [told]
-
-
 def test_an_import_that_a_patch_takes_away_wants_nothing(project):
     after = numbered(40)
     before = after.replace(
@@ -162,26 +150,9 @@ def test_an_import_that_a_patch_takes_away_wants_nothing(project):
     assert "unclosed-overlay" not in [name for name, _ in problems(project)]
 
 
-def test_only_the_tools_own_file_has_a_reserved_name(project):
-    for path in ("python/sglang/a.py", "python/sglang/srt/zz.py"):
-        project.write(f"overlay/{path}", "A = 1\n")
-    assert "reserved-name" not in [name for name, _ in problems(project)]
-
-
-def test_a_variant_that_says_another_stem_is_told_both(project):
-    no_variant_of(project)
-    assert any(text.endswith("its Variant-Of nothing") for text in texts(project))
-    variant_of_another(project)
-    assert any(text.endswith("its Variant-Of steps/name-the-cut.patch") for text in texts(project))
-
-
 def test_all_names_are_covered():
     names = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', open(linting.__file__).read()))
     assert names == {name for name, _, _ in CASES}
-
-
-def test_a_good_queue_has_no_problem(project):
-    assert problems(project) == []
 
 
 def test_disjoint_variants_are_good(project):
@@ -193,3 +164,22 @@ def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
     project.write("overlay/python/sglang/srt/steps/__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "files"),
+    [
+        ("import a.b as c, d  # e\n", [1], {"python/a/b", "python/d"}),
+        ("\n    from a import (\n  b,\n  c as d,\n)\n", [2], {"python/a/b", "python/a/c"}),
+        ("from . import b\n", [1], {"python/sglang/srt/b"}),
+        ("x = 1\nfrom ..c import d\n", [2], {"python/sglang/c", "python/sglang/c/d"}),
+        ("important = 'from a import b'\n", [], set()),
+    ],
+)
+def test_imports_of_a_module(text, lines, files):
+    found = [*imports.by_line("python/sglang/srt/module.py", text.encode())]
+    assert sorted({line for line, _ in found}) == lines
+    assert {f"{file}.py" for file in files} <= {file for _, file in found}
+    assert bool(found) is bool(files)
+    alone = imports.of_lines([text])
+    assert alone == (set() if "from ." in text else {file for _, file in found})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import json
-import zipfile
 
 import fakes
 import pytest
@@ -102,21 +101,8 @@ def test_the_notice_lies_beside_upstreams_licence(project):
     )
 
 
-def test_changes_of_two_wheels():
-    old = {"sglang/a": b"1", "sglang/b": b"1", "sglang/c": b"1", "other": b"1"}
-    new = {"sglang/a": b"2", "sglang/b": b"1", "sglang/d": b"1", "else": b"1"}
-    assert notice.changes(old, new) == notice.Changes(
-        ("sglang/a",), ("else", "sglang/d"), ("other", "sglang/c")
-    )
-
-
 @pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])
 def test_an_address_that_is_none_is_refused(project, address):
     project.write("releases/about.toml", f'repository = "{address}"\n')
     with pytest.raises(Refused, match=r"releases/about.toml: .*repository.*bad-releases"):
         make(project)
-
-
-def test_the_wheel_is_whole(project):
-    with zipfile.ZipFile(make(project).path) as wheel:
-        assert wheel.testzip() is None and wheel.namelist()[-1] == f"{INFO}RECORD"

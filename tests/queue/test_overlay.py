@@ -78,34 +78,6 @@ def added(patch: Patch) -> Iterator[str]:
         yield "".join(line.text for line in lines if line.kind == "+")
 
 
-def calls(text: str) -> Iterator[str]:
-    """What added lines take of the overlay, as room/module.name."""
-    path = re.escape(PACKAGE)
-    for room, module, several, one in re.findall(
-        rf"from {path}\.(\w+)\.(\w+) import (?:\(([^)]*)\)|(.*))", text
-    ):
-        yield from (f"{room}/{module}.{name}" for name in re.findall(r"\w+", several or one))
-    for room, module, alias in re.findall(rf"from {path}\.(\w+) import (\w+)(?: as (\w+))?", text):
-        yield from (
-            f"{room}/{module}.{name}"
-            for name in re.findall(rf"(?<![\w.]){alias or module}\.(\w+)", text)
-        )
-
-
-def test_patches_call_what_the_rooms_name():
-    called = {
-        name for patch in queue().patches.values() for text in added(patch) for name in calls(text)
-    }
-    faces = {
-        room: docstring(FOLDER / room / "__init__.py").partition("A patch calls:")[2]
-        for room in ROOMS
-    }
-    named = {
-        f"{room}/{name}" for room, face in faces.items() for name in re.findall(r"\w+\.\w+", face)
-    }
-    assert called == named
-
-
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.tag)
 def test_a_release_gets_no_file_that_nothing_reaches(pin):
     """Reached: what added lines import, the command that users run, and what these import."""

@@ -42,10 +42,6 @@ def test_a_path_is_meant_from_where_the_user_stands(elsewhere, tmp_path, text, m
     assert arguments.place(text) == str(tmp_path / meant)
 
 
-def test_an_absolute_path_stays(elsewhere):
-    assert arguments.path("/opt/sglang") == Path("/opt/sglang")
-
-
 def test_what_lies_behind_a_link_is_not_taken_for_its_neighbour(elsewhere, tmp_path):
     (tmp_path / "far/away").mkdir(parents=True)
     (elsewhere / "link").symlink_to(tmp_path / "far/away")

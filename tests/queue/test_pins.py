@@ -6,46 +6,30 @@ import os
 
 import fakes
 import pytest
-from fakes import RELEASE
+from fakes import RELEASE, refused
 
 from patchqueue.files.tree import hash_python
-from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
 
-def refusal(call, *arguments) -> tuple[str, str]:
-    with pytest.raises(Refused) as caught:
-        call(*arguments)
-    return caught.value.problems[0].name, str(caught.value)
-
-
 BAD = [  # what replaces what in a good pins.toml, and what the refusal says
     ('default = "9.9.1"', "", "default"),
     ('default = "9.9.1"', 'default = "9.9.2"', "9.9.2"),
-    ('default = "9.9.1"', "default = []", "default"),
     ('default = "9.9.1"', 'default = "9.9.1"\ntested = ["9.9.2"]', "tested"),
-    ('default = "9.9.1"', 'default = "9.9.1"\ntested = "9.9.1"', "tested"),
-    ('default = "9.9.1"', 'default = "9.9.1"\ntested = [[]]', "tested"),
     ("[[revision]]", "[[revisions]]", "field `revision`"),
-    ("[[revision]]", "[revision]", "$.revision"),
     ("[[revision]]", "[[revision", "not TOML"),
     ('version = "9.9.1"', "", "version"),
-    ('version = "9.9.1"', "version = 9.9", "version"),
     ('version = "9.9.1"', 'version = "newest"', "version"),
     ('tag = "v9.9.1"', "", "tag"),
     ('tag = "v9.9.1"', 'tag = "../../v9.9.1"', "tag"),
-    ('tag = "v9.9.1"', 'tag = ""', "tag"),
     ('tag = "v9.9.1"', 'tag = "--evil"', "tag"),
     ("released = 2030-01-02", 'released = "2030-01-02"', "released"),
-    ("released = 2030-01-02", "released = 2030-01-02T00:00:00", "released"),
     ("resolve_as_of = 2030-01-05", "", "resolve_as_of"),
     ('tree = "sha256:', 'tree = "', "tree"),
-    ('tree = "sha256:', 'tree = "sha256:g', "tree"),
     ('patched = "sha256:', 'patched = "sha1:', "patched"),
     ('sha256 = "', 'sha256 = "x', "[0-9a-f]{64}"),
-    ('sha256 = "', 'sha1 = "', "wheel"),
     ('sha256 = "', 'url = "x", sha256 = "', "wheel"),
     ("-py3-none-any.whl", "-any.whl", "wheel"),
     ("sglang-9.9.1-py3", "sglang-9.9.2-py3", "9.9.2"),
@@ -59,7 +43,7 @@ BAD = [  # what replaces what in a good pins.toml, and what the refusal says
 @pytest.mark.parametrize("old, new, says", BAD, ids=[f"{new[:30]!r}" for _, new, _ in BAD])
 def test_bad_pins(project, old, new, says):
     project.edit("upstream/pins.toml", old, new)
-    name, text = refusal(pins.load, project.root)
+    name, text = refused(pins.load, project.root)
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
@@ -75,27 +59,27 @@ def test_bad_pins(project, old, new, says):
 )
 def test_no_revisions(project, content):
     project.write("upstream/pins.toml", content)
-    assert refusal(pins.load, project.root)[0] == "bad-pins"
+    assert refused(pins.load, project.root)[0] == "bad-pins"
 
 
 def test_no_file(project):
     (project.root / "upstream/pins.toml").unlink()
-    name, text = refusal(pins.load, project.root)
+    name, text = refused(pins.load, project.root)
     assert name == "no-pins" and str(project.root) in text
     (project.root / "upstream/pins.toml").mkdir()
-    assert refusal(pins.load, project.root)[0] == "no-pins"
+    assert refused(pins.load, project.root)[0] == "no-pins"
 
 
 def test_twice_the_same(project):
     text = (project.root / "upstream/pins.toml").read_text()
     entry = text[text.index("[[revision]]") :]
     project.write("upstream/pins.toml", text + entry)
-    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+    assert refused(pins.load, project.root)[0] == "duplicate-pin"
     project.write(
         "upstream/pins.toml",
         text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"),
     )
-    assert refusal(pins.load, project.root)[0] == "duplicate-pin"
+    assert refused(pins.load, project.root)[0] == "duplicate-pin"
 
 
 @pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
@@ -105,7 +89,7 @@ def test_finds(project, name):
 
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
-    problem, text = refusal(pins.load(project.root).find, name)
+    problem, text = refused(pins.load(project.root).find, name)
     assert (
         problem == "unknown-revision"
         and repr(name) in text
@@ -117,7 +101,7 @@ def test_unknown_revision_names_the_known(project, name):
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
 def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name):
     project.release("9.9.0.post2")
-    problem, text = refusal(pins.load(project.root).find, name)
+    problem, text = refused(pins.load(project.root).find, name)
     assert (
         problem == "unknown-revision"
         and "did you mean v9.9.0.post2?" in text
@@ -162,21 +146,6 @@ def test_add_keeps_comments_and_order(project):
     assert not list((project.root / "upstream").glob("*.new"))
 
 
-def test_two_at_once_are_both_kept(project, monkeypatch):
-    """Looking into wheels takes seconds: what another run pinned meanwhile stays."""
-    described = release.describe
-
-    def meanwhile(version, wheels):
-        found = described(version, wheels)
-        monkeypatch.setattr(release, "describe", described)
-        project.release("9.9.3")
-        return found
-
-    monkeypatch.setattr(release, "describe", meanwhile)
-    project.release("9.9.2")
-    assert {str(each.version) for each in pins.load(project.root).all} >= {"9.9.2", "9.9.3"}
-
-
 def test_many_at_once_are_all_kept(project):
     names = [f"9.9.{number}" for number in range(2, 10)]
     for name in names:
@@ -195,14 +164,6 @@ def test_many_at_once_are_all_kept(project):
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(names)
     assert {str(each.version) for each in pins.load(project.root).all} >= set(names)
-
-
-def test_add_asks_pip_where_no_folder_is_given(project):
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
-    assert (
-        release.add_pin(project.root, "v9.9.2", None).wheels[0].file
-        == "sglang-9.9.2-py3-none-any.whl"
-    )
 
 
 def test_add_takes_every_wheel_for_linux(project):
@@ -286,27 +247,5 @@ def evil(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refusal(release.add_pin, project.root, version, str(project.wheels))[0] == name
+    assert refused(release.add_pin, project.root, version, str(project.wheels))[0] == name
     assert fakes.snapshot(project.root) == before
-
-
-def test_add_makes_the_first_pin(tmp_path):
-    wheels = tmp_path / "wheels"
-    fakes.write_wheel(wheels / WHEEL, RELEASE)
-    (tmp_path / "new").mkdir()
-    release.add_pin(tmp_path / "new", "9.9.1", str(wheels))
-    assert pins.load(tmp_path / "new").default.tag == "v9.9.1"
-
-
-def test_a_folder_of_wheels_that_is_none_is_named(project, tmp_path):
-    name, text = refusal(release.add_pin, project.root, "9.9.2", str(tmp_path / "nowhere"))
-    assert (
-        name == "not-fetched"
-        and f"{tmp_path}/nowhere: is no folder" in text
-        and "pip config" not in text
-    )
-
-
-def test_a_release_that_is_pinned_already_is_answered_with_what_comes_next(project):
-    name, text = refusal(release.add_pin, project.root, "9.9.1", None)
-    assert name == "duplicate-pin" and "next: `scripts/nox rebase 9.9.1`" in text

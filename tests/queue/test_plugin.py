@@ -129,21 +129,3 @@ def test_in_place_it_is_named_until_it_is_taken_back(
         return
     inplace.uninstall(ROOT, site)
     assert {name: (info / name).read_bytes() for name in before} == before
-
-
-def test_in_place_uninstall_gives_the_entry_points_back(
-    real_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
-    pin = pins.load(ROOT).find("0.5.23")
-    if not any((real_cache / "archives" / one.sha256 / one.file).is_file() for one in pin.wheels):
-        pytest.skip("0.5.23 is not in the cache")
-    site = tmp_path / "site"
-    zipfile.ZipFile(source.fetch(pin, None).archive).extractall(site)
-    info = site / "sglang-0.5.23.dist-info"
-    before = {name: (info / name).read_bytes() for name in ("entry_points.txt", "RECORD")}
-    inplace.install(ROOT, site)
-    assert (info / "entry_points.txt").read_bytes() != before["entry_points.txt"]
-    inplace.uninstall(ROOT, site)
-    assert {name: (info / name).read_bytes() for name in before} == before
-    assert named(site) == []

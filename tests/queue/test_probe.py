@@ -94,11 +94,6 @@ def check_all(project):
     return check(project.root, pins.load(project.root).all, None)
 
 
-def test_check_is_good(project):
-    report = check_all(project)
-    assert report.all_problems == () and [pin.outcome for pin in report.pins] == [Outcome.APPLIED]
-
-
 def test_check_applies_each_profile_alone(project):
     """A patch of another profile than the one whose line it changes, or whose change it needs."""
     first, second = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"

@@ -11,10 +11,9 @@ import fakes
 import pytest
 
 from patchqueue.commands import cli
-from patchqueue.handover import additions, bodies, pull_requests
+from patchqueue.handover import additions, pull_requests
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.queue import header
 from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,13 +119,6 @@ def test_edits_are_refused_only_where_the_base_is_what_is_checked_out(sent):
     assert (sent.root.parent / "sglang" / fakes.RUNNER).read_text() == "step = 2\n"
 
 
-def test_one_patch_alone_can_be_sent(sent):
-    [request] = send(sent, CUT).requests
-    assert request.branch == "prefill-graph/steps-name-the-cut" and [
-        part.patch for part in request.parts
-    ] == [CUT]
-
-
 def test_a_patch_comes_with_what_it_needs_below_it(sent):
     sent.edit(f"patches/{CUT}.patch", "Overlay: none", f"Overlay: none\nNeeds: {COUNT}.patch")
     done = send(sent, CUT)
@@ -194,13 +186,6 @@ def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
     again = send(sent, COUNT)
     assert again.merged == (f"{FIRST}.patch",), "upstream has the step"
     assert [part.patch for part in again.requests[0].parts] == [COUNT]
-
-
-def test_a_step_can_be_new_files_alone(sent):
-    lead(sent)
-    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
-    [request] = send(sent, FIRST).requests
-    assert names(sent, request.branch) == ["python/sglang/srt/counting.py"]
 
 
 def test_all_that_a_pull_request_stands_on_is_named(sent):
@@ -386,11 +371,6 @@ def test_an_unknown_topic_is_answered_with_those_there_are(sent):
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 
 
-def test_where_one_branch_is_the_users_none_is_made(sent):
-    git(sent, "branch", "prefill-graph/steps-name-the-cut")
-    assert refused(sent, COUNT, CUT).name == "branch-exists"
-
-
 TEMPLATE = """<!-- Thank you. -->
 ## Motivation
 <!-- why -->
@@ -462,15 +442,17 @@ def said(project: fakes.Project, text: str = "") -> str:
 def test_the_text_is_upstreams_template_filled_in(sent):
     in_template(sent)
     text = said(sent, TEXT)
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [*bodies.SECTIONS]
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
+        *additions.SECTIONS
+    ]
     for words in (
         "## Motivation\n\nA step is lost: the count begins late.\n\n- #37448: counts elsewhere",
         "```\npython -m sglang.count\n```\n\nBefore:\n\n```\nTraceback: too few\n```",
         "After:\n\n```\nten steps\n```",
         "## Modifications\n\nCount before the step, since",
-        f"## Accuracy Tests\n\n{bodies.NO_OUTPUTS}",
+        f"## Accuracy Tests\n\n{additions.NO_OUTPUTS}",
         f"Unit tests, on a CPU:\n\n```\npytest {TEST}\n```",
-        f"## Speed Tests and Profiling\n\n{bodies.STEADY}",
+        f"## Speed Tests and Profiling\n\n{additions.STEADY}",
         "- [ ] Format your code.\n- [ ] Add unit tests.\n- [ ] Update documentation.",
         "1. Ask upstream.",
     ):
@@ -482,12 +464,6 @@ def test_the_text_is_upstreams_template_filled_in(sent):
     )
     assert request.parts[-1].subject == "[Fix] Count once more"
     assert text.splitlines()[-1] == "It was not run on several GPUs." and "<!--" not in text
-
-
-def test_what_did_not_run_is_the_last_line_and_nowhere_else(sent):
-    *rest, last = said(sent).splitlines()
-    assert last == "Not run: accuracy of a model; speed of a server."
-    assert not re.search("(?i)not (run|measured)", "\n".join(rest))
 
 
 def test_runs_of_another_branch_are_no_evidence(sent):
@@ -621,13 +597,3 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(file):
         for path in (overlay, file)
     )
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE
-
-
-def test_needs_is_a_field():
-    text = fakes.header(Needs="a/b.patch, c/d.patch")
-    found, _ = header.parse(text)
-    assert found.needs == ("a/b.patch", "c/d.patch") and header.problems("x", found) == []
-    assert [
-        problem.name
-        for problem in header.problems("x", header.parse(fakes.header(Needs="a/b@0.5.9.patch"))[0])
-    ] == ["bad-field"]

@@ -72,46 +72,10 @@ def test_what_shows_nothing_is_a_fault(load, name, words, more, wrong):
     assert faults(load(name), SERVERS[name](**words), **more) == [wrong]
 
 
-def test_a_server_that_keeps_nothing_is_right_too(load):
-    assert faults(load("mixed_states"), questions.Mixed(keeps=10_000)) == []
-
-
 def test_each_prompt_from_a_foreign_state_is_counted(load):
     found = checks(load("saturated"), questions.Saturated(stale=3))
     told = "3 prompts answered otherwise: long 1 of 100, short 2 of 200"
     assert found["a saturated server answers each prompt as alone"].why.startswith(told)
-
-
-def test_few_decode_in_a_smaller_graph_past_a_kept_state(load):
-    next_turn = load("next_turn")
-    few, many = next_turn.few(), next_turn.many()
-    assert len(few.prompts) < len(many.prompts) == max(next_turn.ENGINE["cuda_graph_bs"])
-    assert any(len(few.prompts) <= size < next_turn.MANY for size in [1, 2, 4])
-    ends = [len(prompt) + few.new_tokens for prompt in few.prompts]
-    assert all(len(prompt) < next_turn.STATE_AT < end for prompt, end in zip(few.prompts, ends))
-
-
-def test_long_prompts_do_not_fit_into_the_first_chunk(load):
-    mixed_states = load("mixed_states")
-    lengths = [len(prompt) for prompt in (*mixed_states.decoding(), *mixed_states.shared())]
-    assert sum(lengths[: mixed_states.DECODING]) < mixed_states.ENGINE["chunked_prefill_size"]
-    assert min(lengths[mixed_states.DECODING :]) > mixed_states.ENGINE["chunked_prefill_size"]
-    assert len(lengths) < mixed_states.DECODED, "some decode until the last one is prefilled"
-
-
-def test_a_saturated_server_is_asked_for_long_prompts_between_short_ones(load):
-    """300 prompts. No chunk of the load is without a long prompt, and slots are as few as running
-    requests, without a cache: a freed slot is given out at once."""
-    saturated = load("saturated")
-    made = saturated.calls()
-    assert len(made) == len({call.name for call in made}) == saturated.PROMPTS
-    lengths = [len(call.prompts[0]) for call in made]
-    assert all(max(lengths[n : n + 3]) >= saturated.LONG[0] for n in range(len(made) - 2))
-    assert max(length for length in lengths if length < saturated.LONG[0]) <= saturated.SHORT[1]
-    engine = saturated.ENGINE
-    assert engine["max_mamba_cache_size"] == engine["max_running_requests"]
-    assert engine["disable_radix_cache"] and engine["enable_mixed_chunk"]
-    assert made == saturated.calls()
 
 
 @pytest.mark.parametrize(("version", "starts"), [("0.5.6.post2", [3, 1]), ("0.5.7", [4, 2])])

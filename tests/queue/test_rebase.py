@@ -49,16 +49,6 @@ def rows(project: fakes.Project, origin: Path | None = None) -> dict[str, tuple[
     return {row.patch: (row.outcome, row.why) for row in found.rows}
 
 
-def test_an_equal_tree_takes_every_patch(project):
-    next_release(project)
-    assert rows(project) == {COUNT: (Outcome.APPLIED, ""), CUT: (Outcome.APPLIED, "")}
-
-
-def test_text_that_moved_is_found_at_its_one_place(project):
-    next_release(project, runner="# new\n" + fakes.numbered(40))
-    assert rows(project)[COUNT] == (Outcome.APPLIED, "")
-
-
 def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     """A second patch changes the line that the first one adds."""
     before = fakes.numbered(40)
@@ -115,26 +105,15 @@ def test_a_wheel_and_a_checkout_can_be_named(project, tmp_path):
     assert rows(project, project.checkout(tmp_path / "checkout"))[COUNT][0] is Outcome.APPLIED
 
 
-def test_nothing_is_written(project):
-    next_release(project)
-    before = fakes.snapshot(project.root)
-    rows(project)
-    assert fakes.snapshot(project.root) == before
-
-
 @pytest.mark.parametrize(
     ("name", "origin", "code"),
     [
         ("next", None, "unknown-revision"),
         ("9.9.1", None, "too-old"),
-        ("9.9.0", str(Path("sglang-9.9.0.whl")), "not-fetched"),
         ("9.9.3", None, "not-fetched"),
-        ("9.9.3", ".", "not-fetched"),
-        ("9.9.3", "missing.whl", "not-fetched"),
         ("9.9.3", "bad.whl", "bad-archive"),
         ("9.9.3", "sglang-9.9.2-py3-none-any.whl", "wrong-version"),
         ("sglang-9.9.2-py3-none-any.whl", None, "not-fetched"),
-        ("no/such/folder", None, "unknown-revision"),
     ],
 )
 def test_what_is_refused(project, monkeypatch, tmp_path, name, origin, code):
@@ -149,26 +128,9 @@ def test_the_command_prints_a_table_and_counts(project, capsys):
     next_release(project, runner=fakes.numbered(40, "other"))
     assert cli.main(["--root", str(project.root), "rebase", NEXT]) == 0
     said = capsys.readouterr().out
-    assert (
-        "steps/name-the-cut" in said
-        and "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
-    )
-    assert (
-        f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged"
-        " upstream, 1 in conflict" in said
-    )
-    assert (
-        "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n "
-        " python/sglang/srt/runner.py:1: 1 region between markers" in said
-    )
-    assert (
-        max(
-            len(line)
-            for line in said.splitlines()
-            if line.startswith("steps/") and "see below" in line
-        )
-        <= 80
-    )
+    assert "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere" in said
+    assert "1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict" in " ".join(said.split())
+    assert "work/rebase-9.9.2 shows the first conflict, steps/count-once-more:\n" in said
     assert cli.main(["--root", str(project.root), "rebase"]) == 1
     assert "which release?" in capsys.readouterr().err
 
@@ -186,12 +148,6 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
     said = capsys.readouterr().out
     assert said.index(f"sglang {NEXT}, with the") < said.index("sglang 10.0, with the")
     assert said.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
-
-
-def test_an_index_that_does_not_answer_is_said(project, monkeypatch):
-    monkeypatch.setenv("PIP_FIND_LINKS", str(project.root / "nowhere"))
-    with pytest.raises(Refused, match="the versions of sglang"):
-        newer(pins.load(project.root))
 
 
 # Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands
@@ -301,12 +257,7 @@ def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, caps
         "steps/count-once-more@9.9.2.patch": ">=9.9.2,<10",
         CUT: ">=9.9.1,<9.9.3",
     }
-    said = capsys.readouterr().out
-    assert (
-        f"{VARIANT}: for 9.9.2: solved\nseries: guards\nNo"
-        " conflict is left. Next: `scripts/nox pin 9.9.2`, `scripts/nox check --write v9.9.2`,"
-        " `scripts/nox pin v9.9.2 --lock`." in said
-    )
+    assert "Next: `scripts/nox pin 9.9.2`" in capsys.readouterr().out
     assert not conflict.exists()
     applies(project, runner=RIVAL)
 
@@ -344,16 +295,6 @@ def test_the_variant_of_the_next_pin_is_tried(between, capsys):
     applies(between, runner="# new\n" + RIVAL)
 
 
-def test_the_text_of_the_older_pin_comes_first(between):
-    next_release(between)
-    assert rows(between)[COUNT] == (Outcome.APPLIED, "")
-
-
-def test_what_fits_neither_is_merged_from_the_older_pin(between):
-    next_release(between, runner=RIVAL.replace("step_20 = 200", "step_20 = 2000"))
-    assert rows(between)[COUNT][0] is Outcome.CONFLICT
-
-
 def test_a_patch_that_begins_with_the_next_pin_begins_where_its_text_stands(between):
     between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
     next_release(between, runner=RIVAL)
@@ -361,15 +302,6 @@ def test_a_patch_that_begins_with_the_next_pin_begins_where_its_text_stands(betw
     assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
     assert guards_of(between)[CUT] == ">=9.9.2,<9.9.6"
     applies(between, runner=RIVAL)
-
-
-def test_where_its_text_does_not_stand_that_is_said(between):
-    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
-    next_release(between, runner=RIVAL, cut="# another file\n")
-    why = "begins with v9.9.5; its text does not stand here"
-    assert rows(between)[CUT] == (Outcome.NOT_SELECTED, why)
-    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
-    assert guards_of(between)[CUT] == ">=9.9.5,<9.9.6"
 
 
 @pytest.mark.parametrize("known", ["a Probe", "a Gap"])
@@ -391,31 +323,6 @@ def test_a_hole_in_a_guard_is_closed(between):
     next_release(between, runner=RIVAL)
     assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
     assert guards_of(between)[CUT] == ">=9.9.1,<9.9.6"
-
-
-def test_a_rebase_that_is_finished_says_what_comes_next(project, conflict, capsys):
-    (conflict / fakes.RUNNER).write_text(SOLVED)
-    assert run(project, NEXT, "--continue") == 0
-    for done, following in (
-        (
-            "",
-            "`scripts/nox pin 9.9.2`, `scripts/nox check --write v9.9.2`,"
-            " `scripts/nox pin v9.9.2 --lock`",
-        ),
-        ("pin", "`scripts/nox check v9.9.2`, `scripts/nox pin v9.9.2 --lock`"),
-        ("lock", "`scripts/nox check v9.9.2`"),
-    ):
-        if done == "pin":
-            applies(project, runner=RIVAL)
-        elif done == "lock":
-            project.write("upstream/locks/9.9.2.txt", "")
-        capsys.readouterr()
-        assert run(project, NEXT) == 0
-        said = capsys.readouterr().out
-        assert (
-            said.endswith(f"No patch conflicts, and the queue holds it all. Next: {following}.\n")
-            and "--continue" not in said
-        )
 
 
 def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, capsys):
@@ -466,12 +373,6 @@ def test_what_no_patch_can_be_is_refused(project, conflict, capsys, change, code
     assert conflict.is_dir()
 
 
-def test_a_solution_stays_when_the_rebase_is_begun_again(project, conflict, capsys):
-    (conflict / fakes.RUNNER).write_text(SOLVED)
-    assert run(project, NEXT) == 0
-    assert (conflict / fakes.RUNNER).read_text() == SOLVED
-
-
 @pytest.fixture
 def two_conflicts(project) -> Path:
     """count-twice changes the line that count-once-more adds."""
@@ -514,17 +415,6 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
     applies(project, runner=RIVAL)
 
 
-def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(
-    project, two_conflicts, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        fakes.killed_at(5, patch)  # what the repository is about now
-        assert run(project, "--continue") == 130
-    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
-    assert run(project, NEXT) == 0
-    assert "added_step = 200\n|||||||" in (two_conflicts / fakes.RUNNER).read_text()
-
-
 def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, capsys):
     fakes.git(project.root, "init", "-q")
     fakes.git(project.root, "add", "series")
@@ -557,15 +447,6 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     assert check(project.root, pins.load(project.root).all, None).all_problems == ()
     assert run(project, NEXT, "--continue") == 0
     assert "nothing to write, the queue holds it all" in capsys.readouterr().out
-
-
-def test_an_equal_release_only_widens_guards(project):
-    next_release(project)
-    files = set(queue_of(project))
-    assert run(project, NEXT, "--continue") == 0
-    assert set(queue_of(project)) == files
-    assert guards_of(project) == {COUNT: ">=9.9,<10", CUT: ">=9.9.1,<9.9.3"}
-    applies(project)
 
 
 def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
@@ -621,15 +502,12 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     applies(project, runner=near)
 
 
-@pytest.mark.parametrize(("guard", "left"), [("==9.9.1", "==9.9.1"), (">=9.9", ">=9.9,<9.9.2")])
 @pytest.mark.parametrize(
-    ("status", "becomes"),
+    ("guard", "left", "status", "becomes"),
     [
-        ("Pending", "Merged 9.9.2"),
-        ("Submitted #7", "Merged 9.9.2"),
-        ("Merged 9.9.5", "Merged 9.9.2"),
-        ("Merged 9.9.2", "Merged 9.9.2"),
-        ("Inappropriate: for the old", "Inappropriate: for the old"),
+        ("==9.9.1", "==9.9.1", "Pending", "Merged 9.9.2"),
+        (">=9.9", ">=9.9,<9.9.2", "Merged 9.9.5", "Merged 9.9.2"),
+        (">=9.9", ">=9.9,<9.9.2", "Inappropriate: for the old", "Inappropriate: for the old"),
     ],
 )
 def test_merged_upstream_ends_the_guard_and_says_since_when(project, guard, left, status, becomes):
@@ -690,9 +568,7 @@ def test_a_file_that_is_gone_must_not_come_back(project, capsys):
     ("words", "what"),
     [
         (["--continue"], "no rebase is under way"),
-        (["--abort"], "no rebase is under way"),
         ([NEXT, "--abort"], "no rebase is under way"),
-        ([NEXT, "--continue"], "no conflict is laid out"),
         ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"),
         (["next", "--continue"], "is no version, no wheel and no folder"),
     ],
@@ -724,12 +600,6 @@ def test_edits_are_kept_where_the_queue_moved_on_below_them(project, conflict, c
         assert "[stale-rebase]" in refused(project, capsys, *words)
     assert (conflict / fakes.RUNNER).read_text() == SOLVED
     assert run(project, NEXT, "--abort") == 0 and run(project, NEXT) == 0
-    assert "ours" in (conflict / "python/sglang/srt/steps/__init__.py").read_text()
-
-
-def test_without_edits_it_is_laid_out_anew(project, conflict):
-    project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
-    assert run(project, NEXT) == 0
     assert "ours" in (conflict / "python/sglang/srt/steps/__init__.py").read_text()
 
 
@@ -838,7 +708,6 @@ def test_a_checkout_in_place_of_a_version(project, checkout):
 @pytest.mark.parametrize(
     ("tag", "commits", "version"),
     [
-        ("v9.9.1", 0, "9.9.1"),
         ("v9.9.1", 2, "9.9.1"),
         ("v9.8.0", 2, "9.8.0"),
         (f"v{NEXT}", 0, NEXT),
@@ -854,7 +723,7 @@ def test_commits_on_a_pinned_tag_are_that_pin_with_edits(project, checkout, tag,
     assert version_of(checkout, pins.load(project.root)) == Version(version)
 
 
-@pytest.mark.parametrize("words", [("{}",), ("9.9.1", "--from", "{}"), ("{}", "--continue")])
+@pytest.mark.parametrize("words", [("{}",), ("9.9.1", "--from", "{}")])
 def test_a_pin_with_edits_is_refused_and_the_queue_stays(project, checkout, capsys, words):
     """Whether they are commits on its tag, or the tag was moved: today's patches of the pin were
     rewritten for them."""
@@ -896,7 +765,7 @@ def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, 
     assert queue_of(project) == before
 
 
-@pytest.mark.parametrize("command", ["apply", "check", "rebase"])
+@pytest.mark.parametrize("command", ["apply", "rebase"])
 def test_from_a_checkout_is_the_tag_in_every_command(project, checkout, capsys, command):
     """Here the tag is the release, and what is checked out is not."""
     older(project)
@@ -909,19 +778,44 @@ def test_from_a_checkout_is_the_tag_in_every_command(project, checkout, capsys, 
     assert capsys.readouterr().err.splitlines() == [told]
 
 
-def test_a_later_tag_of_a_checkout_is_taken_too(project, checkout, capsys):
-    fakes.git(checkout, "tag", f"v{NEXT}")
-    fakes.git(checkout, "rm", "-q", fakes.RUNNER)
-    fakes.git(checkout, "commit", "-qm", "gone")
-    assert run(project, NEXT, "--from", str(checkout)) == 0
-    assert "1 region between markers" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("written", "version"),
+    [
+        ("9.9.2.post1", "9.9.2.post1"),
+        ("9.9.2.dev3+gabc", "9.9.2"),
+    ],
+)
+def test_a_version_written_in_a_folder(project, tmp_path, written, version):
+    checkout = project.checkout(tmp_path / "sglang", None)
+    shutil.rmtree(checkout / ".git")
+    (checkout / "python/sglang/version.py").write_text(f'__version__ = "{written}"\n')
+    assert version_of(checkout, pins.load(project.root)) == Version(version)
 
 
-def test_a_folder_of_wheels_has_the_release(project, tmp_path, monkeypatch):
-    wheel = next_release(project)
-    (tmp_path / "kept").mkdir()
-    wheel.rename(tmp_path / "kept" / wheel.name)
-    assert run(project, NEXT, "--from", str(tmp_path / "kept")) == 0
+def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys):
+    files = {**fakes.release_of(NEXT), "sglang/srt/steps/__init__.py": "theirs = 1\n"}
+    fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", files)
+    assert "[overlay-shadows-upstream]" in refused(project, capsys, NEXT)
+
+
+def test_where_its_text_does_not_stand_that_is_said(between):
+    between.edit("series", ">=9.9.1,<9.9.6", ">=9.9.5,<9.9.6")
+    next_release(between, runner=RIVAL, cut="# another file\n")
+    why = "begins with v9.9.5; its text does not stand here"
+    assert rows(between)[CUT] == (Outcome.NOT_SELECTED, why)
+    assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
+    assert guards_of(between)[CUT] == ">=9.9.5,<9.9.6"
+
+
+def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(
+    project, two_conflicts, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        fakes.killed_at(5, patch)  # what the repository is about now
+        assert run(project, "--continue") == 130
+    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
+    assert run(project, NEXT) == 0
+    assert "added_step = 200\n|||||||" in (two_conflicts / fakes.RUNNER).read_text()
 
 
 def test_what_has_no_conflict_is_continued_from_where_it_was_taken(project, tmp_path, capsys):
@@ -933,32 +827,3 @@ def test_what_has_no_conflict_is_continued_from_where_it_was_taken(project, tmp_
         assert shlex.split(shown)[1:] == [*words, "--continue"]
     assert run(project, *shlex.split(shown)[1:]) == 0
     assert guards_of(project)[COUNT] == ">=9.9,<10"
-
-
-@pytest.mark.parametrize(
-    ("written", "version"),
-    [
-        ("9.9.2", "9.9.2"),
-        ("9.9.2.post1", "9.9.2.post1"),
-        ("9.9.2rc1", "9.9.2rc1"),
-        ("9.9.2.dev3+gabc", "9.9.2"),
-    ],
-)
-def test_a_version_written_in_a_folder(project, tmp_path, written, version):
-    checkout = project.checkout(tmp_path / "sglang", None)
-    shutil.rmtree(checkout / ".git")
-    (checkout / "python/sglang/version.py").write_text(f'__version__ = "{written}"\n')
-    assert version_of(checkout, pins.load(project.root)) == Version(version)
-
-
-def test_a_wheel_in_place_of_a_version(project, tmp_path):
-    wheel = next_release(project)
-    assert run(project, str(wheel.rename(tmp_path / wheel.name))) == 0
-    with pytest.raises(Refused, match="is not named as a wheel is"):
-        version_of(Path("sglang.whl"), pins.load(project.root))
-
-
-def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys):
-    files = {**fakes.release_of(NEXT), "sglang/srt/steps/__init__.py": "theirs = 1\n"}
-    fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", files)
-    assert "[overlay-shadows-upstream]" in refused(project, capsys, NEXT)

@@ -97,11 +97,6 @@ def test_add_takes_it_into_the_top_patch(applied):
     assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
 
 
-def test_leftovers_of_a_failed_push_are_refused(applied):
-    (applied.tree / f"{RUNNER}.rej").write_text("hunk\n")
-    assert refused(applied) == ["stray-edits"]
-
-
 def test_the_overlay_comes_back(applied):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     written, _ = run(applied)
@@ -109,14 +104,6 @@ def test_the_overlay_comes_back(applied):
     assert (
         applied.root / "overlay" / STEPS
     ).read_text() == '"""Steps of our own, more of them."""\n'
-
-
-def test_popped_patches_come_back_too(applied):
-    engine().run(applied.tree, "pop")
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
-    written, report = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
-    assert len(quilt.applied(applied.tree)) == 3
 
 
 def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
@@ -147,18 +134,6 @@ def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
         "added_step = 21" in (applied.tree / RUNNER).read_text()
         and "added_step = 30" in (applied.root / COUNT).read_text()
     )
-
-
-def test_a_queue_that_moved_on_is_no_edit(applied):
-    """The queue's other patch changed meanwhile: the tree is only older there, and gets it."""
-    (applied.tree / STEPS).write_text('"""Mine."""\n')
-    edit(applied.root / CUT, "+six = 6", "+six = 66")
-    written, report = run(applied)
-    assert [file.path for file in written] == [
-        f"overlay/{STEPS}",
-        TREES,
-    ] and report.outcome is Outcome.APPLIED
-    assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):
@@ -401,22 +376,6 @@ def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(a
     )
 
 
-def test_an_edit_that_fits_every_release_stays_one_patch(applied):
-    applied.release("9.9.3", fakes.release_of("9.9.3"))
-    applied.warm()
-    edit(
-        applied.root / CUT,
-        "Overlay: none",
-        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
-    )
-    applied.apply()
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
-    written, _ = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES] and check(
-        applied.root, pins.load(applied.root).all, None
-    ).all_problems == ()
-
-
 def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
     project.write(f"work/{TAG}/mine.py", "x = 1\n")
     assert refused(project) == ["foreign-tree"]
@@ -446,3 +405,28 @@ def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, fi
         COUNT,
         TREES,
     ] and "added_step = 21" in (project.root / COUNT).read_text()
+
+
+def test_leftovers_of_a_failed_push_are_refused(applied):
+    (applied.tree / f"{RUNNER}.rej").write_text("hunk\n")
+    assert refused(applied) == ["stray-edits"]
+
+
+def test_popped_patches_come_back_too(applied):
+    engine().run(applied.tree, "pop")
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
+    written, report = run(applied)
+    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert len(quilt.applied(applied.tree)) == 3
+
+
+def test_a_queue_that_moved_on_is_no_edit(applied):
+    """The queue's other patch changed meanwhile: the tree is only older there, and gets it."""
+    (applied.tree / STEPS).write_text('"""Mine."""\n')
+    edit(applied.root / CUT, "+six = 6", "+six = 66")
+    written, report = run(applied)
+    assert [file.path for file in written] == [
+        f"overlay/{STEPS}",
+        TREES,
+    ] and report.outcome is Outcome.APPLIED
+    assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")

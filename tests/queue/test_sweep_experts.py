@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,14 +76,6 @@ def test_no_miscompiled_tile_is_chosen(sweep):
     assert sweep.chosen([rows]) == {16: TWO}
 
 
-def test_a_number_that_no_time_was_left_for_has_the_default(sweep):
-    """In all hidden sizes, or in one."""
-    both, first = row(16, 100, one=50), row(32, 100, one=50)
-    defaults = {count: {"BLOCK_SIZE_M": count} for count in (16, 32, 64)}
-    table = sweep.table_of([[both, first], [both]], defaults)
-    assert table == {"16": sweep.as_words(ONE), "32": defaults[32], "64": defaults[64]}
-
-
 def test_a_host_without_a_gpu_is_refused(sweep, monkeypatch, tmp_path):
     torch = SimpleNamespace(
         cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(hip=None)
@@ -99,26 +90,6 @@ def test_only_what_was_near_an_anchor_is_timed_beside_it(sweep):
     assert sweep.promising(anchors, 64) == [ONE, TWO, THREE]
     assert sweep.promising(anchors, 8) == [ONE, TWO]
     assert sweep.promising(anchors, 512) == [THREE]
-
-
-def test_candidates_fit_and_are_about_as_high_as_an_expert_s_rows(sweep):
-    for group in sweep.SHAPES.values():
-        for experts, tokens in itertools.product(group, sweep.ANCHORS):
-            tiles = sweep.candidates(tokens, experts)
-            assert tiles and len(tiles) == len(set(tiles)) <= 500
-            assert all(map(sweep.fits, tiles))
-    (small, *_), large = sweep.SHAPES[512, 512], (128, 128, 64, 1, 8, 3)
-    assert large in sweep.candidates(4096, small) and large not in sweep.candidates(16, small)
-    assert not sweep.fits((128, 256, 128, 1, 8, 3))  # 288 KB of operands
-
-
-def test_the_floor_is_the_weights_or_the_arithmetic(sweep):
-    """3.2 GB a layer take 1074 us at 3 TB/s; at 64 tokens 72 % of the experts are hit."""
-    experts, *_ = sweep.SHAPES[512, 512]
-    assert experts.bytes_of_weights == 3 * 512 * 512 * 2048 * 2
-    assert round(experts.floor_us(4096)) == 1074
-    assert round(experts.floor_us(64) / experts.floor_us(4096), 2) == 0.72
-    assert experts.floor_us(100_000) > 1.5 * experts.floor_us(4096)
 
 
 @pytest.mark.parametrize("text", ["512", "512,511", "a,b", "1,2,3"])

@@ -29,7 +29,6 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         command, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
     )
-    monkeypatch.setattr(command, "matplotlib_folder", lambda root: None)
     monkeypatch.setattr(command, "test_tool", lambda root: done.append("tool") or 0)
     monkeypatch.setattr(
         command,
@@ -92,63 +91,24 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
     assert ran()[0] == 1
 
 
-@pytest.fixture
-def uv(tmp_path, monkeypatch):
-    """uv(line): a stand-in for uv that does this; "$9" is the folder to install into. It notes each
-    call in calls."""
-
-    def make(line: str) -> Path:
-        calls = tmp_path / "calls"
-        fakes.program(tmp_path / "bin/uv", f'echo "$@" >>"{calls}"\n{line}')
-        monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "bin/uv"))
-        return calls
-
-    return make
-
-
-def test_matplotlib_is_installed_once_for_each_lock(project, uv, said):
-    calls = uv('mkdir -p "$9"; echo >"$9/matplotlib.py"')
-    project.write("scripts/plots.txt", "matplotlib==1\n")
-    folder = testing.matplotlib_folder(project.root)
-    assert folder and (folder / "matplotlib.py").is_file() and "once (about 140 MB)" in said[0]
-    (folder / "old.py").touch()
-    assert (
-        testing.matplotlib_folder(project.root) == folder
-        and len(calls.read_text().splitlines()) == 1
-    )
-    project.write("scripts/plots.txt", "matplotlib==2\n")
-    assert (
-        testing.matplotlib_folder(project.root) == folder
-        and len(calls.read_text().splitlines()) == 2
-    )
-    assert not (folder / "old.py").exists() and "--require-hashes" in calls.read_text()
-
-
-def test_without_matplotlib_the_reason_is_said(project, uv, said):
-    calls = uv("echo no network >&2; exit 2")
-    project.write("scripts/plots.txt", "matplotlib==1\n")
-    for _ in range(2):
-        assert testing.matplotlib_folder(project.root) is None
-    assert (
-        said[-1] == "the tests of plots are skipped, matplotlib could not be installed: no network"
-    )
-    assert len(calls.read_text().splitlines()) == 2, "nothing half-done is taken for it"
-
-
-def test_the_tool_is_tested_with_matplotlib_and_byte_code(project, monkeypatch):
+@pytest.mark.parametrize("has_plots", [True, False])
+def test_the_tool_is_tested_with_matplotlib_where_it_can_be_had(
+    project, tmp_path, monkeypatch, said, has_plots
+):
+    """And with byte code, whatever the caller has."""
+    calls = tmp_path / "calls"
+    line = f'echo "$PYTHONDONTWRITEBYTECODE$@" >>{calls}'
+    tried = "" if has_plots else '; case "$*" in *import*) echo no network >&2; exit 2;; esac'
+    fakes.program(tmp_path / "uv", f"{line}{tried}")
+    monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setattr(testing.sys, "executable", str(fakes.program(tmp_path / "python", line)))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    ran = []
-    monkeypatch.setattr(testing, "matplotlib_folder", lambda root: root / "plots")
-    monkeypatch.setattr(
-        testing.subprocess,
-        "run",
-        lambda command, **options: (
-            ran.append(options["env"]) or subprocess.CompletedProcess(command, 0)
-        ),
-    )
     assert testing.test_tool(project.root) == 0
-    assert ran[0]["PYTHONPATH"].split(os.pathsep)[0] == str(project.root / "plots")
-    assert not ran[0]["PYTHONDONTWRITEBYTECODE"]
+    _, ran = calls.read_text().splitlines()
+    assert ran.startswith("run --quiet --no-project" if has_plots else "-m pytest")
+    assert ("scripts/plots.txt python -m pytest" in ran) is has_plots
+    why = ["the tests of plots are skipped, matplotlib cannot be had: no network"]
+    assert said == ([] if has_plots else why)
 
 
 @pytest.fixture
@@ -213,11 +173,6 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
 )
 def test_processors_are_shared_by_releases_first(revisions, processors, side_by_side, workers):
     assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
-
-
-def test_one_processor_spreads_nothing(tmp_path):
-    (beside := tmp_path / "beside").mkdir()
-    assert testing.spread(beside, 1) == [] and list(beside.iterdir()) == []
 
 
 def spread_run(folder: Path, *files: str, processes: int = 2) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -158,8 +157,3 @@ def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
     assert "permissions: {}\n" in report and "contents: read" in report
     assert ": write" not in report and issue.count(": write") == 1
     assert "issues: write" in issue and "checkout" not in issue and "scripts/" not in issue
-
-
-def test_the_words_of_the_workflow_are_the_commands_own():
-    (words,) = re.findall(r"scripts/nox (rebase --newer .*)", WORKFLOW)
-    assert fakes.parser("rebase").parse_args(words.split()).newer == Path("reports")

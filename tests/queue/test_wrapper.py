@@ -171,7 +171,8 @@ def test_without_a_command_the_list_is_printed(call, tmp_path, words):
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("aply", "apply"), ("chekc", "check"), ("instal", "install")]
+    ("word", "meant"),
+    [("aply", "apply"), ("chekc", "check"), ("instal", "install"), ("BUILD", "build")],
 )
 def test_a_word_that_is_nearly_a_command_names_the_command(call, word, meant):
     assert f"there is no command '{word}' (did you mean {meant}?)" in call(word).stderr

@@ -156,7 +156,7 @@ ONLY = option(
     choices=PROFILES,
     default="",
     metavar="PROFILE",
-    help="apply the patches of one profile alone: `fixes` (no new graph and no kernel), `rl`"
+    help="apply the patches of one profile alone: `fixes` (no new graph), `rl`"
     " (sleep, weight updates, routed experts) or `speed` (graphs, kernels, and their fixes)",
 )
 

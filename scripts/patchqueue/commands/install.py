@@ -122,7 +122,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     report = inplace.uninstall(options.root, options.site, options.discard)
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
-        _show_next_install(report)
+        _say_next(report, "patches it")
         return 0
     found = "as it was found" if report.record.get("edits") else "as it was"
     state = "has its own files again" if report.others else f"is {found}"
@@ -136,15 +136,11 @@ def _uninstall(options: argparse.Namespace) -> int:
         _show_files(report.others)
     for note in report.notes:
         OUT.print(f"note: {note}")
-    _show_next_install(report)
-    return 0
-
-
-def _show_next_install(report: Report) -> None:
     OUT.print(
         f"next: start the server anew; {to_type('install', '--site-packages', report.site)} patches"
         " it again"
     )
+    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:

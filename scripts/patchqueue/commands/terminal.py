@@ -7,9 +7,11 @@ import difflib
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,11 +125,28 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
 
 def show_problems(problems: Sequence[Problem]) -> None:
     """Print problems. A next step that several problems in a row share is printed once."""
+    problems = _grouped(problems)
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint
         ERR.print(str(Problem(problem.name, problem.where, problem.what) if shared else problem))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print(problem.as_github())
+
+
+def _grouped(problems: Iterable[Problem]) -> list[Problem]:
+    """The problems; those that differ in the release alone are joined."""
+    groups: dict[Problem, list[str]] = {}
+    for problem in problems:
+        file, _, tag = problem.where.rpartition(" on ")
+        is_of_release = re.fullmatch(r"v\d\S*", tag)
+        key = replace(problem, where=f"{file} on" if is_of_release else problem.where)
+        groups.setdefault(key, []).append(tag)
+    joined = []
+    for key, tags in groups.items():
+        several = f"{len(tags)} releases, {tags[0]} to {tags[-1]}"
+        behind = f" {several if len(tags) > 1 else tags[0]}" if key.where.endswith(" on") else ""
+        joined.append(replace(key, where=f"{key.where}{behind}"))
+    return joined
 
 
 def show_rows(rows: Iterable[Any]) -> None:

@@ -19,7 +19,6 @@ from ..environments.testing import (
     build_environment,
     has_environment,
     is_built,
-    matplotlib_folder,
     measure_coverage,
     prepare,
     share,
@@ -58,7 +57,7 @@ def _test(options: argparse.Namespace) -> int:
     _show_plan(options.root, tool, chosen)
     if options.plan:
         return 0
-    if tool and (not _is_checked(options.root, pins) or _test_tool(options.root, chosen)):
+    if tool and (not show_check(options.root, pins.all) or _test_tool(options.root, chosen)):
         return 1
     results = _test_releases(options, chosen)
     for result in results:
@@ -88,14 +87,6 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
 def _no_lock(pin: Pin) -> Problem:
     step = f"{to_type('pin', pin.tag, '--lock')} makes one"
     return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
-
-
-def _is_checked(root: Path, pins: Pins) -> bool:
-    """Check the queue, and meanwhile install the packages of the tests of plots; whether there is
-    no problem."""
-    with ThreadPoolExecutor(1) as beside:
-        beside.submit(matplotlib_folder, root)
-        return show_check(root, pins.all)
 
 
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:

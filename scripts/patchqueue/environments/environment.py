@@ -26,17 +26,6 @@ LOG = logging.getLogger(__name__)
 MARKER = "made-from.sha256"  # written last: an environment without it was never finished
 STAND_INS = "stand-ins"
 BYTECODE = "bytecode"
-# Most of what sglang imports from others. The first tests import it in several processes at once,
-# each of which would make the byte code of all of it.
-LIBRARIES = (
-    "torch torch._dynamo torch._inductor.compile_fx torch.distributed triton torchvision torchao"
-    " scipy.special transformers openai flashinfer IPython compressed_tensors aiohttp pydantic"
-    " huggingface_hub pytest"
-)
-IMPORT = (
-    "import contextlib, importlib, sys\nfor name in sys.argv[1:]:\n    with"
-    " contextlib.suppress(Exception): importlib.import_module(name)"
-)
 SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
 # raise it when `build` makes something else of the same lock: environments made before then count
 # no more
@@ -112,7 +101,7 @@ def build(version: str, lock: Path, home: Path) -> Environment:
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         folder = home / f"v{version}"
         try:
-            _build_aside(version, lock, aside, folder, held)
+            _build_aside(version, lock, aside, held)
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)
@@ -122,12 +111,10 @@ def build(version: str, lock: Path, home: Path) -> Environment:
         return _environment(folder)
 
 
-def _build_aside(version: str, lock: Path, aside: Path, folder: Path, held: int) -> None:
-    """All of it, for `folder`, which `aside` becomes."""
+def _build_aside(version: str, lock: Path, aside: Path, held: int) -> None:
     _install(version, lock, aside, held)
     packages = next((aside / "lib").glob("python*/site-packages"))
     _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
-    _make_bytecode(aside, folder)
     (aside / MARKER).write_text(stamp(lock) + "\n")
 
 
@@ -181,14 +168,3 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
             "a library named there is missing on this host, or belongs into STANDS_IN_FOR"
             " (scripts/patchqueue/environments/cuda_stubs.py)",
         )
-
-
-def _make_bytecode(aside: Path, folder: Path) -> None:
-    """Import LIBRARIES, where they are there, and keep the byte code as that of `folder`, which
-    `aside` becomes."""
-    environment = _environment(aside)
-    words = [str(environment.python), "-c", IMPORT, *LIBRARIES.split()]
-    subprocess.run(words, env=os.environ | environment.variables, cwd=aside, capture_output=True)
-    made, wanted = (aside / BYTECODE / path.relative_to("/") for path in (aside, folder))
-    if made.is_dir():
-        made.rename(wanted)

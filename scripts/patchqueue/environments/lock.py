@@ -107,30 +107,15 @@ def left_out(version: str) -> list[LeftOut]:
 
 
 def header(version: str, as_of: datetime.date) -> str:
-    """The comment at the top of a lock: what it is for, how to remake it, what it lacks and why."""
-    lines = [
-        (
-            f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved"
-            f" as of {as_of.isoformat()}."
-        ),
-        (
-            f"Made by {to_type('pin', version, '--lock')}; not to be edited. Rules:"
-            " scripts/patchqueue/environments/lock.py"
-        ),
-        "Asked for: " + " ".join(requirements(version)),
-        "",
-        "Left out where the release asks for them, with whatever only they need:",
-    ]
-    for rule in left_out(version):
-        lines += textwrap.wrap(f"{rule.reason}:", 116, initial_indent="- ", subsequent_indent="  ")
-        lines += textwrap.wrap(
-            " ".join(rule.names),
-            116,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_on_hyphens=False,
-        )
-    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    """The comment at the top of a lock: what it is for, and how to remake it."""
+    lines = (
+        f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved as of"
+        f" {as_of.isoformat()}.",
+        f"Made by {to_type('pin', version, '--lock')}; not to be edited. What is left out, and why:"
+        " scripts/patchqueue/environments/lock.py",
+        f"Asked for: {' '.join(requirements(version))}",
+    )
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def until(as_of: datetime.date) -> str:

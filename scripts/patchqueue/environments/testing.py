@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
-from ..files.atomic import locked
 from ..laying import worktree
 from ..laying.apply import apply
-from ..outcome import Refused
 from ..upstream.pins import Pin
 from . import environment
 from .lock import version_of
@@ -26,8 +23,6 @@ from .lock import version_of
 LOG = logging.getLogger(__name__)
 
 HOME = Path(".nox/revisions")
-COVERAGE = ("requirements", "plots", "coverage")  # locks in scripts/
-PLOTS = Path("scripts/plots.txt")  # what the tests of plots need: matplotlib, locked
 PARALLEL = 4  # releases, at most
 WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
@@ -75,73 +70,47 @@ def build_environment(root: Path, pin: Pin) -> environment.Environment:
     return environment.build(str(pin.version), lock_file(root, pin), root / HOME)
 
 
-def matplotlib_folder(root: Path) -> Path | None:
-    """A folder with matplotlib for the tests of plots, made once; None, with the reason said, where
-    it cannot be had.
-
-    It is kept out of the tool's own environment, which it would make twice as large for everybody.
-    """
-    wanted, folder = (
-        root / PLOTS,
-        root / HOME.parent / f"plots-{sys.version_info.major}.{sys.version_info.minor}",
-    )
-    marker = folder / "made-from.txt"
-    with locked(folder.with_name(f".{folder.name}.lock")) as held:
-        if marker.is_file() and marker.read_bytes() == wanted.read_bytes():
-            return folder
-        LOG.info(
-            f"installing matplotlib for the tests of plots into {folder.relative_to(root)}, once"
-            " (about 140 MB)"
-        )
-        shutil.rmtree(folder, ignore_errors=True)
-        if why := _install(wanted, folder, held):
-            LOG.info(f"the tests of plots are skipped, matplotlib could not be installed: {why}")
-            return None
-        marker.write_bytes(wanted.read_bytes())
-        return folder
-
-
-def _install(wanted: Path, folder: Path, held: int) -> str:
-    """Install locked requirements for this Python into a folder; why that failed, else ""."""
-    words = ["pip", "install", "--require-hashes", "--python", sys.executable]
-    try:
-        run.uv(*words, "--target", str(folder), "--requirement", str(wanted), held=held)
-    except run.Failed as failure:
-        return failure.said
-    except Refused as refusal:
-        return refusal.problems[0].what
-    return ""
-
-
 def test_tool(root: Path) -> int:
-    """Run tests/queue in the environment that runs the tool, on all processors; pytest's exit
-    code."""
-    plots = matplotlib_folder(root)
-    more = {
-        "PYTHONPATH": os.pathsep.join(
-            str(path) for path in (plots, os.environ.get("PYTHONPATH")) if path
-        ),
-        # tests start the tool and engines hundreds of times; half of such a start is compiling
-        "PYTHONDONTWRITEBYTECODE": "",
-    }
+    """Run tests/queue on all processors; pytest's exit code. Without matplotlib the tests of plots
+    are skipped."""
+    # tests start the tool and engines hundreds of times; half of such a start is compiling
+    variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)
-    command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
+    command = [*_with_plots(root), "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
-    return subprocess.run(command, cwd=root, env=os.environ | more).returncode
+    return subprocess.run(command, cwd=root, env=variables).returncode
+
+
+def _with_plots(root: Path) -> list[str]:
+    """The Python that runs the tests of the tool: with matplotlib, which plots alone need; this one
+    with the reason logged where matplotlib cannot be had."""
+    python = [*with_packages(root, "plots"), "python"]
+    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
+    if tried.returncode == 0:
+        return python
+    LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {tried.stderr.strip()}")
+    return [sys.executable]
 
 
 def measure_coverage(root: Path) -> int:
     """Run tests/queue with coverage, and print the tool's lines that they run; the exit code of the
     first command that fails, else 0."""
-    files = [f"--with-requirements={root}/scripts/{name}.txt" for name in COVERAGE]
-    uv = [run.find_uv(), "run", "--quiet", "--no-project", f"--python={sys.executable}", *files]
+    coverage = [*with_packages(root, "plots", "coverage"), "coverage"]
     tests = ["run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
     for words in (tests, ["combine", "-q"], ["report"]):
-        if code := subprocess.run([*uv, "coverage", *words], cwd=root).returncode:
+        if code := subprocess.run([*coverage, *words], cwd=root).returncode:
             return code
     return 0
+
+
+def with_packages(root: Path, *names: str) -> list[str]:
+    """uv's command that runs another with the tool's packages, and with those of more locks in
+    scripts/. uv keeps them, so that a second call asks for nothing."""
+    files = [f"--with-requirements={root}/scripts/{each}.txt" for each in ("requirements", *names)]
+    python = f"--python={sys.executable}"
+    return [run.find_uv(), "run", "--quiet", "--no-project", python, *files]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ after 0.5.9 (sglang#20626). Many of its files had the mark of a GPU alone, altho
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import re
@@ -33,13 +32,14 @@ from ..hint import some
 from ..outcome import Outcome, Refused
 from ..upstream import source
 from ..upstream.pins import Pin
-from ..upstream.source import Source
 from .environment import Environment
 from .testing import Prepared
 
 FOLDERS = ("test/registered", "test/srt")  # test/manual holds what upstream runs nowhere
 UNIT = "test/registered/unit"
-MARK, ANY_MARK = "register_cpu_ci", re.compile(r"register_\w+_ci")
+MARK, TEST = re.compile(r"(?m)^register_cpu_ci\("), re.compile(r"(?m)^\s*(?:async )?def test_")
+# a reason by its word, or as the fourth argument
+DISABLED = re.compile(r"(?m)^register_\w+_ci\((?:[^()]*\bdisabled\s*=|(?:[^(),]*,){3})\s*[\"']")
 NO_TESTS = ("conftest.py", "__init__.py")
 # sglang's own helpers for tests that start a server, an engine or a model's runner
 SERVERS = re.compile(
@@ -89,31 +89,11 @@ def find(checkout: Path) -> tuple[list[str], int]:
 
 
 def _is_for_cpus(text: str, is_unit: bool) -> bool:
-    """Whether a file is run. A file that has the mark and that Python cannot parse is run: the
-    error is its result."""
-    try:
-        marks = _marks(ast.parse(text))
-    except (SyntaxError, ValueError):
-        return MARK in text
-    if MARK in marks or not is_unit:
-        return marks.get(MARK, True) is False
-    is_test = re.search(r"(?m)^\s*(?:async )?def test_", text)
-    return bool(is_test) and not any(marks.values()) and not SERVERS.search(text)
-
-
-def _marks(tree: ast.Module) -> dict[str, bool]:
-    """Upstream's marks, calls at the file's top level: name -> whether it disables the file."""
-    marks: dict[str, bool] = {}
-    for statement in tree.body:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            continue
-        if ANY_MARK.fullmatch(call.func.id):
-            words = {word.arg: word.value for word in call.keywords}
-            disabled = words.get("disabled") or (call.args[3] if len(call.args) > 3 else None)
-            reason = disabled.value if isinstance(disabled, ast.Constant) else None
-            marks.setdefault(call.func.id, bool(reason))
-    return marks
+    """Whether a file is run. A unit test with the mark of a GPU alone often needs none."""
+    if DISABLED.search(text):
+        return False
+    is_test = is_unit and TEST.search(text) and not SERVERS.search(text)
+    return bool(MARK.search(text) or is_test)
 
 
 @dataclass(frozen=True)
@@ -154,7 +134,9 @@ class Run:
 
 
 def pristine_of(root: Path, pin: Pin, checkout: Path) -> Path:
-    """The folder of the pristine release. Raises Refused where the checkout is of another."""
+    """The pristine release as a folder, kept beside the trees in work/ for its byte code, and made
+    anew where a file of it is not the release's. Raises Refused where the checkout is of another
+    release."""
     make = f"`git clone --branch {pin.tag} --depth 1 https://github.com/sgl-project/sglang`"
     if not (checkout / "python/sglang").is_dir():
         what = "is no checkout of sglang: it has no python/sglang"
@@ -165,12 +147,6 @@ def pristine_of(root: Path, pin: Pin, checkout: Path) -> Path:
         what = f"is not {pin.tag}: {len(changed)} of its files differ, as {some(changed)}"
         step = f"check out the tag {pin.tag} there, without edits"
         raise Refused.of(str(Outcome.TREE_MISMATCH), str(checkout), what, step)
-    return _pristine_tree(root, pin, pristine)
-
-
-def _pristine_tree(root: Path, pin: Pin, pristine: Source) -> Path:
-    """The unpatched release as a folder, kept beside the trees in work/ for its byte code. It is
-    made anew where a file of it is not the release's."""
     folder = root / "work/.patchqueue" / f"{pin.tag}.pristine"
     with locked(folder.with_suffix(".pristine-lock")):
         if not folder.is_dir() or list_folder(folder) != pristine.listing():
@@ -198,6 +174,14 @@ def trees(prepared: Prepared, checkout: Path, pristine: Path) -> Iterator[Run]:
         yield Run(*folders, prepared.environment)
 
 
+def compare(file: str, pristine: Results, patched: Results) -> Compared:
+    """The tests that passed on the pristine tree alone, and why not on the patched one."""
+    gone = patched.ended or "it is not among the file's tests"
+    passed = sorted(test for test, why in pristine.tests.items() if not why)
+    broken = {test: why for test in passed if (why := patched.tests.get(test, gone))}
+    return Compared(file, len(passed) - len(broken), broken, pristine.ended)
+
+
 def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compared]:
     """Every file on both trees, several at once, in the order of `files`."""
     with ThreadPoolExecutor(max(1, min(processors, PROCESSES))) as pool:
@@ -210,14 +194,6 @@ def run_all(run: Run, files: Sequence[str], processors: int) -> Iterator[Compare
             run.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def compare(file: str, pristine: Results, patched: Results) -> Compared:
-    """The tests that passed on the pristine tree alone, and why not on the patched one."""
-    gone = patched.ended or "it is not among the file's tests"
-    passed = sorted(test for test, why in pristine.tests.items() if not why)
-    broken = {test: why for test in passed if (why := patched.tests.get(test, gone))}
-    return Compared(file, len(passed) - len(broken), broken, pristine.ended)
 
 
 def run_file(run: Run, side: Path, file: str) -> Results:

@@ -32,7 +32,7 @@ class Place:
 
 
 def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
-    """What the error means, where it is one of a disk or of access; None where it is any other.
+    """The problem behind an error of a disk or of access; None for any other error.
 
     places: where the tool writes. A write that fails in the middle of a file names no path: then
     the place with the least space is named.
@@ -66,15 +66,15 @@ def _first(error: OSError) -> OSError:
     if not isinstance(error, shutil.Error) or not isinstance(error.args[0], list):
         return error
     _, target, why = error.args[0][0]
-    found = re.fullmatch(r"\[Errno (\d+)\] [^:]*(?:: '(.*?)'.*)?", str(why), re.DOTALL)
-    if not found:
+    parsed = re.fullmatch(r"\[Errno (\d+)\] [^:]*(?:: '(.*?)'.*)?", str(why), re.DOTALL)
+    if not parsed:
         return OSError(None, str(why), str(target))
-    number = int(found[1])
-    return OSError(number, os.strerror(number), found[2] or str(target))
+    number = int(parsed[1])
+    return OSError(number, os.strerror(number), parsed[2] or str(target))
 
 
 def said(text: str) -> str:
-    """What to do where a program that was run says so; empty where it says nothing of a disk."""
+    """The step for a user where a program's message names a disk; empty for any other message."""
     if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
         return f"free some space, {AGAIN}"
     if os.strerror(errno.EROFS) in text:
@@ -83,7 +83,7 @@ def said(text: str) -> str:
 
 
 def no_access(error: OSError, place: Place | None) -> Problem:
-    """What an error of access means; place: where the tool reads or writes."""
+    """The problem behind an error of access. place: where the tool reads or writes."""
     where = str(error.filename or (place.path if place else "a file"))
     instead = f", or {place.instead}" if place and place.instead else ""
     if error.errno == errno.EROFS:

@@ -37,7 +37,7 @@ def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") ->
 
 
 def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
-    """What a decoder made of a file, or a part of it."""
+    """The value that a decoder made of a file, or a part of it."""
     try:
         return msgspec.convert(data, kind, dec_hook=_from_text, builtin_types=DATES)
     except msgspec.ValidationError as error:

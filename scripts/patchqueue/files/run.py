@@ -226,11 +226,11 @@ def _set(settings: tuple[str, ...]) -> list[str]:
 def find_uv() -> str:
     """The uv beside this Python, else the one on PATH. Raises Refused where there is none."""
     beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.is_file() else shutil.which("uv")
-    if not found:
+    program = str(beside) if beside.is_file() else shutil.which("uv")
+    if not program:
         what = "uv is neither beside this Python nor on PATH"
         raise Refused.of("no-uv", "uv", what, UV.install)
-    return found
+    return program
 
 
 def uv(

@@ -80,7 +80,7 @@ def from_sha256sum(content: bytes) -> dict[str, str]:
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
-    """What of a listing a tree's LISTING file holds: sglang's files, less the generated one, which
+    """The part that a tree's LISTING file holds: sglang's files, less the generated one, which
     a wheel stamps and git lacks."""
     own = sglang_part(listing)
     own.pop(GENERATED, None)
@@ -88,7 +88,7 @@ def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
 
 
 def sglang_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """What of a listing is sglang's, not a test beside it."""
+    """The part below python/sglang/, without the tests beside it."""
     return {path: digest for path, digest in listing.items() if path.startswith(SGLANG)}
 
 
@@ -98,7 +98,7 @@ def names(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """What a release's wheels, its git tag and an installed package have in common: sglang's Python
+    """The part that a release's wheels, its git tag and an installed package share: sglang's Python
     files, less the generated one."""
     return {path: each for path, each in own_listing(listing).items() if path.endswith(".py")}
 

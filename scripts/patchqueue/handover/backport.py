@@ -4,6 +4,7 @@ hashes every time."""
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ..files.run import Failed
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
@@ -63,36 +63,32 @@ class Wishes:
 PLAIN = Wishes()
 
 
-def _chosen(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
-    """Raises Refused where no patch is for the release, or left."""
-    left = lacking(queue, pin, without)
-    if without and not left.select(pin.version):
+def selected(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
+    """The queue on a release, without some patches. Raises Refused where no patch is left, for a
+    patch that the release does not get, and for one that another one needs."""
+    patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
+    left_out = {f"{stem}.patch" for stem in without}
+    for name in sorted(left_out - patches.keys()):
+        alike = difflib.get_close_matches(name, patches, 1)
+        guess = f"did you mean {alike[0].removesuffix('.patch')}? " if alike else ""
+        step = f"{guess}{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        what = f"{pin.tag} gets no patch of this name"
+        raise Refused.of("unknown-patch", name.removesuffix(".patch"), what, step)
+    for name, patch in patches.items():
+        needed = left_out.intersection(queue.header(patch.name).needs)
+        if needed and name not in left_out:
+            stem = name.removesuffix(".patch")
+            step = f"leave that one out too: --without {stem}"
+            where = min(needed).removesuffix(".patch")
+            raise Refused.of("needed-patch", where, f"{stem} needs it", step)
+    if patches and left_out == patches.keys():
         what = "no patch is left: --without names all that are for it"
         raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
-    selection = select(left, pin)
-    if not selection.patches:
+    if not patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
-    return selection
-
-
-def lacking(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
-    """The queue without some patches of a release. Raises Refused for one that the release does not
-    get, or that another one needs."""
-    released = queue.select(pin.version)
-    stems = {queue.base(patch.name).removesuffix(".patch") for patch in released}
-    if unknown := sorted({*without} - stems):
-        what = f"{pin.tag} gets no patch of this name"
-        raise Refused.of("unknown-patch", unknown[0], what, f"one of: {' '.join(sorted(stems))}")
-    left = {f"{stem}.patch" for stem in without}
-    for patch in released:
-        needed = left.intersection(queue.header(patch.name).needs)
-        if needed and queue.base(patch.name) not in left:
-            stem = queue.base(patch.name).removesuffix(".patch")
-            what = f"{stem} needs it"
-            step = f"leave that one out too: --without {stem}"
-            raise Refused.of("needed-patch", min(needed).removesuffix(".patch"), what, step)
-    return replace(queue, entries=tuple(one for one in queue.entries if one.base not in left))
+    kept = tuple(entry for entry in queue.entries if entry.base not in left_out)
+    return select(replace(queue, entries=kept), pin)
 
 
 def backport(
@@ -118,10 +114,10 @@ def backport(
     pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = _chosen(queue, pin, wishes.without)
+    selection = selected(queue, pin, wishes.without)
     wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
-    outcome = put(repository, name, before, made[-1])
+    outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(repository.listing(made[-1], PACKAGE))
     return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
@@ -145,14 +141,8 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pi
     that it comes from."""
     if release:
         return pins.find(release)
-    return next(
-        (
-            pin
-            for pin in reversed(pins.all)
-            if _has_tag(repository, pin.tag) and _is_ancestor(repository, pin.tag, commit)
-        ),
-        None,
-    )
+    tagged = (pin for pin in reversed(pins.all) if repository.has_tag(pin.tag))
+    return next((pin for pin in tagged if repository.is_ancestor(pin.tag, commit)), None)
 
 
 def _edits(
@@ -163,7 +153,7 @@ def _edits(
     if hash_python(listing) == pin.tree:
         return NO_EDITS
     tag = f"refs/tags/{pin.tag}"
-    whole = _has_tag(repository, pin.tag) and pin == release_of(
+    whole = repository.has_tag(pin.tag) and pin == release_of(
         repository, tag, Pins((pin,), pin, ())
     )
     release = (
@@ -261,49 +251,12 @@ def date_of(pin: Pin, repository: Repository, base: str) -> int:
     return max(int(day.timestamp()), repository.date(base))
 
 
-def put(repository: Repository, name: str, before: str | None, tip: str) -> Outcome:
-    """The branch at `tip`, made unless it is there. Raises Refused where it is elsewhere."""
-    refuse_taken(repository, name, before, tip)
-    if before == tip:
-        return Outcome.ALREADY_APPLIED
-    repository.create(name, tip)
-    return Outcome.APPLIED
-
-
-def refuse_taken(repository: Repository, name: str, before: str | None, tip: str) -> None:
-    """Raise Refused where a branch of this name is another: it may hold work of the user's."""
-    if before in (None, tip):
-        return
-    what = f"is there, at {(before or '')[:12]}, and the queue makes {tip[:12]}"
-    step = "name another branch, or rename that one: it may hold work of yours"
-    raise Refused.of("branch-exists", f"{repository.shown}: {name}", what, step)
-
-
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
     """Why a commit is no base: it has no release's files, and comes from no release's tag."""
-    tags = [pin.tag for pin in reversed(pins.all) if _has_tag(repository, pin.tag)]
-    here = [
-        tag for tag in tags if release_of(repository, repository.commit(f"refs/tags/{tag}"), pins)
-    ]
+    tags = (f"refs/tags/{pin.tag}" for pin in reversed(pins.all) if repository.has_tag(pin.tag))
+    here = [pin.tag for tag in tags if (pin := release_of(repository, tag, pins))]
     fetch = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
     hint = f"name a release: --base {here[0]}" if here else f"{fetch} {pins.default.tag}"
     what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
     step = f"{hint}; or the one that it is made of: --release VERSION"
     return Problem("no-pinned-release", f"{repository.shown}: {base}", what, step)
-
-
-def _has_tag(repository: Repository, tag: str) -> bool:
-    try:
-        return bool(
-            repository.git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
-        )
-    except Failed:
-        return False
-
-
-def _is_ancestor(repository: Repository, tag: str, commit: str) -> bool:
-    try:
-        repository.git("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
-    except Failed:
-        return False
-    return True

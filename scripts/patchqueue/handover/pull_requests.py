@@ -18,10 +18,9 @@ from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue
 from ..upstream.pins import Pin, Pins
-from . import additions, bodies
-from .additions import PENDING, STATUS, Text, stem
-from .backport import PACKAGE, Read, date_of, put, refuse_taken, release_of, text_of
-from .bodies import Part
+from . import additions
+from .additions import PENDING, STATUS, Part, Text, stem
+from .backport import PACKAGE, Read, date_of, release_of, text_of
 from .repository import Commit, Repository, open_repository
 
 BRANCHES = "prefill-graph/"
@@ -263,8 +262,8 @@ def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRe
     others."""
     before = {request.branch: repository.branch(request.branch) for request in built}
     for request in built:
-        refuse_taken(repository, request.branch, before[request.branch], request.tip)
-    outcomes = (put(repository, one.branch, before[one.branch], one.tip) for one in built)
+        repository.refuse_taken(request.branch, before[request.branch], request.tip)
+    outcomes = (repository.put(one.branch, before[one.branch], one.tip) for one in built)
     return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
 
 
@@ -279,8 +278,8 @@ def write(queue: Queue, made: Made, request: PullRequest, out: Path) -> Path:
 
 def body(queue: Queue, made: Made, request: PullRequest) -> str:
     """The text of a pull request."""
-    text = request.text or bodies.from_header(queue.header(f"{request.name}.patch"))
-    return bodies.body(made.template or "", request.parts, text, request.hash)
+    text = request.text or additions.from_header(queue.header(f"{request.name}.patch"))
+    return additions.body(made.template or "", request.parts, text, request.hash)
 
 
 def _reader(repository: Repository, commit: str, base: str) -> Read:

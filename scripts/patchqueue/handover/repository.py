@@ -16,7 +16,7 @@ from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
 from ..hint import some
-from ..outcome import Refused
+from ..outcome import Outcome, Refused
 
 LINK, SUBMODULE = "120000", "160000"
 
@@ -116,21 +116,32 @@ class Repository:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
         cannot name one."""
 
-        def bad(what: str) -> Refused:
-            return Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
-
-        try:
-            self.git("check-ref-format", f"refs/heads/{name}")
-        except Failed:
-            raise bad("is no name for a branch") from None
-        if name.startswith(("-", "refs/")) or name == "HEAD":
-            raise bad("is no name for a branch")
-        if self._word("for-each-ref", f"refs/tags/{name}"):
-            raise bad("is a tag's name, and git would not know which is meant")
+        what = ""
+        is_name = self._holds("check-ref-format", f"refs/heads/{name}") and name != "HEAD"
+        if not is_name or name.startswith(("-", "refs/")):
+            what = "is no name for a branch"
+        elif self._word("for-each-ref", f"refs/tags/{name}"):
+            what = "is a tag's name, and git would not know which is meant"
+        if what:
+            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
         try:
             return self._word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
         except Failed:
             return None
+
+    def _holds(self, *arguments: str) -> bool:
+        """Whether git ends a question with the code 0."""
+        try:
+            self.git(*arguments)
+        except Failed:
+            return False
+        return True
+
+    def has_tag(self, tag: str) -> bool:
+        return self._holds("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
+
+    def is_ancestor(self, tag: str, commit: str) -> bool:
+        return self._holds("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
 
     def date(self, commit: str) -> int:
         """When it was committed, in seconds since 1970."""
@@ -212,6 +223,23 @@ class Repository:
             raise Refused.of("bad-branch", where, what, "name another branch") from None
         if self.branch(branch) != commit:
             raise Refused.of("bad-branch", where, "is not where it was put", "report this")
+
+    def put(self, name: str, before: str | None, tip: str) -> Outcome:
+        """Make a branch at `tip`, unless it is there. before: where it is. Raises Refused where
+        that is elsewhere."""
+        self.refuse_taken(name, before, tip)
+        if before == tip:
+            return Outcome.ALREADY_APPLIED
+        self.create(name, tip)
+        return Outcome.APPLIED
+
+    def refuse_taken(self, name: str, before: str | None, tip: str) -> None:
+        """Raise Refused where a branch of this name is another: it may hold work of the user's."""
+        if before in (None, tip):
+            return
+        what = f"is there, at {(before or '')[:12]}, and the queue makes {tip[:12]}"
+        step = "name another branch, or rename that one: it may hold work of yours"
+        raise Refused.of("branch-exists", f"{self.shown}: {name}", what, step)
 
 
 def open_repository(name: str) -> Repository:

@@ -1,4 +1,4 @@
-"""What an install changes in the folder of an sglang, in which order, and what it keeps of it."""
+"""The changes that an install makes in the folder of an sglang, in order, and its record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Changes = dict[str, "bytes | None"]  # path below the folder -> content, None to
 
 
 def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Changes, dict[str, Any]]:
-    """What to change, in order, and the record that the journal keeps.
+    """The changes, in order, and the record that the journal keeps.
 
     The record is a patched tree's, with "notes": "found", the listing before; "texts", the patches
     as they are applied; "laid", what laid.json has. Raises Refused where a patch does not fit, and
@@ -69,8 +69,8 @@ def _ordered(here: Installed, files: dict[str, bytes], record: dict[str, Any]) -
 def _records(
     here: Installed, files: dict[str, bytes], record: dict[str, Any], changes: Changes
 ) -> dict[str, bytes]:
-    """What pip knows of the package: RECORD with the files as they are now, the queue's provenance
-    beside it, and the queue in upstream's list of plugins.
+    """The files by which pip knows the package: RECORD with the files as they are now, the queue's
+    provenance beside it, and the queue in upstream's list of plugins.
 
     The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info
     cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
@@ -81,10 +81,10 @@ def _records(
     file, entry_points = here.info / "RECORD", here.info / plugin.FILE
     there = {plugin.LIST} if (here.site / plugin.LIST).is_file() else set()
     before = entry_points.read_bytes() if entry_points.is_file() else None
-    made = plugin.listed(before, there | files.keys())
+    entries = plugin.listed(before, there | files.keys())
     name = here.info.name
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
-    own |= {} if made is None else {f"{name}/{plugin.FILE}": made}
+    own |= {} if entries is None else {f"{name}/{plugin.FILE}": entries}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
     listed = undo.own_names(all_changes, here.site)
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}

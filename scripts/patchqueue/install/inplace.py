@@ -85,7 +85,7 @@ def install(
 def check(
     root: Path, site: Path, release: str = "", pristine: bool = False, only: str = ""
 ) -> Report:
-    """What `install` would do, with nothing written: EMPTY with the counts of files that it would
+    """The report of an `install` that writes nothing: EMPTY with the counts of files that it would
     change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
     does."""
     queue, pins = load_queue(root, only), pinning.load(root)
@@ -243,21 +243,21 @@ def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
     the next call."""
     changes, record = plan(selection, here, known)
     try:
-        made = undo.prepare(here.site, changes, record)
+        journal = undo.prepare(here.site, changes, record)
     except BaseException:
         undo.sweep(here.site)
         raise
     try:
-        made = undo.forward(made)
-        differ = _differing(made)
+        journal = undo.forward(journal)
+        differ = _differing(journal)
         if paths := (*differ.ours, *differ.both, *differ.others):
             what = f"was changed meanwhile: {some(paths)}; it is as it was again"
             step = "run it again when nobody else writes there"
             raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
     except BaseException:
-        undo.back(made)
+        undo.back(journal)
         raise
-    return replace(_report(made, Outcome.APPLIED, Differing()), notes=known.notes)
+    return replace(_report(journal, Outcome.APPLIED, Differing()), notes=known.notes)
 
 
 def _take_off(journal: Journal, selection: Selection, differ: Differing, discard: bool) -> None:

@@ -1,4 +1,4 @@
-"""What turns the prefill graph on, by release: docs/choose.md has the same table."""
+"""The switches that turn the prefill graph on, by release: docs/choose.md has the same table."""
 
 from __future__ import annotations
 

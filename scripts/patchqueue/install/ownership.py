@@ -129,13 +129,13 @@ def taken_off(
 def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
     text = content.decode("utf-8", "surrogateescape")
     for form in forms:
-        done = match(text, inverted(form))
-        if all(len(spot.lines) == 1 for spot in done.spots):
-            yield done.text.encode("utf-8", "surrogateescape")
+        without = match(text, inverted(form))
+        if all(len(spot.lines) == 1 for spot in without.spots):
+            yield without.text.encode("utf-8", "surrogateescape")
 
 
 def resolve(tag: str) -> str:
-    """What to do about a conflict with the edits of others: both are kept."""
+    """The step for a conflict with edits of others, which keeps both sides."""
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
     return f"change one side so that both fit; or {branch}, and `git merge BRANCH` lays both out"
 
@@ -202,8 +202,8 @@ class Patched:
 
 
 def find(here: Installed) -> Patched | None:
-    """What patched it, None where nothing did. Raises Refused where an install in place did, and
-    the journal of that is gone: nothing can be taken back then."""
+    """The queue that an sglang carries by other means; None for none. Raises Refused where an
+    install in place did, and the journal of that is gone: nothing can be taken back then."""
     try:
         file = here.info / build.PROVENANCE if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None

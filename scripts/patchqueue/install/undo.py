@@ -283,7 +283,7 @@ def sweep(site: Path) -> None:
 
 
 def byte_code(source: Path) -> list[Path]:
-    """What Python has compiled of a module, for every interpreter and level of optimisation."""
+    """The byte code of a module, for every interpreter and level of optimisation."""
     cache = source.parent / "__pycache__"
     if source.suffix != ".py" or cache.is_symlink():  # a link's files are not the package's
         return []

@@ -47,7 +47,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What an apply or unapply did. rows: every patch of the queue; record: the tree's
+    """The result of an apply or unapply. rows: every patch of the queue; record: the tree's
     provenance."""
 
     pin: Pin
@@ -231,15 +231,13 @@ def _report(
     queue, rows = selection.queue, []
     selected = {queue.base(patch.name) for patch in selection.patches}
     for finding in probe(queue, pristine.pin, pristine.read):
-        header = queue.header(finding.patch)
+        header, result, why = queue.header(finding.patch), finding.outcome, finding.reason
         if finding.patch in selected:
-            rows.append(ReportRow(finding.patch, outcome, header.get("Subject")))
-        elif finding.outcome is Outcome.MERGED_UPSTREAM:
+            result, why = outcome, header.get("Subject")
+        elif result is Outcome.MERGED_UPSTREAM:
             merged = header.get("Upstream-Status").partition("Merged ")[2]
             why = f"since {merged}" if merged else "the release has it"
-            rows.append(ReportRow(finding.patch, finding.outcome, why))
         else:
-            rows.append(
-                ReportRow(finding.patch, Outcome.NOT_SELECTED, finding.reason or "no reason given")
-            )
+            result, why = Outcome.NOT_SELECTED, why or "no reason given"
+        rows.append(ReportRow(finding.patch, result, why))
     return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

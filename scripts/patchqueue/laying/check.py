@@ -30,7 +30,7 @@ from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .apply import finish_writing
+from .apply import finish_writing, load_queue
 from .matching import Row, listing_with
 from .selection import Finding, Selection, probe, select
 
@@ -152,7 +152,7 @@ def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem
 
 
 def _other_tree(pin: Pin, tree: str) -> Iterator[Problem]:
-    """What is wrong with the tree that the queue makes of a release."""
+    """Problems of the tree that the queue makes of a release."""
     where = f"{pinning.FILE}: {pin.version}"
     if not pin.patched:
         yield Problem("no-tree-pinned", where, f"names no patched tree; it is {tree}", WRITE)
@@ -169,9 +169,7 @@ def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]
     """
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
-        queue, problems = series.read(root)
-        if wrong := [*problems, *lint(root, queue)]:
-            raise Refused(wrong)
+        queue = load_queue(root)
         trees = {
             pin.version: Selection(queue, pin).patched_tree(source.fetch(pin, origin))
             for pin in chosen

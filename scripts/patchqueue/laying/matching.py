@@ -156,7 +156,7 @@ def _where(spot: Spot) -> str:
 
 
 def inverted(file: FileDiff) -> FileDiff:
-    """What takes a file's hunks off again, each where it was applied."""
+    """The diff that takes a file's hunks off again, each where it was applied."""
     hunks = (
         replace(
             hunk,

@@ -28,7 +28,7 @@ NONE = Edits()
 def described(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, Any]:
-    """What laid.json has of a patched tree.
+    """The content of laid.json for a patched tree.
 
     files: all that the queue changes or adds, as it is then; read: the tree as it was before;
     listing: the whole patched tree's, whose hash a server prints.
@@ -67,7 +67,7 @@ def in_git(
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
-    """What laid.json has of the files that the queue leaves alone: how many Python files these are,
+    """The files that the queue leaves alone, for laid.json: how many Python files these are,
     and the hash of their listing. Other files a wheel and a git tag have not in common."""
     left = {
         path: digest
@@ -91,15 +91,11 @@ def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return rows if isinstance(rows, dict) else {}
 
 
-def opcodes(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The changed ranges of two texts' lines: (first, end) before, (first, end) after."""
-    matcher = difflib.SequenceMatcher(None, before, after)
-    return (code[1:] for code in matcher.get_opcodes() if code[0] != "equal")
-
-
 def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
     old, new = (split_lines(text.decode("utf-8", "surrogateescape")) for text in (before, after))
-    for _, _, first, end in opcodes(old, new):
+    for kind, _, _, first, end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if kind == "equal":
+            continue
         whole, bare = new[max(first - 1, 0) : end + 1], new[first:end]
         yield {
             "line": first + 1,

@@ -113,7 +113,7 @@ def layers(tree: Path) -> list[Layer]:
 
 
 def content(file: Path) -> bytes:
-    """What a file of a tree holds; empty where there is none."""
+    """The content of a file; empty where there is none."""
     return file.read_bytes() if file.is_file() else b""
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..files import atomic
@@ -21,7 +20,7 @@ from ..outcome import Refused
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
-from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
+from ..queue.series import PROVENANCE, Entry, Queue
 from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -29,10 +28,10 @@ from ..upstream.source import Source
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import fitted, one_text, rendered, unified
-from .matching import Files, Row, apply_patch, in_front, listing_with, misfits, replay
+from .context import fitted, one_text, rendered
+from .matching import Row, apply_patch, in_front, listing_with, replay
 from .selection import Plan, Selection
-from .worktree import State, WorkTree, read_record
+from .worktree import State, TreeEdits, WorkTree, foreign, read_edits, read_record
 
 LOG = logging.getLogger(__name__)
 
@@ -46,21 +45,6 @@ Probe: TODO
 Overlay: none
 Test: TODO
 """
-
-
-@dataclass(frozen=True)
-class Tree:
-    """What a tree holds. texts: (patch, header, diff) of each applied patch, in order; overlay: its
-    new files.
-
-    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
-    files, empty likewise.
-    """
-
-    texts: tuple[tuple[str, str, str], ...] = ()
-    overlay: Files = field(default_factory=dict)
-    recorded: dict[str, str] = field(default_factory=dict)
-    listing: dict[str, str] = field(default_factory=dict)
 
 
 def new(root: Path, pin: Pin, name: str) -> Path:
@@ -117,8 +101,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
-        tree = edited(root, pin, add, pristine)
-        planned = _plan(root, pins, pin, queue, tree or Tree(), pristine)
+        edits = read_edits(root, pin, add, pristine)
+        planned = _plan(root, pins, pin, queue, edits or TreeEdits(), pristine)
         changes = [each for each in planned if quilts.content(root / each.path) != each.content]
         write(root, changes)
     try:
@@ -144,7 +128,7 @@ def _made_of(root: Path, pin: Pin) -> Source:
 
 
 def _plan(
-    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree, pristine: Source
+    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits, pristine: Source
 ) -> list[Change]:
     """The changes that make the queue hold what the tree holds, proved on this release. Raises
     Refused where there are none."""
@@ -207,7 +191,7 @@ def _moved_on(planned: Plan, recorded: dict[str, str]) -> set[str]:
     return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
 
 
-def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterator[Change]:
+def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits) -> Iterator[Change]:
     """The patches that the tree has otherwise than the queue, and what that makes of the series."""
     old = (root / series.FILE).read_text(encoding="utf-8")
     lines, below, pinned = Lines.of(old), "", [other.version for other in pins.all]
@@ -242,7 +226,7 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: Tree) -> Iterat
 def _is_edited(
     queue: Queue,
     pin: Pin,
-    tree: Tree,
+    tree: TreeEdits,
     here: Mapping[str, tuple[Row, Patch]],
     name: str,
     content: bytes,
@@ -304,98 +288,3 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     below = in_front(replay(patches[:number], {}, read, pin.tag).files, read)
     contents = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in contents.items() if content is not None}
-
-
-def edited(root: Path, pin: Pin, add: bool, pristine: Source) -> Tree | None:
-    """What work/<tag>/ holds, its popped patches too; None where it holds no edits."""
-    tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
-    with tree.locked():
-        inspection = tree.inspect()
-        if inspection.state is State.FOREIGN:
-            raise foreign(pin)
-        if inspection.state is not State.CHANGED:
-            return None
-        layers = quilts.layers(tree.path)
-        stray = _stray(tree.path, layers, inspection.listing, pristine)
-        popped = list(_popped(tree.path, where, layers))
-        layers += popped
-        files = {layer.patch: tree.path / "patches" / layer.patch for layer in layers}
-        headers = {
-            name: patchfile.split(quilts.content(file).decode())[0] for name, file in files.items()
-        }
-    if stray and not (add and layers):
-        step = (
-            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-        )
-        what = f"edited, but in no patch: {' '.join(stray)}"
-        raise Refused.of("stray-edits", where, what, step)
-    if stray:
-        original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
-        layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
-    overlay = {layer.patch: layer.after for layer in layers}.get(OVERLAY_PATCH, {})
-    texts = tuple(
-        (layer.patch, headers[layer.patch], unified(layer.before, layer.after))
-        for layer in layers
-        if layer.patch != OVERLAY_PATCH
-    )
-    recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
-    pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    return Tree(
-        texts,
-        {path: text for path, text in overlay.items() if text},
-        recorded,
-        listing_with(inspection.listing, pushed),
-    )
-
-
-def _stray(
-    tree: Path, layers: list[quilts.Layer], listing: Mapping[str, str], pristine: Source
-) -> dict[str, bytes]:
-    """The edits that are in no patch, path -> content. listing: the tree's."""
-    below = {path: text for layer in reversed(layers) for path, text in layer.before.items()}
-    popped = {path: digest for path, digest in listing.items() if path not in below}
-    popped = listing_with(popped, {path: text for path, text in below.items() if text})
-    stray = {}
-    for name in differing(popped, pristine.listing()):
-        file = tree / name
-        if name not in popped or file.suffix in (".orig", ".rej") or name.endswith("~"):
-            what = "is missing, or left over from an editor or a failed push"
-            step = "put it right in the tree, then refresh again"
-            raise Refused.of("stray-edits", name, what, step)
-        stray[name] = below.get(name) or quilts.content(file)
-    return stray
-
-
-def _popped(tree: Path, where: str, layers: list[quilts.Layer]) -> Iterator[quilts.Layer]:
-    """The patches of the tree's series that are not applied, as they would be."""
-    applied = [layer.patch for layer in layers]
-    files: dict[str, bytes] = {}
-    read = in_front(files, lambda path: quilts.content(tree / path) or None)
-    for name in quilts.listed(tree):
-        if name in applied:
-            continue
-        text = quilts.content(tree / "patches" / name)
-        diff = patchfile.split(text.decode())[1]
-        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
-            after = {
-                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
-                for file in patchfile.parse_diff(diff)
-            }
-            files |= after
-            yield quilts.Layer(name, dict.fromkeys(after, b""), after)
-            continue
-        patch, problems = patchfile.read(name, text)
-        if patch is None:
-            raise Refused(problems)
-        row = apply_patch(patch, read)
-        if row.lines is None:
-            step = "correct it in the tree, or the files below it, then refresh again"
-            raise Refused([each for _, each in misfits(patch, read, where, step)])
-        files |= row.after
-        yield quilts.Layer(name, dict(row.before), dict(row.after))
-
-
-def foreign(pin: Pin) -> Refused:
-    where = f"work/{pin.tag}"
-    return Refused.of("foreign-tree", where, "this tool did not make it", "move it away")

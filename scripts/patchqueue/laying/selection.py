@@ -1,5 +1,5 @@
-"""What of the queue is for one release: selected once for a command, and handed on; and, for each
-patch that is not, whether the release has its change or goes without.
+"""The part of the queue that is for one release; and, for each other patch, whether the release has
+its change or goes without.
 
 On a tree with edits of others, a patch whose every change the tree has already is left out.
 Anything else that does not apply is a conflict, and nothing is applied.
@@ -79,11 +79,11 @@ class Selection:
         return self._own | {PROVENANCE: record.text_of(self._provenance()).encode()}
 
     def _provenance(self) -> dict[str, Any]:
-        """What a server can read of the patches that it runs with."""
+        """The record that a server can read of its patches."""
         return {
             "version": str(self.pin.version),
             "release": RELEASE,
-            "queue": self.pin.patched,
+            "queue": "" if self.queue.profile else self.pin.patched,
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
             "patches": [
                 {
@@ -150,8 +150,8 @@ class Selection:
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
-    """What is for this pin. Raises Refused when there is no patch and pins.toml does not say why,
-    or says so wrongly."""
+    """The selection for a pin. Raises Refused when there is no patch and pins.toml does not say
+    why, or says so wrongly."""
     selection = Selection(queue, pin)
     if not selection.patches and queue.profile:
         what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
@@ -236,28 +236,17 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     where = f"patches/{base} on {pin.tag}"
     has = any(passes(line, read) for line in header.probes)
     if selected and has:
-        problem = Problem(
-            str(Outcome.MERGED_UPSTREAM),
-            where,
-            "merged upstream: the pristine release passes the patch's Probe",
-            "end the guard before this release",
-        )
+        name = str(Outcome.MERGED_UPSTREAM)
+        what = "merged upstream: the pristine release passes the patch's Probe"
+        problem = Problem(name, where, what, "end the guard before this release")
         return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
-    if selected:
-        return Finding(base, pin, Outcome.APPLIED)
-    if has:
-        return Finding(base, pin, Outcome.MERGED_UPSTREAM)
-    reasons = [
-        gap.reason for gap in header.gaps if gap.releases.contains(pin.version, prereleases=True)
-    ]
-    if reasons:
-        return Finding(base, pin, Outcome.NOT_SELECTED, reasons[0])
-    problem = Problem(
-        "unexplained-gap",
-        where,
-        "the release lacks the change, and the guard leaves it out",
-        "widen the guard, or add `Gap: SPECIFIER: reason` to the header",
-    )
+    if selected or has:
+        return Finding(base, pin, Outcome.APPLIED if selected else Outcome.MERGED_UPSTREAM)
+    if gap := header.gap(pin.version):
+        return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
+    what = "the release lacks the change, and the guard leaves it out"
+    step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
+    problem = Problem("unexplained-gap", where, what, step)
     return Finding(base, pin, Outcome.NOT_SELECTED, problem=problem)
 
 

@@ -1,5 +1,5 @@
 """work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced
-while it holds edits.
+while it holds edits; and the edits in it, read from the copies that quilt keeps.
 
 Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in
 work/rebase-VERSION/; other names in work/ are the user's.
@@ -11,9 +11,9 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,15 @@ from ..files.tree import (
     sha256,
     to_sha256sum,
 )
+from ..hint import to_type
+from ..outcome import Refused
+from ..queue import patchfile
+from ..queue.series import OVERLAY_PATCH
+from ..upstream.pins import Pin
+from ..upstream.source import Source
 from . import quilt
+from .context import unified
+from .matching import Files, apply_patch, in_front, listing_with, misfits
 
 RECORD = "provenance.json"
 # what the tool puts into a tree; anything else there is the user's
@@ -146,14 +154,14 @@ class WorkTree:
 
         Files that the tree hash does not cover are compared with the tree as it was finished.
         """
-        tree, stack = hash_python(listing), quilt.applied(self.path)
+        tree, hashes, stack = hash_python(listing), record["tree"], quilt.applied(self.path)
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*python_part(finished | listing)}
         if stack == [patch["name"] for patch in record["patches"]]:
-            is_whole = tree == record["tree"]["after"] and not others
-            return State.APPLIED if is_whole else State.CHANGED
+            is_whole = tree == hashes.get("patched", hashes["after"])  # the first: an earlier tool
+            return State.APPLIED if is_whole and not others else State.CHANGED
         others -= {file["path"] for file in record["overlay"]}
-        is_popped = not stack and tree == record["tree"]["before"] and not others
+        is_popped = not stack and tree == hashes["before"] and not others
         return State.UNAPPLIED if is_popped else State.CHANGED
 
     def _aside(self, what: str) -> Path:
@@ -171,14 +179,11 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Hashed(Struct):
-    """Anything that is known by a hash."""
+class NamedFile(Struct):
+    """A file, or the archive that a tree was made of."""
 
-    sha256: str
-
-
-class AppliedPatch(Hashed):
     name: str
+    sha256: str
 
 
 class Hashes(Struct):
@@ -187,10 +192,10 @@ class Hashes(Struct):
 
 
 class Provenance(Struct):
-    """What a tree's record holds, as far as it must. source: what the tree was made of."""
+    """The fields that every tree's record has. source: what the tree was made of."""
 
-    source: Hashed
-    patches: list[AppliedPatch]
+    source: NamedFile
+    patches: list[NamedFile]
     overlay: list[dict[str, str]]
     tree: Hashes
 
@@ -233,7 +238,7 @@ def _untracked(tree: Path) -> Iterator[str]:
 
 
 def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
-    """What of the tree's own patches/ is no longer as the record says."""
+    """The files of the tree's patches/ that are not as the record says."""
     folder = tree / "patches"
     recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("~"))
@@ -242,3 +247,121 @@ def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
     yield from (f"patches/{name}" for name in differing(recorded, present))
     if series != list(recorded):
         yield "patches/series"
+
+
+@dataclass(frozen=True)
+class TreeEdits:
+    """The content of a tree. texts: (patch, header, diff) of each applied patch, in order; overlay:
+    its new files.
+
+    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
+    files, empty likewise.
+    """
+
+    texts: tuple[tuple[str, str, str], ...] = ()
+    overlay: Files = field(default_factory=dict)
+    recorded: dict[str, str] = field(default_factory=dict)
+    listing: dict[str, str] = field(default_factory=dict)
+
+
+def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits | None:
+    """The content of work/<tag>/ with its popped patches; None where it holds no edits.
+
+    add: edits of files that are in no patch go into the top one. Raises Refused where an edit
+    belongs to no patch, and where a popped patch does not fit.
+    """
+    tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
+    with tree.locked():
+        inspection = tree.inspect()
+        if inspection.state is State.FOREIGN:
+            raise foreign(pin)
+        if inspection.state is not State.CHANGED:
+            return None
+        layers = quilt.layers(tree.path)
+        stray = _stray(tree.path, layers, inspection.listing, pristine)
+        popped = list(_popped(tree.path, where, layers))
+        layers += popped
+        files = {layer.patch: tree.path / "patches" / layer.patch for layer in layers}
+        headers = {
+            name: patchfile.split(quilt.content(file).decode())[0] for name, file in files.items()
+        }
+    if stray and not (add and layers):
+        raise _in_no_patch(pin, stray)
+    if stray:
+        original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
+        layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
+    overlay = {layer.patch: layer.after for layer in layers}.get(OVERLAY_PATCH, {})
+    texts = tuple(
+        (layer.patch, headers[layer.patch], unified(layer.before, layer.after))
+        for layer in layers
+        if layer.patch != OVERLAY_PATCH
+    )
+    recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
+    pushed = {path: text for layer in popped for path, text in layer.after.items()}
+    return TreeEdits(
+        texts,
+        {path: text for path, text in overlay.items() if text},
+        recorded,
+        listing_with(inspection.listing, pushed),
+    )
+
+
+def _stray(
+    tree: Path, layers: list[quilt.Layer], listing: Mapping[str, str], pristine: Source
+) -> dict[str, bytes]:
+    """The edits that are in no patch, path -> content. listing: the tree's."""
+    below = {path: text for layer in reversed(layers) for path, text in layer.before.items()}
+    popped = {path: digest for path, digest in listing.items() if path not in below}
+    popped = listing_with(popped, {path: text for path, text in below.items() if text})
+    stray = {}
+    for name in differing(popped, pristine.listing()):
+        file = tree / name
+        if name not in popped or file.suffix in (".orig", ".rej") or name.endswith("~"):
+            what = "is missing, or left over from an editor or a failed push"
+            step = "put it right in the tree, then refresh again"
+            raise Refused.of("stray-edits", name, what, step)
+        stray[name] = below.get(name) or quilt.content(file)
+    return stray
+
+
+def _popped(tree: Path, where: str, layers: list[quilt.Layer]) -> Iterator[quilt.Layer]:
+    """The patches of the tree's series that are not applied, as they would be."""
+    applied = [layer.patch for layer in layers]
+    files: dict[str, bytes] = {}
+    read = in_front(files, lambda path: quilt.content(tree / path) or None)
+    for name in quilt.listed(tree):
+        if name in applied:
+            continue
+        text = quilt.content(tree / "patches" / name)
+        diff = patchfile.split(text.decode())[1]
+        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
+            after = {
+                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
+                for file in patchfile.parse_diff(diff)
+            }
+            files |= after
+            yield quilt.Layer(name, dict.fromkeys(after, b""), after)
+            continue
+        patch, problems = patchfile.read(name, text)
+        if patch is None:
+            raise Refused(problems)
+        row = apply_patch(patch, read)
+        if row.lines is None:
+            step = "correct it in the tree, or the files below it, then refresh again"
+            raise Refused([each for _, each in misfits(patch, read, where, step)])
+        files |= row.after
+        yield quilt.Layer(name, dict(row.before), dict(row.after))
+
+
+def _in_no_patch(pin: Pin, stray: Iterable[str]) -> Refused:
+    step = (
+        f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+        f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
+    )
+    what = f"edited, but in no patch: {' '.join(stray)}"
+    return Refused.of("stray-edits", f"work/{pin.tag}", what, step)
+
+
+def foreign(pin: Pin) -> Refused:
+    where = f"work/{pin.tag}"
+    return Refused.of("foreign-tree", where, "this tool did not make it", "move it away")

@@ -7,10 +7,12 @@ The rules are one table (after SUSE kernel-source's header.py): `problems` check
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email import message_from_string
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 
 from ..outcome import Problem
 
@@ -173,6 +175,11 @@ class Header:
             Gap(SpecifierSet(left.strip()), " ".join(right.split())) for left, _, right in split
         )
 
+    def gap(self, version: Version) -> Gap | None:
+        """The first gap that a release is in."""
+        fitting = (gap for gap in self.gaps if gap.releases.contains(version, prereleases=True))
+        return next(fitting, None)
+
     @property
     def profiles(self) -> tuple[str, ...]:
         return _names(self.get("Profile")) or (FIXES,)
@@ -205,34 +212,25 @@ def parse(text: str) -> tuple[Header, list[str]]:
 
 def problems(where: str, header: Header) -> list[Problem]:
     """Every way in which the header breaks the rules."""
-    rules = VARIANT_RULES if header.is_variant else RULES
-    complaints = []
-    for rule in rules:
-        values = header.all(rule.field)
-        if rule.required and not values:
-            complaints.append(
-                Problem("missing-field", where, f"has no {rule.field}: {rule.meaning}")
-            )
-        if len(values) > 1 and not rule.repeats:
-            complaints.append(
-                Problem("repeated-field", where, f"has {len(values)} {rule.field} fields")
-            )
-        for value in values:
-            if not re.fullmatch(rule.pattern, value):
-                complaints.append(
-                    Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}")
-                )
+    kind, rules = ("variant", VARIANT_RULES) if header.is_variant else ("patch", RULES)
+    complaints = [each for rule in rules for each in _broken(rule, where, header.all(rule.field))]
     allowed = {rule.field for rule in rules}
-    complaints += [
-        Problem(
-            "unknown-field",
-            where,
-            f"{name} is no field of a {'variant' if header.is_variant else 'patch'}",
-        )
-        for name, _ in header.fields
-        if name not in allowed
-    ]
-    return complaints or _bad_values(where, header)
+    for name, _ in header.fields:
+        if name not in allowed:
+            complaints.append(Problem("unknown-field", where, f"{name} is no field of a {kind}"))
+    return complaints or list(_bad_values(where, header))
+
+
+def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
+    """How the values of one field break its rule."""
+    if rule.required and not values:
+        yield Problem("missing-field", where, f"has no {rule.field}: {rule.meaning}")
+    if len(values) > 1 and not rule.repeats:
+        yield Problem("repeated-field", where, f"has {len(values)} {rule.field} fields")
+    for value in values:
+        if not re.fullmatch(rule.pattern, value):
+            what = f"{rule.field} is {value!r}; it is {rule.meaning}"
+            yield Problem("bad-field", where, what)
 
 
 def documentation() -> str:
@@ -242,36 +240,27 @@ def documentation() -> str:
         f" {rule.meaning} |"
         for rule in RULES
     ]
-    return "\n".join(
-        [
-            "| field | what it says |",
-            "|---|---|",
-            *rows,
-            f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |",
-        ]
-    )
+    variants = f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"
+    return "\n".join(["| field | what it says |", "|---|---|", *rows, variants])
 
 
-def _bad_values(where: str, header: Header) -> list[Problem]:
-    complaints = []
+def _bad_values(where: str, header: Header) -> Iterator[Problem]:
     try:
         _ = header.gaps
     except InvalidSpecifier as error:
-        complaints.append(Problem("bad-field", where, f"Gap: {error}"))
+        yield Problem("bad-field", where, f"Gap: {error}")
     for probe in header.probes:
         try:
             re.compile(probe.text if probe.is_regex else "")
         except re.error as error:
             what = f"Probe: {probe.text!r} is no regular expression: {error}"
-            complaints.append(Problem("bad-field", where, what))
-    return complaints
+            yield Problem("bad-field", where, what)
 
 
 def _unfold(value: str) -> str:
-    lines = value.strip().splitlines()
-    return "\n".join(
-        [*lines[:1], *("" if line.strip() == "." else line.strip() for line in lines[1:])]
-    )
+    first, *rest = value.strip().splitlines() or [""]
+    lines = (line.strip() for line in rest)
+    return "\n".join([first, *("" if line == "." else line for line in lines)])
 
 
 def _names(value: str) -> tuple[str, ...]:

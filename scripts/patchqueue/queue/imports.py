@@ -3,14 +3,15 @@ that these import."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ..files.tree import PREFIX
 
-_IMPORT = re.compile(r"(?m)^\s*(?:from\s+([\w.]+)\s+import\s+(?:\(([^)]*)|(.*))|import\s+([\w.]+))")
+_IMPORT = re.compile(
+    r"(?m)^[ \t]*(?:from\s+(\.*)([\w.]*)\s+import\s+(?:\(([^)]*)|(.*))|import\s+(.*))"
+)
 
 
 def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
@@ -36,30 +37,29 @@ def of_file(path: str, content: bytes) -> frozenset[str]:
 
 def by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
     """(line, file) of each import in the module `path`, as `of_file` has the files."""
-    try:
-        tree = ast.parse(content) if path.endswith(".py") else ast.Module([], [])
-    except (SyntaxError, ValueError):
-        return  # said elsewhere, or by Python
+    text = content.decode("utf-8", "replace") if path.endswith(".py") else ""
     package = path.removeprefix(PREFIX).split("/")[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = [*above, *(node.module or "").split(".")]
-            for file in _files(module, [alias.name for alias in node.names]):
-                yield node.lineno, file
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                for file in _files(alias.name.split("."), []):
-                    yield node.lineno, file
+    for match in _IMPORT.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield from ((line, file) for file in _imported(match, package))
 
 
 def of_lines(lines: Iterable[str]) -> frozenset[str]:
     """The same of some lines of a module, which need not be a whole statement each: absolute
     imports alone."""
-    files: set[str] = set()
-    for module, parenthesised, listed, plain in _IMPORT.findall("".join(lines)):
-        files |= _files((module or plain).split("."), re.findall(r"\w+", parenthesised or listed))
-    return frozenset(files)
+    matches = _IMPORT.finditer("".join(lines))
+    return frozenset(file for match in matches if not match[1] for file in _imported(match, []))
+
+
+def _imported(match: re.Match[str], package: list[str]) -> Iterator[str]:
+    """The files that one import may mean. package: the folders of the module that has it."""
+    dots, module, parenthesised, listed, plain = match.groups()
+    if plain is not None:
+        for name in re.findall(r"(?:^|,)\s*([\w.]+)", plain):
+            yield from _files(name.split("."), [])
+        return
+    above = package[: len(package) + 1 - len(dots)] if dots else []
+    yield from _files([*above, *module.split(".")], re.findall(r"\w+", parenthesised or listed))
 
 
 def _files(module: list[str], names: Collection[str]) -> set[str]:

@@ -14,7 +14,7 @@ from .series import FILE, PROVENANCE, Queue, is_named, overlapping
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
-    """What is wrong with the series' guards, the variants and the overlay taken together."""
+    """Problems of the series' guards, the variants, the overlay and the tests."""
     return [
         *_guards(queue),
         *_variants(queue),

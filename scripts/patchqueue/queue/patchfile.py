@@ -92,7 +92,7 @@ class Patch:
 
     @property
     def diff(self) -> str:
-        """What it does, without the header that says so."""
+        """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
 
 
@@ -193,7 +193,7 @@ def _strip(path: str) -> str:
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """What is wrong with the diff's form: it must be just what `render` makes of it.
+    """Problems of the diff's form: it must be just what `render` makes of it.
 
     That proves the rest to be paths and lines, of which the rules below tell.
     """
@@ -230,7 +230,7 @@ def _misshapen(at: str, line: str, why: str) -> Problem:
 
 
 def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
-    """What is wrong with the files that a patch names, and with their hunks."""
+    """Problems of the files that a patch names, and of their hunks."""
     for before, file in zip([None, *files], files):
         if not file.hunks:
             yield Problem("empty-patch", where, f"has no hunk of {file.path}")
@@ -289,11 +289,8 @@ def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
     """Three lines of context on both sides at most. Where they are fewer, the releases that share
     the text must agree on no more, which needs their trees: see laying/check.py."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
-        fills, empties = (
-            "fills an empty file, and `quilt pop` then",
-            "empties the file, and quilt then",
-        )
-        yield Problem("new-or-deleted-file", at, f"{fills if hunk.new else empties} deletes it")
+        what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
+        yield Problem("new-or-deleted-file", at, f"{what} then deletes it")
     elif all(line.kind == " " for line in hunk.lines):
         yield Problem("empty-hunk", at, "a hunk that changes nothing")
     elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import Version
 
 from ..files.tree import is_part_of_tree
@@ -196,7 +195,7 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
 
 
 def _entry(number: int, line: str) -> Entry | Problem:
-    """What a line lists, or what is wrong with it."""
+    """The entry that a line lists, or the problem of the line."""
     where = f"{FILE}:{number}"
     if "\r" in line:
         return Problem("crlf", where, "has a carriage return", "save it with LF line ends")
@@ -217,41 +216,36 @@ def _entry(number: int, line: str) -> Entry | Problem:
 
 
 def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
-    """Pairs of variants of one patch whose guards both take some release, with that release.
+    """Pairs of variants of one patch whose guards both take some release, with the first of these.
 
     Two sets of ranges overlap only where one of their bounds lies, or right beside it; so those are
     all that is tried.
     """
     pairs = [(a, b) for n, a in enumerate(entries) for b in entries[n + 1 :] if a.base == b.base]
-    overlaps = []
-    for a, b in pairs:
-        both = [
-            version
-            for version in _around([*a.guard, *b.guard])
-            if a.is_for(version) and b.is_for(version)
-        ]
-        overlaps += [(a, b, min(both))] if both else []
-    return overlaps
+    tried = ((a, b, version) for a, b in pairs for version in _around([*a.guard, *b.guard]))
+    overlaps = {
+        (a.name, b.name): (a, b, version)
+        for a, b, version in tried
+        if a.is_for(version) and b.is_for(version)
+    }
+    return [*overlaps.values()]
 
 
-def _around(specifiers: Any) -> list[Version]:
-    bounds = [Version(re.sub(r"(\.\*)?$", "", spec.version)) for spec in specifiers] or [
-        Version("0")
-    ]
-    nearby = ["0", *map(str, bounds)]
-    nearby += [
-        f"{bound.base_version}{end}"
+def _around(guard: Iterable[Specifier]) -> list[Version]:
+    """Versions at and beside the bounds of a guard, newest first."""
+    bounds = [Version("0"), *(Version(each.version.removesuffix(".*")) for each in guard)]
+    nearby = {
+        f"{bound.major}.{bound.minor}.{micro}{end}"
         for bound in bounds
-        for end in ("", ".post1", ".post9", "rc1", ".1")
-    ]
-    nearby += [
-        f"{bound.major}.{bound.minor}.{bound.micro + step}"
-        for bound in bounds
-        for step in (-1, 1)
-        if bound.micro + step >= 0
-    ]
-    nearby += [f"{bound.major}.{bound.minor + 1}" for bound in bounds]  # behind a whole `!=0.5.*`
-    return sorted(map(Version, nearby))
+        for micro, ends in (
+            (max(bound.micro - 1, 0), [""]),
+            (bound.micro, ["", ".1", ".post1", ".post9", "rc1"]),
+            (bound.micro + 1, [""]),
+        )
+        for end in ends
+    }
+    nearby |= {f"{bound.major}.{bound.minor + 1}" for bound in bounds}  # behind a whole `!=0.5.*`
+    return sorted({*map(Version, nearby), *bounds}, reverse=True)
 
 
 def as_patch(files: dict[str, bytes]) -> bytes:
@@ -262,12 +256,9 @@ def as_patch(files: dict[str, bytes]) -> bytes:
     parts = []
     for path, content in sorted(files.items()):
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
-        body = "".join(f"+{line}\n" for line in lines)
-        parts.append(
-            f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}".replace(
-                "+1,1 @@", "+1 @@"
-            )
-        )
+        size = f"1,{len(lines)}" if len(lines) > 1 else "1"
+        parts.append(f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +{size} @@\n")
+        parts += [f"+{line}\n" for line in lines]
     return "".join(parts).encode()
 
 

@@ -75,8 +75,8 @@ class Repository:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What it is about, None where there is none or it was not finished. Raises Refused for a
-        folder of the user's."""
+        """The conflict that it shows; None where there is none, or it was not finished. Raises
+        Refused for a folder of the user's."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
@@ -124,7 +124,7 @@ class Repository:
             git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
             "name": release.name,
-            "tree": tree_of(release),
+            "tree": release.tree,
             "patch": row.patch,
             "below": digest(queue, rows),
             "as_left": hash_listing(_listing(self.path)),
@@ -149,7 +149,7 @@ class Repository:
         os.rename(aside, self.path)
 
     def regions(self) -> tuple[Region, ...]:
-        """What is marked in it: of the files that git could not merge."""
+        """The first marked region of each file that git could not merge."""
         names = (
             git(self.path, "diff", "--name-only", "--diff-filter=U", "-z")
             .stdout.decode("utf-8", "surrogateescape")
@@ -193,11 +193,6 @@ class Repository:
         if problems:
             raise Refused(problems)
         return changed
-
-
-def tree_of(release: Release) -> str:
-    """The tree hash of a release."""
-    return hash_listing(release.listing())
 
 
 def _listing(folder: Path) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""What the queue would do on a release that has no variants yet: each patch applies, has moved, is
-merged upstream, or conflicts; and the report of that, in words and as Markdown.
+"""A forecast of the queue on a release that has no variants yet: each patch applies, has moved, is
+merged upstream, or conflicts; and its report, in words and as Markdown.
 
 The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
 one place that matches its text; where that fails, git merges the change as it was made on
@@ -60,7 +60,7 @@ class Forecast:
 
 @dataclass
 class Stages:
-    """What each patch did on the pin it comes from: patch (the name its variants share) -> its
+    """The effect of each patch on the pin it comes from: patch (the name its variants share) -> its
     files before and after."""
 
     queue: Queue
@@ -95,11 +95,6 @@ def nearest_to(pins: Pins, version: Version) -> Pin:
     return older[-1]
 
 
-def next_after(pins: Pins, version: Version) -> Pin | None:
-    """The oldest pin behind a version."""
-    return next((pin for pin in pins.all if pin.version > version), None)
-
-
 def forecast(
     queue: Queue, pins: Pins, release: Release, decisions: Mapping[str, Files | str] | None = None
 ) -> Forecast:
@@ -108,7 +103,8 @@ def forecast(
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
-    nearest, behind = nearest_to(pins, release.version), next_after(pins, release.version)
+    nearest = nearest_to(pins, release.version)
+    behind = next((pin for pin in pins.all if pin.version > release.version), None)
     stages = Stages(queue, nearest)
     tried_patches = candidates(queue, nearest, behind, release)
     overlay = queue.overlay_for(
@@ -130,7 +126,7 @@ def forecast(
 
 
 def contents(queue: Queue, rows: Iterable[Row]) -> dict[str, bytes]:
-    """What lies on the release for these rows, a conflict last: the overlay files that they need,
+    """The files that these rows add or change, a conflict last: the overlay files that they need,
     and those that they change."""
     rows = list(rows)
     files = dict(overlay_of(queue, rows))
@@ -165,7 +161,7 @@ class Candidate:
 
 
 def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release) -> list[Candidate]:
-    """What is tried on a release: the patches that are for it already, and those of the nearest pin
+    """The patches to try on a release: those that are for it already, and those of the nearest pin
     that have no such variant; then those that begin with the next pin, unless the release has their
     change, or a Gap says why it goes without."""
     version = release.version
@@ -185,14 +181,13 @@ def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release)
             more = (after,) if behind and after and after is not entry else ()
             tried_patches.append(Candidate((entry, *more)))
         elif (
-            base not in old and behind and entry is after and not _is_decided(queue, entry, release)
+            base not in old
+            and behind
+            and entry is after
+            and _decided(queue, entry, release, None, release.read) is None
         ):
             tried_patches.append(Candidate((entry,), behind.tag))
     return tried_patches
-
-
-def _is_decided(queue: Queue, entry: Entry, release: Release) -> bool:
-    return _decided(queue, entry, release, None, release.read) is not None
 
 
 def _rows(
@@ -228,12 +223,11 @@ def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, nam
 def _decided(
     queue: Queue, entry: Entry, release: Release, decided: Files | str | None, read: Read
 ) -> Row | None:
-    """What is known of a patch before it is tried: its header says it, or a person has decided."""
+    """The row of a patch that its header or a person has decided; None for any other."""
     header = queue.header(entry.name)
     if any(passes(line, release.read) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
-    gaps = (gap for gap in header.gaps if gap.releases.contains(release.version, prereleases=True))
-    gap = next(gaps, None)
+    gap = header.gap(release.version)
     if gap and not entry.is_for(release.version):
         return Row(entry.name, Outcome.NOT_SELECTED, gap.reason)
     if isinstance(decided, str):
@@ -293,7 +287,7 @@ def summary(pins: Pins, outlook: Forecast) -> str:
 
 
 def to_read(outlook: Forecast) -> list[str]:
-    """What a person has to look at: a line for each conflict, then for each merge."""
+    """A line for each conflict, then for each merge that a person has to read."""
     names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
     conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
     merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]

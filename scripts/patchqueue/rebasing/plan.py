@@ -1,5 +1,5 @@
-"""What a rebase writes to the queue: variants, guards and headers, planned in memory and
-proved before anything is written."""
+"""The changes of a rebase: variants, guards and headers, planned in memory and proved before
+anything is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Target:
 
 
 def plan(target: Target, queue: Queue, rows: Iterable[Row], complete: bool) -> list[Change]:
-    """What these rows make of the queue, the release's tree last. complete: they are all
+    """The changes that these rows need, the release's tree last. complete: they are all
     there are, so that the tree is known.
 
     Raises Refused where a guard cannot be made right.

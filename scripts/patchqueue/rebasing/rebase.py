@@ -25,7 +25,7 @@ from ..queue.edit import Change, with_changes, write
 from ..queue.series import Queue
 from ..upstream.pins import Pins
 from ..upstream.release import Release, kept, refuse_other_tree
-from .conflictrepo import Region, Repository, tree_of
+from .conflictrepo import Region, Repository
 from .forecast import Forecast, Stages, contents, digest, forecast
 from .plan import Target, plan, prove, skipped
 
@@ -34,8 +34,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step did. changes: what it wrote; folder: the repository with the next conflict, None
-    where none is left.
+    """The result of a step. changes: those written; folder: the repository with the next conflict,
+    None where none is left.
 
     regions: what git left to solve in it; empty where git merged the patch after all, or had
     nothing to merge it with. to_write: whether the next step has something to write although
@@ -207,7 +207,7 @@ def _next(target: Target, queue: Queue, outlook: Forecast, changes: tuple[Change
     state, row, rows = repository.state, outlook.conflict, _below(outlook)
     if row is not None:
         rows.append(row)
-    tree = tree_of(target.release)
+    tree = target.release.tree
     if state and row is not None:
         shown = (state["patch"], state["below"], state["tree"])
         if shown == (row.patch, digest(queue, rows), tree):

@@ -23,7 +23,7 @@ from ..files.tree import (
     to_sha256sum,
 )
 from ..hint import some, to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from . import source
 from .pins import Pin
 from .source import Source
@@ -34,7 +34,7 @@ SHARE = 8  # one in so many of the release's files may be edited beside ours
 
 @dataclass(frozen=True)
 class Edits:
-    """What others did to a release: paths in git's layout, sorted. removed: files that it has no
+    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
     more."""
 
     changed: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Edits:
 
 
 def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
-    """What differs from the release's listing.
+    """The differences from the release's listing.
 
     whole: it lists every file that belongs there. Else Python files alone count as added and as
     removed: a wheel and a git tag differ in other files.
@@ -66,29 +66,24 @@ def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool)
     )
 
 
-def too_many(release: Mapping[str, str], edits: Edits, ours: Collection[str]) -> tuple[int, int]:
-    """(how many of the files that the queue does not touch were edited or removed, how many there
-    are) where that says that it is another release; else (0, 0)."""
-    free = [path for path in release if path.endswith(".py") and path not in ours]
-    gone = {*edits.changed, *edits.removed}.intersection(free)
-    return (len(gone), len(free)) if len(gone) > max(FEW, len(free) // SHARE) else (0, 0)
-
-
 def refuse_other(
     where: str, pin: Pin, release: Mapping[str, str], edits: Edits, ours: Collection[str]
 ) -> None:
-    """Raise Refused where so much differs that the files are another release's."""
-    differ, free = too_many(release, edits, ours)
-    if differ:
-        what = (
-            f"is too unlike {pin.tag}: {differ} of the {free} Python files that the queue does not"
-            f" touch differ, as {some(names(edits.paths))}"
-        )
-        step = (
-            "name the release that it is made of: --release VERSION; of a commit that is no"
-            f" release, {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
-        )
-        raise Refused(Problem("unlike-release", where, what, step))
+    """Raise Refused where so many files that the queue does not touch were edited or removed that
+    the files are another release's."""
+    free = [path for path in release if path.endswith(".py") and path not in ours]
+    unlike = {*edits.changed, *edits.removed}.intersection(free)
+    if len(unlike) <= max(FEW, len(free) // SHARE):
+        return
+    what = (
+        f"is too unlike {pin.tag}: {len(unlike)} of the {len(free)} Python files that the queue"
+        f" does not touch differ, as {some(names(edits.paths))}"
+    )
+    step = (
+        "name the release that it is made of: --release VERSION; of a commit that is no release,"
+        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+    )
+    raise Refused.of("unlike-release", where, what, step)
 
 
 def pristine(pin: Pin, repository: Path | None) -> Source:
@@ -115,7 +110,7 @@ class Edited:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a tree's record says of its source."""
+        """The source, as a tree's record names it."""
         digest = sha256(to_sha256sum(self.listed))
         return {"kind": "edited", "name": self.name, "sha256": digest}
 

@@ -1,6 +1,5 @@
-"""What a package index has of sglang: asked by pip, as the user has configured it, and by uv, which
-lists a release's files.
-"""
+"""The versions and wheels of sglang on a package index: asked by pip, as the user has configured
+it, and by uv, which lists a release's files."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import run
-from ..files.tree import GENERATED, hash_listing, hash_python, is_part_of_tree, sha256
-from ..hint import counted, to_type
+from ..files.tree import GENERATED, differing, hash_python, is_part_of_tree, sha256
+from ..hint import counted, some, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
 from . import pins as pinning
@@ -48,6 +48,11 @@ class Release:
     def listing(self) -> dict[str, str]:
         """The listing (see files/tree.py) of its files."""
         return {path: sha256(self.read(path) or b"") for path in self.paths}
+
+    @property
+    def tree(self) -> str:
+        """The tree hash (see files/tree.py) of its files."""
+        return hash_python(self.listing())
 
     def keep(self, file: Path) -> None:
         """Write the release's files into a zip archive, in git's layout, for `kept`."""
@@ -86,9 +91,7 @@ def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
 def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     """Raise Refused for a release that is pinned and whose Python files are not the pinned ones."""
     pin = _pin_of(pins, release.version)
-    if pin is None:
-        return
-    if hash_python(release.listing()) == pin.tree:
+    if pin is None or release.tree == pin.tree:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
     later = to_type("rebase", "VERSION --from PATH")
@@ -127,7 +130,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
 
 
 def kept(version: Version, name: str, file: Path) -> Release:
-    """What `Release.keep` wrote."""
+    """The release that `Release.keep` wrote."""
     return _of_archive(version, name, Archive(file, "git", file.name))
 
 
@@ -189,7 +192,7 @@ def described(path: Path) -> tuple[str, int]:
 
 
 def _asked(folder: Path, *words: str) -> str:
-    """What git says of a user's repository, and of none above it; empty where it fails."""
+    """The answer of git in a user's repository, and in none above it; empty where it fails."""
     above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     try:
         done = run.git(folder, *words, more=run.NO_CONFIGURATION | above)
@@ -268,19 +271,19 @@ def named_version(name: str) -> Version:
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
-    contents = {wheel.name: _look_into(wheel) for wheel in wheels}
-    trees = {name: hash_listing(listing) for name, (listing, _) in contents.items()}
-    if len(set(trees.values())) > 1:
-        what = f"its wheels hold different trees: {trees}"
+    contents = [_look_into(wheel) for wheel in wheels]
+    listing = contents[0][0]
+    if unlike := {path for other, _ in contents for path in differing(listing, other)}:
+        what = f"its wheels hold different trees: {some(sorted(unlike))} differ"
         step = "find out which one is the release"
         raise Refused.of("wheels-differ", f"sglang {version}", what, step)
-    newest = max(day for _, day in contents.values())
+    newest = max(day for _, day in contents)
     entry = tomlkit.table()
     entry["version"] = str(version)
     entry["tag"] = f"v{version}"
     entry["released"] = newest
     entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = hash_python(contents[wheels[0].name][0])
+    entry["tree"] = hash_python(listing)
     entry["wheels"] = tomlkit.array()
     for wheel in wheels:
         item = tomlkit.inline_table()

@@ -93,7 +93,7 @@ class Source(Archive):
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a tree's record says of its source."""
+        """The source, as a tree's record names it."""
         return {"kind": self.kind, "name": self.name, "sha256": self.sha256}
 
     def unpack(self, folder: Path) -> dict[str, str]:
@@ -252,15 +252,18 @@ def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
             yield Source(path, "git", commit, pin, digest)  # not open: check sends it to a process
 
 
-def _keep(file: Path, digest: str, name: str, cache: Path) -> Path:
-    """Move a checked archive into the cache, read-only; renamed last, so a half one is never
-    seen."""
-    path = _entry(cache, digest, name)
+def _keep(checked: Source, name: str, cache: Path) -> Source:
+    """Move an archive that holds the pinned tree into the cache, read-only.
+
+    It is renamed last, so that a half one is never seen. Raises Refused for another tree.
+    """
+    checked.verify(checked.listing())
+    path = _entry(cache, checked.sha256, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     (cache / "README").write_text(CACHE_README)
-    file.chmod(0o444)
-    os.replace(file, path)
-    return path
+    checked.archive.chmod(0o444)
+    os.replace(checked.archive, path)
+    return Source(path, checked.kind, checked.name, checked.pin, checked.sha256)
 
 
 def _checked(pin: Pin, file: Path, cache: Path) -> Source:
@@ -273,9 +276,7 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         what = f"its sha256 is {digest}, pinned is {pinned}"
         step = "do not use it; see where your package index gets it from"
         raise Refused.of("wrong-sha256", file.name, what, step)
-    probe = Source(file, "wheel", wheel.file, pin, digest)
-    probe.verify(probe.listing())  # before it is kept: a pinned archive can still be no good
-    return Source(_keep(file, digest, wheel.file, cache), "wheel", wheel.file, pin, digest)
+    return _keep(Source(file, "wheel", wheel.file, pin, digest), wheel.file, cache)
 
 
 def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
@@ -298,10 +299,7 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
 def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
     with _workspace(cache) as space:
         file, commit = archive_of_tag(pin.tag, origin, space)
-        digest = file_sha256(file)
-        probe = Source(file, "git", commit, pin, digest)
-        probe.verify(probe.listing())  # before it is kept: a wrong tree never enters the cache
-        return Source(_keep(file, digest, file.name, cache), "git", commit, pin, digest)
+        return _keep(Source(file, "git", commit, pin, file_sha256(file)), file.name, cache)
 
 
 def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:

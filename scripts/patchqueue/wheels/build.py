@@ -212,13 +212,9 @@ def repack(
     version = local_version(pin, only)
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{version}.dist-info/"
     made = {
-        name: content
+        f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: content
         for name, content in upstream.items()
         if not name.startswith("sglang/") or not is_part_of_tree(name)
-    }
-    made = {
-        name.replace(old, new, 1) if name.startswith(old) else name: content
-        for name, content in made.items()
     } | dict(patched)
     is_plain = VERSION_FILE not in made
     stamp, name = (

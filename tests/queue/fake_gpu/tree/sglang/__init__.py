@@ -1,14 +1,12 @@
 """An engine without a model: answers follow from the prompt alone. FAKE_FAULT plants one fault in
 the modes of FAKE_FAULT_IN.
 
-FAKE_JOURNAL: a file in which every engine notes each call; FAKE_SECONDS: what a call takes, {mode:
-seconds} as JSON. FAKE_STEP: what a call for one token takes, in seconds, times SLOW of
-sglang/srt/slow.py where the tree has that.
+FAKE_JOURNAL: a file in which every engine notes each call. FAKE_STEP: what a call for one token
+takes, in seconds, times SLOW of sglang/srt/slow.py where the tree has that.
 """
 
 import array
 import base64
-import dataclasses
 import functools
 import json
 import os
@@ -27,12 +25,6 @@ try:
     from sglang.srt.slow import SLOW
 except ImportError:
     SLOW = 1.0
-SECONDS = json.loads(os.environ.get("FAKE_SECONDS", "{}"))
-
-
-@dataclasses.dataclass
-class Flushed:
-    success: bool
 
 
 class Engine:
@@ -50,7 +42,6 @@ class Engine:
             if on == "piecewise"
             else on or "eager"
         )
-        self.flushed = 0
         # what runs is decided by the watch, not here
         self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))
         self.fault = (
@@ -63,7 +54,7 @@ class Engine:
         ]
         self.runner = ModelRunner(
             "" if self.fault in ("graph-unused", "refused") else on,
-            sizes[1:] if self.fault == "lost-size" else sizes,
+            sizes,
         )
         self.draft = ModelRunner("", [], is_draft_worker=True)
         self.seen, self.calls = [], 0
@@ -107,10 +98,7 @@ class Engine:
     def flush_cache(self):
         if not self.calls:
             time.sleep(600)  # 0.5.9: nobody reads the answer before something was generated
-        if self.fault == "refuses-flush":
-            return Flushed(success=False)
         self.seen = self.seen if self.fault == "never-flushed" else []
-        self.flushed += 1
 
     def start_profile(self, output_dir, activities, with_stack, record_shapes):
         self._note("profile")
@@ -157,23 +145,14 @@ class Engine:
             os._exit(9)
         if self.fault == "stuck" and self.calls > CALLS_BEFORE:
             time.sleep(600)
-        for batch in (
-            [[prompt] for prompt in input_ids] if self.fault == "one-by-one" else [input_ids]
-        ):
-            self.runner.forward(Batch(batch))
-            self.draft.forward(Batch(batch))
-            self.runner.forward(Batch(batch, "TARGET_VERIFY"))  # what drafts cost is no prefill
+        self.runner.forward(Batch(input_ids))
+        self.draft.forward(Batch(input_ids))
+        self.runner.forward(Batch(input_ids, "TARGET_VERIFY"))  # what drafts cost is no prefill
         if self.mixes and not return_logprob and self.fault != "never-mixed":
             self.runner.forward(Batch(input_ids, "MIXED"))
             self.mixed = True
-        answers = [
-            self._answer(
-                prompt,
-                sampling_params["max_new_tokens"],
-                len(input_ids) == 1 or (self.on and not self.kept_eager),
-            )
-            for prompt in input_ids
-        ]
+        count = sampling_params["max_new_tokens"]
+        answers = [self._answer(prompt, count) for prompt in input_ids]
         for prompt, answer in zip(input_ids, answers):
             answer["meta_info"] |= self._returned(
                 prompt, return_hidden_states, return_routed_experts
@@ -215,13 +194,9 @@ class Engine:
         self._note("load")
         if stream:
             return self._stream(input_ids, sampling_params)
-        if self.fault == "dies-in-load" and self.flushed == 4:
-            os._exit(7) if os.fork() else time.sleep(600)  # what it leaves behind holds its socket
-        if self.fault == "stalls" and self.flushed == 4:
-            time.sleep(600)
         import asyncio
 
-        await asyncio.sleep(SECONDS.get(self.name, 0.001))
+        await asyncio.sleep(0.001)
         return self.generate([input_ids], sampling_params)[0]
 
     async def _stream(self, input_ids, sampling_params):
@@ -250,17 +225,14 @@ class Engine:
             with open(os.environ["FAKE_JOURNAL"], "a") as out:
                 out.write(f"{self.name} {what}\n")
 
-    def _answer(self, prompt, count, like_alone):
+    def _answer(self, prompt, count):
         source = random.Random(str(prompt))
         tokens = [source.randrange(10, 4000) for _ in range(count)]
         logprobs = [-3 * source.random() for _ in tokens]
         if len(prompt) == 257:
             tokens[3:4] = [5] if self.fault == "wrong-token" else tokens[3:4]
-            logprobs[2:3] = [float("nan")] if self.fault == "nan" else logprobs[2:3]
         if self.fault == "mixes-wrongly" and self.mixed and len(prompt) > 1000:
             tokens[1:2] = [5]
-        if FAULT == "rounds" and like_alone and prompt[0] % 20 == 0:
-            logprobs[1] += 0.4
         cached = (
             0
             if self.fault == "no-cache"

@@ -84,6 +84,15 @@ def split_at(op_name: str) -> None:
             backend.add_split_ops([target])
 
 
+def splits_at_linear_attention() -> bool:
+    """Whether the release splits its piecewise graph at gated delta nets (from 0.5.6)."""
+    import torch
+
+    importlib.import_module("sglang.srt.models.qwen3_next")  # registers the op
+    names = ("gdn_with_output", "unified_linear_attention_with_output")
+    return any(hasattr(torch.ops.sglang, name) for name in names)
+
+
 @contextlib.contextmanager
 def not_split_at(op_names: Sequence[str]) -> Iterator[None]:
     """Runners that are built inside keep these ops in their pieces (from 0.5.8)."""

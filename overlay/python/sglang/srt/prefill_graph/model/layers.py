@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..compat import model_runner, prefill_config
+from ..compat import model_runner, ops, prefill_config
 from . import stack
 
 logger = logging.getLogger(__name__)
@@ -287,6 +287,9 @@ def judge(table: LayerTable, found: int, needed: int) -> Decision:
     unknown = next((row for row in rows if row.kind is Kind.UNKNOWN), None)
     if unknown:
         return Decision(False, str(unknown), offender=unknown)
+    net = next((row for row in rows if row.kind is Kind.GDN), None)
+    if net and not ops.splits_at_linear_attention():
+        return Decision(False, f"{net}; this release has no split op for it", offender=net)
     if not any(row.kind.attends for row in rows):
         return Decision(
             False, f"no attention layer among {len(rows)}; first is {rows[0]}", offender=rows[0]
