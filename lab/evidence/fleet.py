@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from .results import Row
 
 CURRENT, SAME_FILES, STALE, NOT_RUN = "current", "same files", "stale", "not run"
 DRAWN = 0.1  # the share of runs that hold for their files alone and are run again
-REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,7 @@ class Job:
     modes: those that fill cells of the matrix. evidence: the worst status among them: current, same
     files, stale or not run. queue: whether the queue brings or repairs any of it, or the release
     has it all by itself. torch: what the release pins. host, host_torch: the description of hosts
-    without an index that `scripts/nox bundle` packs for, and its torch. engine_seconds: what its
-    engines took there on other days or in other releases, added up; None where a mode was never
-    run.
+    without an index that `scripts/nox bundle` packs for, and its torch.
     """
 
     revision: str
@@ -54,7 +50,6 @@ class Job:
     torch: str
     host: str
     host_torch: str
-    engine_seconds: int | None
 
     def as_json(self) -> dict[str, object]:
         return asdict(self) | {"modes": list(self.modes)}
@@ -81,21 +76,21 @@ def jobs(
         what = "is in no cell of the support matrix"
         raise Refused(Problem("no-model", unknown[0], what, step))
     rows = results.load(root)
-    took = {one: durations(rows, one) for one in _labels(rows, gpus)}
+    kinds = _labels(rows, gpus)
     found = []
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
         now = pin.patched
         validity = Validity(root, pin, now, harness.identity(root))
-        for gpu, seconds in took.items():
+        for gpu in kinds:
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:
                 features = [one for one in shape.features if model in one.known(pin.version)]
                 modes = _modes(validity, queue, pin, model, features, proofs)
                 left = _left(modes, f"{now} {gpu} {model}") if stale else modes
                 if left:
-                    found.append(_job(root, pin, host, gpu, model, left, seconds))
+                    found.append(_job(root, pin, host, gpu, model, left))
     return found
 
 
@@ -140,16 +135,14 @@ def _job(
     gpu: str,
     model: str,
     modes: Mapping[str, tuple[matrix.State, str]],
-    took: Mapping[tuple[str, str], float],
 ) -> Job:
     """modes: as _modes has them."""
     least = max(
         (known for _, known in modes.values()), key=(CURRENT, SAME_FILES, STALE, NOT_RUN).index
     )
     ours = any(state is matrix.State.NOT_RUN for state, _ in modes.values())
-    seconds, pinned = _expected(took, model, [*modes]), torch_of(root, pin)
-    torches = (pinned, host.name, host.torch)
-    return Job(pin.tag, gpu, model, tuple(modes), least, ours, *torches, seconds)
+    torches = (torch_of(root, pin), host.name, host.torch)
+    return Job(pin.tag, gpu, model, tuple(modes), least, ours, *torches)
 
 
 def label(gpu: str) -> str:
@@ -197,21 +190,3 @@ def _known(proofs: Sequence[Row], validity: Validity, model: str, mode: str) -> 
     if any(map(validity.same_files, ran)):
         return SAME_FILES
     return STALE if ran else NOT_RUN
-
-
-def durations(rows: Sequence[Row], gpu: str) -> dict[tuple[str, str], float]:
-    """(model, mode) -> the seconds that one engine took there, the median over every release that
-    ran it."""
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
-        ran = row.kind == "proof" and row.seconds and row.verdict != results.NOT_RUN
-        if ran and is_of(gpu, row.gpu):
-            seconds.setdefault((row.model, row.name), []).append(row.seconds)
-    return {key: statistics.median(values) for key, values in seconds.items()}
-
-
-def _expected(
-    took: Mapping[tuple[str, str], float], model: str, modes: Sequence[str]
-) -> int | None:
-    needed = [took[model, mode] for mode in (REFERENCE, *modes) if (model, mode) in took]
-    return round(sum(needed)) if len(needed) > len(modes) else None

@@ -266,7 +266,8 @@ def compared(
         expected = right["steps"].get(step, right["steps"]["start"])["answers"]
         what = f"{mode}, {step}: agrees with eager prefill"
         found.append(compare.same_answers(what, done["answers"], expected, limits))
-        found.append(replayed(f"{mode}, {step}: prefills were replayed", mine["prefills"], done))
+        what, span = f"{mode}, {step}: prefills were replayed", (done["asked"], done["answered"])
+        found.append(compare.replayed(what, mine["prefills"], CAPTURE, [span]))
         first = FIRST[way].get(step)
         if first:
             before = mine["steps"][first]["answers"]
@@ -297,16 +298,6 @@ def compared(
         )
     )
     return found
-
-
-def replayed(what: str, prefills: Sequence[dict], done: dict) -> compare.Verdict:
-    """Whether graphs ran each prefill that fits one, from the step's first question to its last
-    answer."""
-    within = [line for line in prefills if done["asked"] <= line["at"] <= done["answered"]]
-    fit = [line for line in compare.fitting(prefills, CAPTURE) if line in within]
-    count = sum(line["launches"] > 0 for line in fit)
-    said = f"{count} of {len(fit)} that fit a graph, {len(within)} in all"
-    return compare.Verdict(what, 0 < count == len(fit), said)
 
 
 # What follows runs in the engine's own process.

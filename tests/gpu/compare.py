@@ -485,6 +485,29 @@ def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
     ]
 
 
+def on_graph(line: dict) -> bool:
+    """Whether a graph ran a prefill."""
+    return bool(line["runner"] and line["launches"])
+
+
+def replayed(
+    what: str,
+    prefills: list[dict],
+    sizes: Collection[int],
+    spans: Sequence[tuple[float, float]],
+    wanted: bool = True,
+) -> Verdict:
+    """Whether graphs ran each prefill that fits one, or none; within spans of time alone."""
+    fit = [
+        line
+        for line in fitting(prefills, sizes)
+        if any(begin <= line["at"] <= end for begin, end in spans)
+    ]
+    count = sum(line["launches"] > 0 for line in fit)
+    good = bool(fit) and count == (len(fit) if wanted else 0)
+    return Verdict(what, good, f"{count} of {len(fit)} that fit a graph")
+
+
 def graph_used(
     prefills: list[dict],
     sizes: list[int],
@@ -507,22 +530,22 @@ def graph_used(
     fit = fitting(prefills, sizes)
     refused = [line for line in fit if refusing and refusing in (line.get("why") or "")]
     fit = [line for line in fit if line not in refused]
-    on_graph = [line for line in prefills if line["runner"] and line["launches"]]
-    several = sorted({line["requests"] for line in on_graph if line["requests"] > 1})
+    ran = list(filter(on_graph, prefills))
+    several = sorted({line["requests"] for line in ran if line["requests"] > 1})
     numbers = {
         "prefills": len(prefills),
         "fitting": len(fit),
-        "on_graph": len(on_graph),
+        "on_graph": len(ran),
         "launches": sum(line["launches"] for line in prefills),
-        "with_several_requests": sum(line["requests"] > 1 for line in on_graph),
+        "with_several_requests": sum(line["requests"] > 1 for line in ran),
         "several": several,
-        "padded": sum(line["tokens"] not in sizes for line in on_graph),
+        "padded": sum(line["tokens"] not in sizes for line in ran),
     } | ({"refused": len(refused)} if refused else {})
     if not prefills:
         return Verdict(what, False, "the watch saw no prefill", numbers)
     if not wanted:
-        return Verdict(what, not on_graph, f"{len(on_graph)} of {len(prefills)} did", numbers)
-    missed = [line for line in fit if not (line["runner"] and line["launches"])]
+        return Verdict(what, not ran, f"{len(ran)} of {len(prefills)} did", numbers)
+    missed = [line for line in fit if not on_graph(line)]
     if missed:
         first = missed[0]
         return Verdict(
@@ -540,13 +563,13 @@ def graph_used(
         return Verdict(
             what,
             False,
-            f"none of {len(on_graph)} on the graph had {' or '.join(map(str, missing))} requests",
+            f"none of {len(ran)} on the graph had {' or '.join(map(str, missing))} requests",
             numbers,
         )
     return Verdict(
         what,
         True,
-        f"{len(on_graph)} of {len(prefills)}, with up to {several[-1]} requests,"
+        f"{len(ran)} of {len(prefills)}, with up to {several[-1]} requests,"
         f" {numbers['launches']} graph launches"
         + (f"; {len(refused)} are left out by a rule of the release" if refused else ""),
         numbers,

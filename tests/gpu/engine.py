@@ -23,7 +23,6 @@ import cases
 import launch
 import modes
 import returned
-from packaging.version import Version
 
 ENGINE = dict(
     skip_tokenizer_init=True,
@@ -124,7 +123,7 @@ def starts(prompts: list[list[int]]) -> list[int]:
     makes releases run it eagerly. Up to 0.5.6 its last token's are the least."""
     import sglang
 
-    own = 1 if Version(sglang.__version__) < Version("0.5.7") else 0
+    own = int(modes.before(sglang.__version__, 7))
     return [len(prompt) - own for prompt in prompts]
 
 

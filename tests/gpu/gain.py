@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
+import compare
 import engine as engines
 import floor
 import judging
@@ -51,6 +52,8 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
 KERNELS_S = 200  # until when the attention kernels that all engines load are waited for
 RUNNING = re.compile(r"#running-req: (\d+)")  # of a release's line about a batch
+# of an engine until it was asked
+UNASKED = {"verdict": "not run", "why": "no time was left", "seconds": 0, "captured": []}
 END_S = 15  # kept of --limit for ending the engine and writing
 
 
@@ -239,8 +242,13 @@ class Gain:
         """Everything, in order, written as it comes: an end from outside loses little."""
         own = self._own_tree() if UNTOUCHED in self.options.trees else None
         self._floor()
+        folder = self.place.scratch / "models" / self.options.subject
+        model = models.write_config(folder, self.subject.config)
         with self._kernels() as self.making:
-            self._visits(own)
+            for number, tree in enumerate(self.options.trees):
+                self._visit(number, *self._of_tree(number, tree, own, model))
+            for number, peer in enumerate(self.options.peer, len(self.options.trees)):
+                self._visit(number, *self._of_peer(number, peer, model))
 
     def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
         """What compiles the attention kernels that all engines load."""
@@ -257,21 +265,6 @@ class Gain:
         kernels.wait(self.making, min(until, self.began + KERNELS_S))
         self.making = []
         self.say("attention kernels compiled")
-
-    def _visits(self, own: Path | None) -> None:
-        model = models.write_config(
-            self.place.scratch / "models" / self.options.subject, self.subject.config
-        )
-        trees = len(self.options.trees)
-        for number, (tree, mode) in enumerate(zip(self.options.trees, self.options.mode)):
-            self._visit(number, tree, mode, own, model, self._end_of(number))
-        for number, peer in enumerate(self.options.peer, trees):
-            self._beside(number, peer, model, self._end_of(number))
-
-    def _end_of(self, number: int) -> float:
-        """Until when the next visit may take, as time.time() tells it."""
-        left = self.until - time.time()
-        return time.time() + left * share(number, len(self.options.trees), len(self.options.peer))
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
@@ -295,15 +288,15 @@ class Gain:
             }
         self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")
 
-    def _visit(
-        self, number: int, tree: str, mode: str, own: Path | None, model: Path, until: float
-    ) -> None:
-        """One engine of one tree: started, measured, ended."""
+    def _of_tree(
+        self, number: int, tree: str, own: Path | None, model: Path
+    ) -> tuple[dict, peers.Ready]:
+        """What is kept of one engine of a tree, and how it is run."""
         options = argparse.Namespace(
             **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
         )
+        mode = self.options.mode[number]
         chosen, why = peers.mode_of(options, mode)
-        label = f"{number + 1}.{tree}"
         entry = {
             "tree": tree,
             "visit": number + 1,
@@ -312,23 +305,30 @@ class Gain:
             "mode_why": why,
             "states": self.options.states[number],
             "measure": f"gain {number + 1} {tree}",
-            "verdict": "not run",
-            "why": "no time was left",
-            "seconds": 0,
-            "captured": [],
-        }
+        } | UNASKED
         self.facts["runs"].append(entry)
-        because = f" because {why}" if why else ""
-        self.say(f"{label}: starting, {chosen}{because}{states(entry)}")
-        plan = self._plan(number, label, model) | {"mode": chosen}
-        environment = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        environment |= {STATES: entry["states"]} if entry["states"] else {}
-        its = peers.Ready(
-            commandline.place_of(options), HERE / "bench_engine.py", plan, {}, environment
-        )
-        self._measure(label, its, entry, until)
+        more = {STATES: entry["states"]} if entry["states"] else {}
+        plan = self._plan(number, tree, model) | {"mode": chosen}
+        return entry, peers.of_sglang(options, plan, {}, more)
 
-    def _plan(self, number: int, label: str, model: Path) -> dict:
+    def _of_peer(
+        self, number: int, peer: peers.Peer, model: Path
+    ) -> tuple[dict, peers.Ready | None]:
+        """The same of a peer, which leaves the trees' part as it is, whatever becomes of it; None
+        where it cannot be run."""
+        entry = {"name": peer.name, "version": "", "mode": ""} | UNASKED
+        self.facts["peers"].append(entry)
+        label = f"{number + 1}.{peer.name}"
+        try:
+            its = peers.ready(peer, self.options, label, self._plan(number, peer.name, model))
+        except peers.Unfit as why:
+            entry |= {"verdict": "failed", "why": str(why)}
+            self.say(f"{label}: failed {why}")
+            return entry, None
+        entry |= its.told
+        return entry, its
+
+    def _plan(self, number: int, engine: str, model: Path) -> dict:
         """What bench_engine.py is told, but for the mode."""
         return {
             "model": str(model),
@@ -337,39 +337,28 @@ class Gain:
             "capture": self._sizes(),
             "enforce": self.subject.enforce,
             "breakable": not models.is_sparse(self.subject.config),
-            "watch": str(self.place.out / f"{label}.watch"),
+            "watch": str(self.place.out / f"{number + 1}.{engine}.watch"),
         }
 
-    def _beside(self, number: int, peer: peers.Peer, model: Path, until: float) -> None:
-        """One engine of a peer; it leaves the trees' part as it is, whatever becomes of it."""
-        label = f"{number + 1}.{peer.name}"
-        entry = {"name": peer.name, "version": "", "mode": "", "verdict": "failed", "seconds": 0}
-        self.facts["peers"].append(entry)
-        try:
-            its = peers.ready(peer, self.options, label, self._plan(number, label, model))
-        except peers.Unfit as why:
-            entry["why"] = str(why)
-            self.say(f"{label}: failed {why}")
-            return
-        entry |= {"verdict": "not run", "why": "no time was left"} | its.told
-        self.say(f"{label}: starting")
-        self._measure(label, its, entry, until)
-
-    def _measure(self, label: str, its: peers.Ready, entry: dict, until: float) -> None:
+    def _visit(self, number: int, entry: dict, its: peers.Ready | None) -> None:
         """One engine: started, asked everything, ended."""
+        if its is None:
+            return
+        label = f"{number + 1}.{entry.get('tree') or entry['name']}"
+        because = f" because {entry['mode_why']}" if entry.get("mode_why") else ""
+        self.say(f"{label}: starting, {entry['mode'] or 'mode unknown'}{because}{states(entry)}")
+        part = share(number, len(self.options.trees), len(self.options.peer))
+        until = time.time() + (self.until - time.time()) * part
         _clear(Path(its.plan["watch"]))
         self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment)
         asked = (self.options.shapes, self.options.rounds, self.options.traffic)
         run = Run(*asked, self.place.scratch, self.compiled, self.say, self.write)
-        visit = Visit(run, self.now, entry, until)
         try:
-            visit.measure()
+            Visit(run, self.now, entry, until).measure()
             entry |= {"verdict": "passed", "why": ""}
         except turns.Gone as gone:
-            entry |= {
-                "verdict": "failed",
-                "why": f"{gone}: {judging.error(self.now.log.read_text(errors='replace'))}",
-            }
+            error = judging.error(self.now.log.read_text(errors="replace"))
+            entry |= {"verdict": "failed", "why": f"{gone}: {error}"}
         except NoTime as what:
             entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
         finally:
@@ -431,7 +420,7 @@ def counted(ran: Sequence[dict]) -> dict:
     largest = max((max(line["captured"]) for line in ran if line.get("captured")), default=None)
     return {
         "prefills": len(ran),
-        "on_graph": sum(bool(line["runner"] and line["launches"]) for line in ran),
+        "on_graph": sum(map(compare.on_graph, ran)),
         "too_long": sum(line["tokens"] > largest for line in ran) if largest else 0,
     }
 

@@ -12,7 +12,7 @@ from visit import spoken
 def states(entry: dict) -> str:
     """What the environment said of layers with recurrent states, behind a comma; nothing where it
     said nothing."""
-    return f", states: {entry['states']}" if entry["states"] else ""
+    return f", states: {entry['states']}" if entry.get("states") else ""
 
 
 def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
@@ -34,58 +34,43 @@ def _load(found: Sequence[dict]) -> str:
 
 
 def show(facts: dict) -> None:
-    """The result, tree beside tree: fastest / first quartile / median, then the GPU's own time."""
-    runs = facts["runs"]
+    """The result, engine beside engine, and a line of each in the end."""
+    engines = [*facts["runs"], *facts["peers"]]
     if facts["gain"]["traffic"]:
-        show_traffic(runs, facts["gain"]["traffic"])
+        show_traffic(facts["runs"], facts["gain"]["traffic"])
     else:
-        show_shapes(facts, runs)
-    for entry in runs:
+        show_shapes(facts, engines)
+    for entry in engines:
         rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
         print(
-            f"{entry['tree']}, {entry['mode']}{states(entry)}: {entry['verdict']} {entry['why']}; "
-            f"input tokens/s {rates or '-'}; {entry['seconds']} s"
+            f"{title(entry)}{entry['verdict']} {entry['why']}; input tokens/s {rates or '-'};"
+            f" {entry['seconds']} s"
         )
-    for entry in facts["peers"]:
-        show_peer(entry, facts["gain"]["shapes"])
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
 
 
-def show_peer(entry: dict, shapes: Sequence[str]) -> None:
-    """What a peer did: first tokens, GPU-busy time and the load."""
-    rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-    print(f"\nbeside: {entry['name']} {entry['version']}, {entry['mode'] or 'mode unknown'}")
-    print(f"{entry['verdict']} {entry['why']}; input tokens/s {rates or '-'}; {entry['seconds']} s")
+def title(entry: dict) -> str:
+    """Which engine a line is about; of a peer, on a line of its own."""
+    if "tree" in entry:
+        return f"{entry['tree']}, {entry['mode']}{states(entry)}: "
+    return f"beside: {entry['name']} {entry['version']}, {entry['mode'] or 'mode unknown'}\n  "
+
+
+def show_shapes(facts: dict, engines: Sequence[dict]) -> None:
+    """A column for each engine: fastest / first quartile / median, then the GPU's own time."""
+    shapes, floors = facts["gain"]["shapes"], facts.get("floor_ms", {})
+    print("\nengines: " + ", ".join(entry.get("tree") or entry["name"] for entry in engines))
+    print("first token, ms: fastest / first quartile / median")
     for shape in shapes:
-        calls, profile = (entry.get(of, {}).get(shape) for of in ("first_token_ms", "profile"))
-        busy = f"GPU busy {profile['busy_ms']:.1f} ({profile['launches']:.0f})" if profile else "-"
-        print(f"  {shape:8}{spoken(calls) if calls else '-':>26}{busy:>30}")
-
-
-def show_shapes(facts: dict, runs: Sequence[dict]) -> None:
-    print("\nfirst token, ms: fastest / first quartile / median")
-    for shape in facts["gain"]["shapes"]:
-        cells = [
-            spoken(found) if (found := entry.get("first_token_ms", {}).get(shape)) else "-"
-            for entry in runs
-        ]
-        floor_ms = facts.get("floor_ms", {}).get(shape)
-        print(
-            f"  {shape:8}"
-            + "".join(f"{cell:>26}" for cell in cells)
-            + (f"   floor {floor_ms}" if floor_ms else "")
-        )
+        found = [entry.get("first_token_ms", {}).get(shape) for entry in engines]
+        cells = "".join(f"{spoken(one) if one else '-':>26}" for one in found)
+        print(f"  {shape:8}{cells}" + (f"   floor {floors[shape]}" if floors.get(shape) else ""))
     print("GPU busy, ms (launches)")
-    for shape in facts["gain"]["shapes"]:
-        found = [entry.get("profile", {}).get(shape) for entry in runs]
-        print(
-            f"  {shape:8}"
-            + "".join(
-                f"{one['busy_ms']:>18.1f} ({one['launches']:.0f})" if one else f"{'-':>26}"
-                for one in found
-            )
-        )
-    if same := same_kernels(runs, facts["gain"]["shapes"]):
+    for shape in shapes:
+        found = [entry.get("profile", {}).get(shape) for entry in engines]
+        busy = [f"{one['busy_ms']:.1f} ({one['launches']:.0f})" if one else "-" for one in found]
+        print(f"  {shape:8}" + "".join(f"{one:>26}" for one in busy))
+    if same := same_kernels([entry for entry in engines if "tree" in entry], shapes):
         print(f"the same kernels, as often, in all engines: {', '.join(same)}")
         print("  a patch that should bring others was not in effect there")
 

@@ -312,17 +312,7 @@ def rotated(fused: dict, native: dict) -> compare.Verdict:
 
 def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:
     """Whether graphs ran all prefills of one kind of call that fit one, or none."""
-    names = [call.name for call in asks() if call.kind == kind]
-    spans = [(result["answers"][name]["from"], result["answers"][name]["to"]) for name in names]
-    fit = [
-        line
-        for line in compare.fitting(result["prefills"], cases.CAPTURE)
-        if any(begin <= line["at"] <= end for begin, end in spans)
-    ]
-    count = sum(line["launches"] > 0 for line in fit)
+    answers = [result["answers"][call.name] for call in asks() if call.kind == kind]
+    spans = [(one["from"], one["to"]) for one in answers]
     what = f"prefills of {kind} calls were {'' if wanted else 'not '}replayed"
-    return compare.Verdict(
-        what,
-        bool(fit) and count == (len(fit) if wanted else 0),
-        f"{count} of {len(fit)} that fit a graph",
-    )
+    return compare.replayed(what, result["prefills"], cases.CAPTURE, spans, wanted)

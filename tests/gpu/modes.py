@@ -22,6 +22,11 @@ class Unavailable:
     reason: str
 
 
+def before(version: str, patch: int) -> bool:
+    """Whether a release comes before 0.5.patch."""
+    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
+
+
 def reference(mode: str, known: set[str]) -> str:
     """The reference of `mode`: the one whose server picks the kernels that the mode's own server
     picks.

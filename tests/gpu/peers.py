@@ -99,10 +99,14 @@ def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> 
     mode, why = mode_of(its, options.mode[-1])
     version = json.loads((peer.site / "manifest.json").read_text())["version"]
     told = {"version": version, "mode": mode, "mode_why": why}
+    return of_sglang(its, plan | {"mode": mode}, told, {})
+
+
+def of_sglang(options: argparse.Namespace, plan: dict, told: dict, more: dict[str, str]) -> Ready:
+    """How to run the tree that the options name. more: of the environment."""
     watch = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return Ready(
-        commandline.place_of(its), HERE / "bench_engine.py", plan | {"mode": mode}, told, watch
-    )
+    place = commandline.place_of(options)
+    return Ready(place, HERE / "bench_engine.py", plan, told, watch | more)
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> tuple[str, str]:

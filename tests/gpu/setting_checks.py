@@ -82,7 +82,7 @@ def checks(
         found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
     elif facts["without"] != QUEUE and compare.reports(result["report"]):
         found.append(compare.reported(result["report"], Path(plan["model"]).name))
-    if plan["setting"].startswith("context-") and graph and _before(facts["version"], 18):
+    if plan["setting"].startswith("context-") and graph and modes.before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
     if graph and reference:
@@ -133,9 +133,9 @@ def must_fail(plan: dict, facts: dict) -> bool:
     release's own starts no NemotronH. It returns another rank's experts from 0.5.14 on.
     """
     if plan["setting"] == DP_RETURNS:
-        return facts["without"] == ROWS_OF_RANKS and not _before(facts["version"], 14)
+        return facts["without"] == ROWS_OF_RANKS and not modes.before(facts["version"], 14)
     asked = facts["without"] and plan["setting"] == TRACKS_STATES
-    return bool(asked) and models.has_drafts(plan["of"]) and not _before(facts["version"], 14)
+    return bool(asked) and models.has_drafts(plan["of"]) and not modes.before(facts["version"], 14)
 
 
 def given_back(
@@ -171,17 +171,13 @@ def given_back(
 
 def counted(prefills: Sequence[dict]) -> dict:
     """How many prefills ran on a graph, and why the others did not."""
-    eager = [line for line in prefills if not launched(line)]
+    eager = [line for line in prefills if not compare.on_graph(line)]
     reasons = Counter(line.get("why") or "" for line in eager)
     return {
         "all": len(prefills),
         "on_graph": len(prefills) - len(eager),
         "eager": dict(reasons.most_common()),
     }
-
-
-def launched(line: dict) -> bool:
-    return bool(line["runner"] and line["launches"])
 
 
 def ran(prefills: Sequence[dict], graph: bool) -> compare.Verdict:
@@ -210,7 +206,7 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
     """Whether every rank ran prefills, and where they share each one, all ran it the same way."""
     by_rank: dict[str, list[bool]] = {}
     for line in prefills:
-        by_rank.setdefault(line["process"], []).append(launched(line))
+        by_rank.setdefault(line["process"], []).append(compare.on_graph(line))
     said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
     alike = "dp_size" in plan["engine"] or len({tuple(rank) for rank in by_rank.values()}) == 1
     good = (
@@ -228,11 +224,6 @@ def sizes_within(sizes: Sequence[int], context: int) -> compare.Verdict:
     why = f"{len(sizes)} sizes, up to {sizes[-1]}" if sizes else "no captured size was seen"
     good = bool(sizes) and sizes[-1] <= context
     return compare.Verdict("no captured size is beyond the context", good, why)
-
-
-def _before(version: str, patch: int) -> bool:
-    """Whether a release comes before 0.5.patch."""
-    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
 
 
 def mixed_eagerly(passes: dict, limits: compare.Limits) -> list[compare.Verdict]:

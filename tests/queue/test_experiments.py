@@ -186,10 +186,12 @@ def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     assert names == [{"context-flag", "context-config"}, {"next-turn"}]
 
 
-def test_the_runner_needs_the_standard_library_alone(tmp_path):
+@pytest.mark.parametrize("words", [("run.py", "--list"), ("gain.py", "--help")])
+def test_the_runners_need_the_standard_library_alone(words):
     """A host may have nothing but a bundle, whose packages its engines have."""
-    words = [sys.executable, "-I", "-S", str(GPU / "run.py"), "--list"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    script, *more = words
+    command = [sys.executable, "-I", "-S", str(GPU / script), *more]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -89,8 +89,6 @@ def test_jobs_say_what_a_fleet_plans_by():
         "torch-2.11",
         "2.11.0",
     )
-    assert 100 < job.engine_seconds < 400  # four engines of half a minute to a minute and a half
-    assert jobs(tags=("v0.5.9",), models=("llama",), gpus=("Fake",))[0].engine_seconds is None
     (repaired,) = jobs(tags=("v0.5.23",), models=("llama",))
     assert (repaired.modes, repaired.queue) == (("breakable",), True)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from bundle.release import SCRIPTS
 from patchqueue.files.tree import hash_python, list_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,34 @@ def test_a_tree_without_a_record_is_asked_and_names_no_queue(tmp_path, unrecorde
     assert (found["version"], found["tag"]) == ("0.5.9", "v0.5.9")
     assert found["patches"] == []
     assert found["tree"] == hash_python(list_package(unrecorded))
+
+
+def test_an_unpacked_bundle_needs_no_word_of_where_it_lies(tmp_path):
+    """As `unpack` lays it: tree/, site/ and the scripts, with the configs beside them."""
+    bundle, out = tmp_path / "bundle", tmp_path / "out"
+    for name in SCRIPTS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, bundle / name, ignore=ignored)
+    for name in ("tree", "site"):
+        shutil.copytree(FAKE / name, bundle / name)
+    (bundle / "manifest.json").write_text('{"packages": ["sglang-kernel==1"]}')
+    (out / "scratch/models" / MODEL).mkdir(parents=True)
+    (out / "scratch/models" / MODEL / "model.safetensors").touch()
+    (out / "scratch/bytecode").symlink_to((tmp_path / "scratch/bytecode").resolve())
+    script = bundle / "tests/gpu/run.py"
+    words = ["--out", str(out), "--model", MODEL, "--mode", "breakable"]
+    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    known = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, str(script), *words],
+        env=known | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((out / "evidence.json").read_text())
+    assert found["passed"] and found["packages"] == ["sglang-kernel==1"]
 
 
 class Whole(NamedTuple):

@@ -203,6 +203,26 @@ def test_a_function_that_is_left_out_does_nothing(tmp_path):
     assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
 
 
+def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
+    """With what the file itself keeps, as dirty.py does."""
+    (tmp_path / "package.py").write_text("VALUE = 1\n")
+    (tmp_path / "hooks.py").write_text(
+        "seen = []\n"
+        "def change(module):\n"
+        "    seen.append(module.__name__)\n"
+        "    module.VALUE = seen\n"
+        "HOOKS = {'package': change}\n"
+    )
+    variables = os.environ | {
+        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
+        "PREFILL_WATCH": str(tmp_path / "watch"),
+        "PREFILL_HOOKS": str(tmp_path / "hooks.py"),
+    }
+    words = [sys.executable, "-c", "import package; print(package.VALUE)"]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True)
+    assert done.stdout == "['package']\n", done.stderr
+
+
 def test_prefills_before_the_first_question_are_left_out(checks):
     """A server that tries kernels at its start has no graph yet; what it captured is noted once."""
     lines = [{"at": at} for at in (1.0, 5.5, 7.0)]

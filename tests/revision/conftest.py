@@ -83,7 +83,8 @@ def pytest_collection_modifyitems(config, items):
 
 @functools.lru_cache
 def _starts_interpreter(file):
-    return "interpreted.run(" in Path(file).read_text(encoding="utf-8")
+    text = Path(file).read_text(encoding="utf-8")
+    return "interpreted.run(" in text or "\nREFERENCE = " in text
 
 
 def _is_quick(item):
@@ -156,6 +157,14 @@ def _only_the_tree():
 def _modules_of_the_release(request):
     """Before a file's first test changes anything that they look at."""
     late.import_all(vars(request.module))
+
+
+@pytest.fixture(scope="module")
+def compared(request):
+    """What each of the file's CASES comes to in the program of host/references that its REFERENCE
+    names."""
+    module = request.module
+    return interpreted.run(f"host.references.{module.REFERENCE}", module.CASES)
 
 
 @pytest.fixture(scope="session")

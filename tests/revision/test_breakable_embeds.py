@@ -12,6 +12,8 @@ from host import late, prefill
 
 with late.modules():
     from sglang.srt.layers import dp_attention
+    from sglang.srt.model_executor import breakable_cuda_graph_runner
+    from sglang.srt.model_executor.runner import prefill_cuda_graph_runner
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 
@@ -29,14 +31,9 @@ MODELS = {  # layer stack -> the name of its embeddings parameter
 
 def runner_class():
     try:
-        from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import (
-            PrefillCudaGraphRunner as runner,
-        )
+        return prefill_cuda_graph_runner.PrefillCudaGraphRunner
     except ModuleNotFoundError:  # 0.5.13
-        from sglang.srt.model_executor.breakable_cuda_graph_runner import (
-            BreakableCudaGraphRunner as runner,
-        )
-    return runner
+        return breakable_cuda_graph_runner.BreakableCudaGraphRunner
 
 
 def double(model):
@@ -46,22 +43,11 @@ def double(model):
     return SimpleNamespace(forward=create_autospec(stack, instance=True).forward)
 
 
-def run_forward(model, input_embeds):
-    """The runner's own forward on a double; returns the keywords that the model was called with."""
-    return captured(model, input_embeds)[1]
-
-
 def captured(model, input_embeds=None, **known):
-    """The same with the runner, which may know something before: (runner, keywords)."""
+    """The runner's own forward on a double; the runner may know something before. Returns the
+    runner, and the keywords that the model was called with."""
     runner = object.__new__(runner_class())
     runner.layer_model = double(model)
-    runner.attention_layers, runner.moe_layers, runner.moe_fusions, runner.dsa_indexers = (
-        [],
-        [],
-        [],
-        [],
-    )
-    runner.quant_config = None
     runner.model_runner = SimpleNamespace(attn_backend=None, model=None)
     batch = SimpleNamespace(
         input_ids=torch.arange(4),
@@ -74,7 +60,9 @@ def captured(model, input_embeds=None, **known):
         global_dp_buffer_len=None,
         global_num_tokens_cpu=None,
     )
-    vars(runner).update(  # what later releases do around the call
+    vars(runner).update(  # the last ones are what later releases do around the call
+        **{name: [] for name in ("attention_layers", "moe_layers", "moe_fusions", "dsa_indexers")},
+        quant_config=None,
         _prefill_forward_context=lambda *args, **kwargs: nullcontext(),
         _uses_eager_prefill_tail=lambda: True,
         _get_layer_model_positions=lambda batch: batch.positions,
@@ -94,13 +82,13 @@ def captured(model, input_embeds=None, **known):
 @pytest.mark.parametrize("model, parameter", MODELS.items())
 def test_a_text_model_is_called_with_what_it_takes(model, parameter):
     """NemotronH and Qwen3-Next died at warm-up: unexpected keyword argument 'input_embeds'."""
-    assert run_forward(model, None) == ({parameter: None} if parameter else {})
+    assert captured(model)[1] == ({parameter: None} if parameter else {})
 
 
 @pytest.mark.parametrize("model, parameter", [item for item in MODELS.items() if item[1]])
 def test_embeddings_arrive_under_the_name_the_model_uses(model, parameter):
     embeds = torch.ones(4, 8)
-    kwargs = run_forward(model, embeds)
+    kwargs = captured(model, embeds)[1]
     assert list(kwargs) == [parameter] and kwargs[parameter] is embeds
 
 

@@ -54,10 +54,8 @@ def test_a_break_may_return_nothing(captured):
 
 def test_breaks_run_between_their_segments_in_order(captured):
     value = torch.zeros(1)
-    double, add = (
-        breakable_graph.break_at(lambda rows: rows * 2),
-        breakable_graph.break_at(lambda rows: rows + 100),
-    )
+    double = breakable_graph.break_at(lambda rows: rows * 2)
+    add = breakable_graph.break_at(lambda rows: rows + 100)
     graph, output = captured(lambda: add(double(value + 1) * 3) - 1)
     assert (len(graph.segments), len(graph.breaks)) == (3, 2)
     value.fill_(4)

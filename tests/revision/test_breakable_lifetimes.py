@@ -219,9 +219,9 @@ def test_hold(lifetimes, device):
     column, (same,), named, *rest = lifetimes.hold(value, own, weak_view)
     assert column.data_ptr() == mine[:, 1].data_ptr() and column.stride() == mine[:, 1].stride()
     assert same is other and rest == [thing, None, empty] and rest[2] is empty
-    assert (
-        type(named["pair"]) is Pair and named["pair"].left is not mine and named["pair"].right == 3
-    )
+    assert type(named["pair"]) is Pair
+    assert named["pair"].left is not mine
+    assert named["pair"].right == 3
     assert value[2]["pair"].left is mine, "the caller's own containers are not changed"
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import beside, graph, late, process, runner
+from host import beside, graph, late, logged, process, runner
 from host.models import KINDS
 
 with late.modules():
@@ -38,12 +38,7 @@ def decided(caplog, monkeypatch, tmp_path):
     def decide(model, **fields):
         caplog.clear()
         made = runner.decide(model, enable_breakable_cuda_graph=True, **fields)
-        warnings = [
-            record.getMessage()
-            for record in caplog.records
-            if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()
-        ]
-        return made, warnings, verdict.explain(made)
+        return made, logged.warnings(caplog, "CUDA graph"), verdict.explain(made)
 
     with caplog.at_level(logging.INFO):
         yield decide
@@ -104,17 +99,15 @@ def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeyp
     runner = SimpleNamespace(
         model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None
     )
-    assert (
-        breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's"
-        and runner.prefill_graph_refusal is None
-    )
+    assert breakable.make_runner(runner, lambda runner: "the release's") == "the overlay's"
+    assert runner.prefill_graph_refusal is None
 
 
 def test_every_layer_of_qwen3_5_breaks(build_model, decided):
     runner, warnings, verdict = decided(build_model("qwen3_5"), is_multimodal=True)
-    assert (
-        runner.piecewise_cuda_graph_runner is not None and not warnings and verdict.verdict == "on"
-    )
+    assert runner.piecewise_cuda_graph_runner is not None
+    assert not warnings
+    assert verdict.verdict == "on"
     kinds = [type(layer).__name__ for layer in runner.attention_layers]
     assert kinds == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
 
@@ -181,10 +174,8 @@ def test_the_releases_runner_gets_the_sizes_that_fit(build_model):
         runner, lambda made: made.server_args.piecewise_cuda_graph_tokens
     ) == [16, 32]
     runner.model_config.context_len = 8
-    assert (
-        breakable.make_runner(runner, lambda made: made) is None
-        and "no capture size fits" in runner.prefill_graph_refusal.reason
-    )
+    assert breakable.make_runner(runner, lambda made: made) is None
+    assert "no capture size fits" in runner.prefill_graph_refusal.reason
 
 
 def test_the_runner_is_the_releases_own_where_it_captures_the_stack_alone(revision):
@@ -340,6 +331,14 @@ def test_a_memory_saver_that_pauses_graphs_is_no_error(monkeypatch):
     breakable_arguments.check_breakable(arguments(enable_memory_saver=True))
 
 
+def typed(folder, **changes):
+    """ServerArgs of a small Llama as somebody types them, resolved as for a GPU."""
+    (folder / "config.json").write_text(json.dumps(KINDS["llama"].values))
+    given = dict(model_path=str(folder), device="cuda", skip_tokenizer_init=True)
+    given |= dict(enable_breakable_cuda_graph=True, mem_fraction_static=0.5)
+    return server_args.ServerArgs(**given | changes)
+
+
 @pytest.mark.parametrize(
     "changes, named",
     [
@@ -355,40 +354,21 @@ def test_a_memory_saver_that_pauses_graphs_is_no_error(monkeypatch):
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
     """By ServerArgs itself, before anything is loaded, and once the release has applied its
     rules."""
-    (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
     with pytest.raises(
         ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"
     ):
-        server_args.ServerArgs(
-            model_path=str(tmp_path),
-            device="cuda",
-            skip_tokenizer_init=True,
-            enable_breakable_cuda_graph=True,
-            mem_fraction_static=0.5,
-            **changes,
-        )
+        typed(tmp_path, **changes)
 
 
 @OPT_OUT
 @pytest.mark.parametrize("asked", [True, False], ids=["breakable", "piecewise"])
 def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked, tmp_path):
     """Memory is divided for it, too: ServerArgs as it is typed, resolved as for a GPU."""
-    (tmp_path / "config.json").write_text(json.dumps(KINDS["llama"].values))
-    given = dict(
-        model_path=str(tmp_path),
-        device="cuda",
-        skip_tokenizer_init=True,
-        mem_fraction_static=0.5,
-        attention_backend="triton",
-    )
-    args = server_args.ServerArgs(
-        **given, enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True
-    )
-    assert (
-        args.disable_piecewise_cuda_graph is not asked
-        and args.enable_hierarchical_cache
-        and args.load_format == "auto"
-    )
+    changes = dict(enable_breakable_cuda_graph=asked, enable_hierarchical_cache=True)
+    args = typed(tmp_path, attention_backend="triton", **changes)
+    assert args.disable_piecewise_cuda_graph is not asked
+    assert args.enable_hierarchical_cache
+    assert args.load_format == "auto"
 
 
 @OPT_OUT

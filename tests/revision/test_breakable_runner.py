@@ -2,13 +2,12 @@
 any number of requests."""
 
 import contextlib
-import importlib
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
-from host import beside, graph, hybrids, late, process, segments
+from host import beside, graph, hybrids, late, logged, process, segments, state_pool
 from host.served import published
 
 with late.modules():
@@ -125,13 +124,9 @@ def captured(build_model, monkeypatch):
     graph."""
     from sglang.srt.prefill_graph.compat import capture
 
-    for name in ("qwen3_vl", "qwen3_5"):  # before decorators are changed
-        importlib.import_module(f"sglang.srt.models.{name}")
     monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(monkeypatch))
-        stack.enter_context(torch.no_grad())
+    with segments.recording(monkeypatch), torch.no_grad():
 
         def capture(kind="llama", **changes):
             runner = model_runner(build_model(kind, device="cpu", dtype=torch.float32), **changes)
@@ -155,6 +150,22 @@ def replayed(runner, graph, batch):
         return graph.replay(batch).next_token_logits
 
 
+def assert_alike(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def breaks_of(graph, size=16):
+    """The breaks of a captured size, under the name that the release's primitive gives them."""
+    one = graph.graphs[size]
+    return getattr(one, "breaks", None) or one._break_fns
+
+
+def attention_alone(runner, breaks):
+    """Whether every attention layer breaks, and no other layer that could."""
+    layers = [type(layer).__name__ for layer in runner.attention_layers]
+    return 0 < len(breaks) == layers.count("RadixAttention") < len(layers)
+
+
 BATCHES = [
     [8],
     [5],
@@ -173,7 +184,7 @@ def test_any_number_of_requests_gets_eager_prefills_logits(captured, lengths):
     runner, graph = captured()
     wanted, found = eager(runner, batch_of(lengths)), replayed(runner, graph, batch_of(lengths))
     assert found.shape[0] == len(lengths)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(found, wanted)
 
 
 def test_every_size_stays_right_after_every_other(captured):
@@ -183,41 +194,37 @@ def test_every_size_stays_right_after_every_other(captured):
     for first in range(len(batches)):
         for second in range(len(batches)):
             for number in (first, second):
-                torch.testing.assert_close(
-                    replayed(runner, graph, batch_of(batches[number])),
-                    wanted[number],
-                    rtol=1e-4,
-                    atol=1e-4,
-                )
+                assert_alike(replayed(runner, graph, batch_of(batches[number])), wanted[number])
 
 
 def test_every_attention_layer_breaks_and_nothing_else_runs_eagerly(captured):
     runner, graph = captured()
     layers = len(runner.attention_layers)
-    one = graph.graphs[16]
-    segments, breaks = (
-        getattr(one, name, None) or getattr(one, f"_{name if name == 'segments' else 'break_fns'}")
-        for name in ("segments", "breaks")
-    )
-    assert (len(segments), len(breaks)) == (layers + 1, layers)
+    segments = getattr(graph.graphs[16], "segments", None) or graph.graphs[16]._segments
+    assert (len(segments), len(breaks_of(graph))) == (layers + 1, layers)
     before = runner.attn_backend.calls
     replayed(runner, graph, batch_of([9, 3]))
     assert runner.attn_backend.calls == before + layers
+
+
+def handed_on(runner, monkeypatch):
+    """What the stack's result is, of each batch from now on."""
+    seen, kind = [], type(runner.model.logits_processor)
+    forward = kind.forward
+
+    def noted(self, ids, hidden, *rest, **more):
+        seen.append(hidden)
+        return forward(self, ids, hidden, *rest, **more)
+
+    monkeypatch.setattr(kind, "forward", noted)
+    return seen
 
 
 def test_padding_stays_inside(captured, monkeypatch):
     """Nothing behind the stack sees padded rows, and what was only allocated (here NaN) does not
     stay in them."""
     runner, graph = captured()
-    seen = []
-    process = type(runner.model.logits_processor).forward
-    monkeypatch.setattr(
-        type(runner.model.logits_processor),
-        "forward",
-        lambda self, ids, hidden, *rest, **more: (
-            seen.append(hidden) or process(self, ids, hidden, *rest, **more)
-        ),
-    )
+    seen = handed_on(runner, monkeypatch)
     replayed(runner, graph, batch_of([32]))
     replayed(runner, graph, batch_of([6, 3]))
     assert [len(hidden) for hidden in seen] == [32, 9]
@@ -245,15 +252,7 @@ def test_padded_rows_are_token_0_at_position_0_in_slot_0(captured):
 def test_every_size_hands_on_rows_of_one_output(captured, monkeypatch):
     """Held one by one, the outputs of the default sizes take 1.6 GB of a model 8192 wide."""
     runner, graph = captured()
-    seen = []
-    process = type(runner.model.logits_processor).forward
-    monkeypatch.setattr(
-        type(runner.model.logits_processor),
-        "forward",
-        lambda self, ids, hidden, *rest, **more: (
-            seen.append(hidden) or process(self, ids, hidden, *rest, **more)
-        ),
-    )
+    seen = handed_on(runner, monkeypatch)
     for lengths in ([32], [6, 3], [5]):
         replayed(runner, graph, batch_of(lengths))
     assert {hidden.untyped_storage().data_ptr() for hidden in seen} == {
@@ -287,10 +286,8 @@ def test_the_stack_is_as_it_was_after_a_replay_and_after_an_error(captured):
     with pytest.raises(AttributeError):
         graph.replay(batch)
     assert "forward" not in vars(runner.model.model)
-    assert (
-        piecewise_context_manager.get_forward_context() is None
-        and not piecewise_context_manager.is_in_piecewise_cuda_graph()
-    )
+    assert piecewise_context_manager.get_forward_context() is None
+    assert not piecewise_context_manager.is_in_piecewise_cuda_graph()
 
 
 @pytest.mark.parametrize(
@@ -340,9 +337,7 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
     with caplog.at_level(logging.WARNING):
         runner, graph = captured(max_total_num_tokens=4)
     assert graph is None
-    [message] = [
-        record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()
-    ]
+    [message] = logged.texts(caplog, "CUDA graph")
     assert (
         message
         == "Prefill runs without a CUDA graph: no capture size fits: asked for were [8, 16, 32],"
@@ -380,9 +375,8 @@ def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, to
     """And the room for their output with them."""
     memory_for(tokens, run)
     _, graph = captured()
-    assert (
-        graph.capture_num_tokens == sizes == sorted(graph.graphs) and len(graph.output) == sizes[-1]
-    )
+    assert graph.capture_num_tokens == sizes == sorted(graph.graphs)
+    assert len(graph.output) == sizes[-1]
 
 
 def test_too_little_memory_for_any_size_is_eager_prefill(captured, memory_for):
@@ -404,9 +398,9 @@ def test_a_stack_that_does_not_run_is_eager_prefill(captured, monkeypatch):
 
     monkeypatch.setattr(llama.LlamaModel, "forward", broken)
     runner, graph = captured()
+    assert graph is None
     assert (
-        graph is None
-        and runner.prefill_graph_refusal.reason
+        runner.prefill_graph_refusal.reason
         == "a batch of 32 tokens does not run: TypeError: shared keys have no tensor"
     )
 
@@ -496,7 +490,7 @@ def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, leng
         ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps)))
         for ask in (eager, lambda runner, batch: replayed(runner, graph, batch))
     )
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(found, wanted)
 
 
 def test_text_of_a_multimodal_model_is_replayed(with_images, monkeypatch):
@@ -516,10 +510,8 @@ def test_padding_of_a_multimodal_model_is_zero(with_images):
     replayed(runner, graph, batch_of([32], mrope_positions=axes_of([32])))
     assert graph.inputs["positions"][:, 9:16].ne(0).all()
     replayed(runner, graph, batch_of([6, 3], mrope_positions=axes_of([6, 3])))
-    assert (
-        graph.inputs["positions"][:, 9:16].eq(0).all()
-        and graph.inputs["out_cache_loc"][9:16].eq(0).all()
-    )
+    assert graph.inputs["positions"][:, 9:16].eq(0).all()
+    assert graph.inputs["out_cache_loc"][9:16].eq(0).all()
 
 
 def test_batches_with_images_run_eagerly(with_images):
@@ -567,7 +559,7 @@ def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
     seen.clear()
     for size, one in graph.graphs.items():
         one.replay = lambda size=size, replay=one.replay: sizes.append(size) or replay()
-    torch.testing.assert_close(replayed(runner, graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(replayed(runner, graph, batch), wanted)
     assert seen and all(given is batch for given in seen) and len(sizes) == 1
 
 
@@ -577,10 +569,8 @@ def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_pu
     another."""
     runner, graph = captured()
     assert not forward_context.has_forward_context()
-    assert (
-        graph.replay(batch_of([5])).next_token_logits.isfinite().all()
-        and not forward_context.has_forward_context()
-    )
+    assert graph.replay(batch_of([5])).next_token_logits.isfinite().all()
+    assert not forward_context.has_forward_context()
     seen, forward = [], CausalAttention.forward
     other = CausalAttention()
     other.forward = lambda *args, **kwargs: (
@@ -635,14 +625,11 @@ def captured_states(captured, monkeypatch):
     seen = hybrids.on_cpu(monkeypatch)
     monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
-    pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1
-    )
 
     def capture(**changes):
         changes = (
             dict(
-                req_to_token_pool=pool,
+                req_to_token_pool=state_pool.Named(),
                 dtype=torch.float32,
                 attn_backend=hybrids.recurrent(CausalAttention(), seen),
             )
@@ -664,21 +651,14 @@ def test_captured_states_get_eager_prefills_logits(captured_states):
     for first in fitting:
         for lengths in (first, *fitting[::3]):
             batch = batch_of(lengths)
-            torch.testing.assert_close(
-                replayed(runner, graph, batch), wanted[str(lengths)], rtol=1e-4, atol=1e-4
-            )
+            assert_alike(replayed(runner, graph, batch), wanted[str(lengths)])
     assert not seen, "a Mamba2 layer ran eagerly"
 
 
 @stood_in
 def test_attention_alone_breaks_where_states_are_captured(captured_states):
     runner, graph, _ = captured_states()
-    one = graph.graphs[16]
-    breaks = getattr(one, "breaks", None) or one._break_fns
-    attention = [
-        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
-    ]
-    assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
+    assert attention_alone(runner, breaks_of(graph))
 
 
 @stood_in
@@ -687,9 +667,7 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, mo
     runner, graph, _ = captured_states()
     batch = batch_of([3, 2, 3])
     assert graph._size_for(batch) == 16 and graph.why_not(batch) is None
-    torch.testing.assert_close(
-        replayed(runner, graph, batch), eager(runner, batch_of([3, 2, 3])), rtol=1e-4, atol=1e-4
-    )
+    assert_alike(replayed(runner, graph, batch), eager(runner, batch_of([3, 2, 3])))
     assert graph.why_not(batch_of([1])) is None  # 8 rows, for its tokens
     for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
         assert graph.why_not(batch_of(lengths)) == tables.FEW_TOKENS
@@ -795,9 +773,7 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
         )
         expected = eager(runner, batch_of(lengths))
         seen.clear()
-        torch.testing.assert_close(
-            replayed(runner, graph, batch_of(lengths, **said)), expected, rtol=1e-4, atol=1e-4
-        )
+        assert_alike(replayed(runner, graph, batch_of(lengths, **said)), expected)
         assert not seen, "a Mamba2 layer ran eagerly"
         plan = graph.tables[32].plan
         assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
@@ -866,12 +842,9 @@ def captured_nets(captured, monkeypatch):
     monkeypatch.setattr(layers.gdn, "why_not", lambda *_: None)
     monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
     monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
-    pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer_id: None, get_mamba_indices=lambda requests: requests + 1
-    )
     config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
     changes = dict(
-        req_to_token_pool=pool,
+        req_to_token_pool=state_pool.Named(),
         dtype=torch.float32,
         attn_backend=hybrids.recurrent(CausalAttention(), seen),
         is_multimodal=True,
@@ -884,21 +857,14 @@ def captured_nets(captured, monkeypatch):
 def test_captured_nets_get_eager_prefills_logits(captured_nets):
     """Every batch after every other. Attention breaks, and it alone."""
     runner, graph, seen = captured_nets()
-    one = graph.graphs[16]
-    breaks = getattr(one, "breaks", None) or one._break_fns
-    attention = [
-        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
-    ]
-    assert len(breaks) == len(attention) < len(runner.attention_layers) and attention
+    assert attention_alone(runner, breaks_of(graph))
     fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
     make = lambda lengths: batch_of(lengths, mrope_positions=axes_of(lengths))  # noqa: E731
     wanted = {str(lengths): eager(runner, make(lengths)) for lengths in fitting}
     seen.clear()
     for first in fitting:
         for lengths in (first, *fitting[::3]):
-            torch.testing.assert_close(
-                replayed(runner, graph, make(lengths)), wanted[str(lengths)], rtol=1e-4, atol=1e-4
-            )
+            assert_alike(replayed(runner, graph, make(lengths)), wanted[str(lengths)])
     assert not seen, "a gated delta net ran eagerly"
 
 
@@ -918,7 +884,7 @@ def test_mixers_beside_attention_get_eager_prefills_logits(with_mixers, lengths)
     calls.clear()
     batch = batch_of(lengths)
     found = replayed(runner, graph, batch)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(found, wanted)
     assert [(call.layer_id, call.rows) for call in calls] == [(0, sum(lengths)), (1, sum(lengths))]
     assert all(call.batch in (None, batch) for call in calls)
 
@@ -932,5 +898,4 @@ def test_padded_rows_behind_a_mixer_are_zero(with_mixers):
 
 def test_two_breaks_a_layer_and_nothing_else_runs_eagerly(with_mixers):
     _, graph, _ = with_mixers()
-    one = graph.graphs[16]
-    assert len(getattr(one, "breaks", None) or one._break_fns) == 2 * 2
+    assert len(breaks_of(graph)) == 2 * 2

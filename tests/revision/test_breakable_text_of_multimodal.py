@@ -1,42 +1,27 @@
 """Text of a multimodal model through the release's own breakable prefill runner, captured on a
 recorded graph."""
 
-import contextlib
-import importlib
 from types import SimpleNamespace
 
 import pytest
+import test_captured_own_runner as runners
 import torch
-from host import hybrids, late, process, segments
-from host.served import published
-from test_breakable_runner import BATCHES, CausalAttention, axes_of, batch_of
+from host import hybrids, late, prefill, process, segments
+from test_breakable_runner import BATCHES, CausalAttention, assert_alike, axes_of, batch_of, eager
 
 with late.modules():
     from sglang.srt.managers import schedule_batch
     from sglang.srt.model_executor import cuda_graph_config
-    from sglang.srt.prefill_graph.model import layers, stack
-    from sglang.srt.speculative import spec_info
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.16")
-SIZES = [8, 16, 32]
-PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 
 @pytest.fixture
 def captured(build_model, monkeypatch):
     """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model
     runner."""
-    importlib.import_module("sglang.srt.models.qwen3_5")  # before decorators are changed
-    module = importlib.import_module(PREFILL)
-    monkeypatch.setattr(
-        module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None))
-    )
-    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
-    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
-    monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(monkeypatch))
-        stack.enter_context(torch.no_grad())
+    module = prefill.captures_on_cpu(monkeypatch)
+    with segments.recording(monkeypatch), torch.no_grad():
         model = build_model("qwen3_5", device="cpu", dtype=torch.float32)
         attention = hybrids.recurrent(CausalAttention(), hybrids.on_cpu(monkeypatch))
         made = model_runner(model, attention)
@@ -45,52 +30,11 @@ def captured(build_model, monkeypatch):
 
 def model_runner(model, attention):
     """A ModelRunner as far as the prefill graph looks at it."""
-    table = layers.describe(stack.find(model).layers)
-    prefill = SimpleNamespace(
-        bs=SIZES,
-        backend=cuda_graph_config.Backend.BREAKABLE,
-        full_prefill_max_req=1,
-        tc_compiler="eager",
-    )
-    args = process.default_server_args(
-        cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill)
-    )
-    process.use_server_args(args)
     attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
-    return SimpleNamespace(
-        server_args=args,
-        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(None),
-        model=model,
-        attn_backend=attention,
-        device="cpu",
-        dtype=torch.float32,
-        gpu_id=0,
-        tp_size=1,
-        dp_size=1,
-        pp_size=1,
-        tp_group=SimpleNamespace(barrier=lambda: None),
-        model_config=SimpleNamespace(
-            hidden_size=128, is_multimodal=True, vocab_size=256, is_encoder_decoder=False
-        ),
-        req_to_token_pool=SimpleNamespace(size=32),
-        token_to_kv_pool=None,
-        pp_group=SimpleNamespace(is_last_rank=True),
-        is_multimodal=True,
-        is_generation=True,
-        is_draft_worker=False,
-        is_hybrid_swa=False,
-        graph_shared_output=None,
-        attention_layers=table.attention_layers,
-        moe_layers=table.moe_layers,
-        moe_fusions=table.moe_fusions,
-        dsa_indexers=[],
-    )
-
-
-def eager(runner, batch):
-    runner.attn_backend.init_forward_metadata(batch)
-    with published(runner.attn_backend):
-        return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
+    made = runners.model_runner(model, attention)
+    made.is_multimodal = made.model_config.is_multimodal = True
+    made.req_to_token_pool = SimpleNamespace(size=32)
+    return made
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
@@ -99,9 +43,7 @@ def test_text_gets_eager_prefills_logits(captured, lengths):
     wanted = eager(runner, batch_of(lengths, mrope_positions=axes_of(lengths)))
     batch = batch_of(lengths, mrope_positions=axes_of(lengths))
     assert graph.can_run_graph(batch)
-    torch.testing.assert_close(
-        graph.execute(batch).next_token_logits[: len(lengths)], wanted, rtol=1e-4, atol=1e-4
-    )
+    assert_alike(graph.execute(batch).next_token_logits[: len(lengths)], wanted)
 
 
 def test_positions_of_each_axis_reach_the_layers(captured):
@@ -115,7 +57,7 @@ def test_positions_of_each_axis_reach_the_layers(captured):
         for given in (axes, axes_of(lengths))
     )
     found = graph.execute(batch_of(lengths, mrope_positions=axes)).next_token_logits[: len(lengths)]
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(found, wanted)
     assert not torch.allclose(flat, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -124,11 +66,9 @@ def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
     runner, graph = captured
     made = runner.model.model.embed_tokens.forward
     monkeypatch.setattr(runner.model.model.embed_tokens, "forward", lambda ids: made(ids).flip(-1))
-    wanted, found = (
-        eager(runner, batch_of([5], mrope_positions=axes_of([5]))),
-        graph.execute(batch_of([5], mrope_positions=axes_of([5]))),
-    )
-    torch.testing.assert_close(found.next_token_logits[:1], wanted, rtol=1e-4, atol=1e-4)
+    wanted = eager(runner, batch_of([5], mrope_positions=axes_of([5])))
+    found = graph.execute(batch_of([5], mrope_positions=axes_of([5])))
+    assert_alike(found.next_token_logits[:1], wanted)
 
 
 def test_batches_with_images_run_eagerly(captured):

@@ -1,23 +1,16 @@
 """What the set-up of the prefill graph returns where it captures nothing, and which layers it
 captures."""
 
-import logging
-
 import pytest
 import torch
-from host import prefill
+from host import logged, prefill
 
 pytestmark = pytest.mark.revision(">=0.5.17,<0.5.24")
 GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that have attention
 
 
 def warned(caplog):
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING
-        and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))
-    ]
+    return logged.warnings(caplog, loggers=logged.SET_UP)
 
 
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
@@ -42,18 +35,9 @@ def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, patt
     state, were counted as lacking attention."""
     monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
     model = build_model(
-        "nemotron_h",
+        "nemotron_h_moe",
         hybrid_override_pattern=pattern,
         num_hidden_layers=len(pattern),
-        n_routed_experts=4,
-        n_shared_experts=1,
-        moe_intermediate_size=64,
-        moe_shared_expert_intermediate_size=64,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        norm_topk_prob=True,
-        routed_scaling_factor=1.0,
     )
     assert prefill.capture(model, layers=len(pattern)).runner is not None
     assert warned(caplog) == []

@@ -1,13 +1,11 @@
 """Layers that hold a Mamba2 mixer: with a break around it they are captured, without one prefill
 stays eager."""
 
-import importlib
-import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
-from host import beside, late, models, prefill
+from host import beside, late, logged, models, prefill
 
 with late.modules():
     from sglang.srt.prefill_graph.model import layers as model_layers
@@ -16,54 +14,6 @@ pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 FULL = pytest.mark.revision(">=0.5.16")
 PIECEWISE = pytest.mark.revision("<0.5.22")
 WITH_MIXER = {"falcon_h1.py", "granitemoehybrid.py", "mamba2.py", "nemotron_h.py"}
-
-SMALL = dict(
-    hidden_size=128,
-    intermediate_size=256,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    vocab_size=256,
-    max_position_embeddings=512,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    torch_dtype="bfloat16",
-    num_hidden_layers=2,
-)
-GRANITE = dict(
-    layer_types=["attention", "mamba"],
-    num_local_experts=4,
-    num_experts_per_tok=2,
-    shared_intermediate_size=64,
-    mamba_n_heads=16,
-    mamba_d_head=16,
-    mamba_expand=2,
-    mamba_n_groups=1,
-    mamba_d_state=16,
-    attention_multiplier=1.0,
-    embedding_multiplier=1.0,
-    residual_multiplier=1.0,
-    logits_scaling=1.0,
-    rope_theta=1e4,
-    position_embedding_type="rope",
-)
-LFM2 = dict(
-    layer_types=["conv", "full_attention"],
-    block_ff_dim=256,
-    block_dim=128,
-    conv_L_cache=3,
-    rope_theta=1e4,
-)
-# a class of sglang.srt.models -> its configuration's module, class and values beside SMALL
-OTHERS = {
-    "granitemoehybrid.GraniteMoeHybridForCausalLM": (
-        "sglang.srt.configs.granitemoehybrid",
-        "GraniteMoeHybridConfig",
-        GRANITE,
-    ),
-    "lfm2.Lfm2ForCausalLM": ("sglang.srt.configs.lfm2", "Lfm2Config", LFM2),
-}
 
 
 @pytest.fixture
@@ -75,24 +25,9 @@ def set_up(caplog):
         caplog.clear()
         found = prefill.capture(model, *words, layers=layers, **more)
         captured = getattr(found, "runner", found) is not None
-        return captured, [
-            record.getMessage()
-            for record in caplog.records
-            if record.levelno >= logging.WARNING
-            and record.name.startswith(("sglang.srt.model_executor", "sglang.srt.prefill_graph"))
-        ]
+        return captured, logged.warnings(caplog, loggers=logged.SET_UP)
 
     return run
-
-
-def other(name):
-    """A real class that the host has no name for."""
-    module, _, cls = name.partition(".")
-    where, config, values = OTHERS[name]
-    made = getattr(importlib.import_module(where), config)(**SMALL, **values)
-    return models.construct(
-        getattr(importlib.import_module(f"sglang.srt.models.{module}"), cls), made
-    )
 
 
 @pytest.fixture
@@ -127,11 +62,11 @@ def test_only_the_first_rank_warns(unbroken, set_up):
 
 def test_a_mixer_without_attention_is_told_in_the_same_words(set_up):
     """Granite's layers were refused before, at INFO and without a name."""
-    captured, [text] = set_up(other("granitemoehybrid.GraniteMoeHybridForCausalLM"), layers=2)
-    assert (
-        not captured
-        and "decoder layer 1 (GraniteMoeHybridMambaDecoderLayer) runs a Mamba2 mixer" in text
+    captured, [text] = set_up(
+        models.family("granitemoehybrid.GraniteMoeHybridForCausalLM"), layers=2
     )
+    assert not captured
+    assert "decoder layer 1 (GraniteMoeHybridMambaDecoderLayer) runs a Mamba2 mixer" in text
 
 
 @pytest.mark.parametrize(
@@ -143,7 +78,7 @@ def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind,
 
 def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
     """LFM2: its convolutions are no Mamba2, and its set-up had another word to say."""
-    model = other("lfm2.Lfm2ForCausalLM")
+    model = models.family("lfm2.Lfm2ForCausalLM")
     first = set_up(model, layers=2)
     monkeypatch.setattr(model_layers, "captures_mixer", lambda *_: False)
     assert first == set_up(model, layers=2) and not first[0]

@@ -5,17 +5,17 @@ import random
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy
 import pytest
 import torch
-from host import interpreted, late
+from host import late
 
 with late.modules():
-    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.captured import layers
     from sglang.srt.prefill_graph.kernels import tracked_states
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 
+REFERENCE = "compare_captured_again"
 CASES = {
     "cold and behind cached beginnings": dict(
         lengths=[18, 1, 17, 3], prefixes=[0, 5, 9, 0], sizes=[48, 64]
@@ -25,11 +25,6 @@ CASES = {
 
 # the kernels are this package's: 17 s of interpreting them on two releases are enough
 ONE = pytest.mark.revision("<0.5.11")
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_captured_again", CASES)
 
 
 WAYS = {
@@ -62,24 +57,6 @@ def drawn(seed):
     lengths = [source.randint(1, longest) for _ in range(source.randint(1, 12))]
     warm = [source.random() < 0.5 for _ in lengths]
     return lengths, warm, sum(lengths) + source.choice([0, 1, source.randint(0, 600)])
-
-
-def test_chunks_of_300_batches_cover_their_rows_in_order():
-    for seed in range(300):
-        lengths, warm, tokens = drawn(seed)
-        places = len(lengths) + seed % 3
-        made = tables.cut(lengths, warm, tokens, places, 128)
-        rows, real = numpy.abs(made.size), made.size > 0
-        used = rows > 0
-        assert rows.max() <= 128 and rows.sum() == tokens
-        assert (made.start[used] == rows[used].cumsum() - rows[used]).all()
-        owned = numpy.bincount(made.owner[real], made.size[real], places)
-        assert owned.tolist() == lengths + [0] * (places - len(lengths))
-        begins = made.first[:-1][: len(lengths)]
-        assert (made.start[begins] == made.cu[: len(lengths)]).all()
-        within = made.start[real] - made.cu[made.owner[real]]
-        assert (within % 128 == 0).all()
-        assert made.warm.tolist() == [*map(int, warm), *[0] * (places - len(lengths))]
 
 
 @pytest.mark.revision(">=0.5.13")  # the first that keeps states of Mamba2 prefills

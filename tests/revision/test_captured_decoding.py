@@ -2,8 +2,8 @@
 eager prefills."""
 
 import pytest
-from host import interpreted
 
+REFERENCE = "compare_captured_decoding"
 # One request has two chunks. One is shorter than the convolution's window, and goes on from it.
 CASES = {
     "mamba2": dict(kind="mamba2", lengths=[18, 2, 5], prefixes=[0, 7, 0], rows=32, steps=3),
@@ -11,11 +11,6 @@ CASES = {
 }
 # Twenty seconds of interpreted kernels: one release is enough.
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.14")
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_captured_decoding", CASES)
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import graph, late, process, segments
+from host import graph, late, process, segments, state_pool
 
 with late.modules():
     from sglang.srt import runtime_context
@@ -15,22 +15,6 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
-
-
-class Pool:
-    """As far as it is looked at. Slots have other names outside of it."""
-
-    enable_mamba_extra_buffer = False
-    layer_transfer_counter = None
-
-    def mamba2_layer_cache(self, layer_id):
-        return f"the states of layer {layer_id}"
-
-    def get_mamba_indices(self, requests):
-        return requests + 1
-
-    def translate_mamba_indices(self, slots):
-        return slots + 100
 
 
 @pytest.fixture
@@ -45,7 +29,11 @@ def runner(model, monkeypatch):
     monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
     return SimpleNamespace(
-        model=model, req_to_token_pool=Pool(), dtype=torch.float32, server_args=arguments, tp_rank=0
+        model=model,
+        req_to_token_pool=state_pool.Named(),
+        dtype=torch.float32,
+        server_args=arguments,
+        tp_rank=0,
     )
 
 
@@ -54,11 +42,9 @@ def linear(runner):
     made = hybrid_linear_attn_backend.Mamba2AttnBackend.__new__(
         hybrid_linear_attn_backend.Mamba2AttnBackend
     )
-    made._model_runner, made.req_to_token_pool, made.device = (
-        runner,
-        runner.req_to_token_pool,
-        "cpu",
-    )
+    made._model_runner = runner
+    made.req_to_token_pool = runner.req_to_token_pool
+    made.device = "cpu"
     return made
 
 
@@ -147,7 +133,7 @@ def test_layers_ask(model, monkeypatch, how):
     def prepare(backend, note):
         monkeypatch.setattr(extend_hook.mamba2, "run", lambda *given: note("mixer") or given[3] * 0)
         half = backend.linear_attn_backend
-        half.req_to_token_pool = Pool()
+        half.req_to_token_pool = state_pool.Named()
         half.prefill_graph_metadata = None if how == "break" else "tables"
         if how == "decode":
             from sglang.srt.model_executor.forward_batch_info import ForwardMode

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import interpreted, late, process
+from host import late, process
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
@@ -16,6 +16,7 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.23,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 COLD_AND_WARM = [([5, 1], [0, 4], None), ([1, 1, 3], [2, 0, 1], None)]
+REFERENCE = "compare_gdn_hook"
 CASES = {
     "cold, warm, and one after the other": dict(batches=COLD_AND_WARM, size=8),
     "more than a chunk": dict(batches=[([2, 66, 1], [0, 3, 9], None), ([70], [0], None)], size=72),
@@ -30,11 +31,6 @@ CASES = {
         tracks=True,
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_gdn_hook", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from host import interpreted, late
+from host import late
 from test_captured_gdn import net, runner
 
 with late.modules():
@@ -16,6 +16,7 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 ONE_AFTER_THE_OTHER = dict(batches=[([5, 1], [0, 4]), ([1, 1, 3], [2, 0, 1])], sizes=[8])
+REFERENCE = "compare_captured_own_gdn"
 CASES = {
     "cold, warm, and one after the other": dict(
         batches=[([5, 1], [0, 4]), ([1, 1, 3], [2, 0, 1]), ([4, 4], [0, 0])], sizes=[8]
@@ -33,11 +34,6 @@ NETS = {  # of a model, its breaks, and how many nets ran eagerly
     "no net is captured": (3, 4, 6),
 }
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_captured_own_gdn", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

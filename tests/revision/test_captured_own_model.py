@@ -6,7 +6,6 @@ Backend and mixers are the release's, and kernels are interpreted.
 """
 
 import pytest
-from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 
@@ -15,6 +14,7 @@ SOME = ([37, 5, 16], [0, 0, 0], [37, -1, 16])
 BEHIND_CACHED = ([21, 9, 20], [7, 15, 16], [21, -1, 20])
 SILENT, NONE = ([33, 16], [0, 16], None), ([30, 7], [0, 4], [-1, -1])
 BRANCH = ([50, 3, 10], [0, 1, 16], [17, -1, -1])
+REFERENCE = "compare_captured_own_model"
 CASES = {
     "one batch after the other": dict(
         batches=[SOME, SILENT, BEHIND_CACHED, NONE, BRANCH], sizes=[64]
@@ -27,11 +27,6 @@ CASES = {
     "drafts are verified": dict(batches=[BEHIND_CACHED, NONE], sizes=[64], speculative="EAGLE"),
 }
 LEFT = [5, 3, 2]
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_captured_own_model", CASES)
 
 
 @pytest.mark.parametrize("case, left", [*zip(CASES, LEFT)], ids=str)

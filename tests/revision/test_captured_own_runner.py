@@ -1,16 +1,21 @@
 """Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded graph,
 where they are asked for."""
 
-import contextlib
-import importlib
 import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
-from host import hybrids, late, process, segments
-from host.served import published
-from test_breakable_runner import BATCHES, CausalAttention, _sums_by_table, batch_of
+from host import hybrids, late, prefill, process, segments, state_pool
+from test_breakable_runner import (
+    BATCHES,
+    CausalAttention,
+    _sums_by_table,
+    assert_alike,
+    attention_alone,
+    batch_of,
+    eager,
+)
 
 with late.modules():
     from sglang.srt.layers import communicator
@@ -23,7 +28,6 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 SIZES = [2, 8, 16, 32]  # a batch is padded to twice its tokens at most
-PREFILL = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 FITTING = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no place in these sizes
 
@@ -47,27 +51,10 @@ class Attention(CausalAttention):
         return SimpleNamespace(init_forward_metadata=super().init_forward_metadata)
 
 
-class Pool:
-    """As far as the runner and captured layers look at a HybridReqToTokenPool. Slots have other
-    names outside of it."""
-
-    size = 32
-    layer_transfer_counter = None
-
-    def mamba2_layer_cache(self, layer_id):
-        return f"the states of layer {layer_id}"
-
-    def get_mamba_indices(self, requests):
-        return requests + 1
-
-    def translate_mamba_indices(self, slots):
-        return slots + 100
-
-
 def model_runner(model, attention, **changes):
     """A ModelRunner as far as the prefill graph looks at it. changes: of its server arguments."""
     table = model_layers.describe(stack.find(model).layers)
-    prefill = SimpleNamespace(
+    graphs = SimpleNamespace(
         bs=SIZES,
         backend=cuda_graph_config.Backend.BREAKABLE,
         full_prefill_max_req=1,
@@ -75,7 +62,7 @@ def model_runner(model, attention, **changes):
     )
     args = process.default_server_args(
         **dict(
-            cuda_graph_config=SimpleNamespace(prefill=prefill, decode=prefill),
+            cuda_graph_config=SimpleNamespace(prefill=graphs, decode=graphs),
             mamba_radix_cache_strategy="no_buffer",
         )
         | changes
@@ -103,7 +90,7 @@ def model_runner(model, attention, **changes):
             hf_config=SimpleNamespace(architectures=[type(model).__name__]),
             is_mla_breakable_cuda_graph_supported=False,
         ),
-        req_to_token_pool=Pool(),
+        req_to_token_pool=state_pool.Named(),
         token_to_kv_pool=None,
         pp_group=SimpleNamespace(is_last_rank=True),
         lora_manager=None,
@@ -129,24 +116,14 @@ def captured(build_model, monkeypatch):
     """captured(): the model runner of a small NemotronH, the release's runner that captured it, and
     the batches that Mamba2 layers were given eagerly. Their captured launches are stood in for by
     the sums that their breaks make."""
-    importlib.import_module("sglang.srt.models.nemotron_h")  # before decorators are changed
-    importlib.import_module("sglang.srt.models.qwen3_5")
-    module = importlib.import_module(PREFILL)
-    monkeypatch.setattr(
-        module, "graph_capture", lambda: contextlib.nullcontext(SimpleNamespace(stream=None))
-    )
-    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
-    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
-    monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
+    module = prefill.captures_on_cpu(monkeypatch)
     monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
     monkeypatch.setitem(
         layers.RUN, "nemotron_mamba2_with_output", lambda *given: _sums_by_table(*given[:4])
     )
     monkeypatch.setenv(SWITCH, "capture")
     seen = hybrids.on_cpu(monkeypatch)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(monkeypatch))
-        stack.enter_context(torch.no_grad())
+    with segments.recording(monkeypatch), torch.no_grad():
 
         def capture(**changes):
             model = build_model("nemotron_h", device="cpu", dtype=torch.float32)
@@ -154,12 +131,6 @@ def captured(build_model, monkeypatch):
             return made, module.PrefillCudaGraphRunner(made), seen
 
         yield capture
-
-
-def eager(runner, batch):
-    runner.attn_backend.init_forward_metadata(batch)
-    with published(runner.attn_backend):
-        return runner.model.forward(batch.input_ids, batch.positions, batch).next_token_logits
 
 
 def replayed(graph, batch):
@@ -175,17 +146,14 @@ def test_batches_get_eager_prefills_logits(captured):
     for first in FITTING:
         for lengths in (first, *FITTING[::3]):
             found = replayed(graph, batch_of(lengths))
-            torch.testing.assert_close(found, wanted[str(lengths)], rtol=1e-4, atol=1e-4)
+            assert_alike(found, wanted[str(lengths)])
     assert not seen, "a Mamba2 layer ran eagerly"
 
 
 def test_attention_alone_breaks(captured):
     runner, graph, _ = captured()
     [one] = [found for key, found in graph.backend._graphs.items() if key.size == 16]
-    attention = [
-        layer for layer in runner.attention_layers if type(layer).__name__ == "RadixAttention"
-    ]
-    assert len(one._break_fns) == len(attention) < len(runner.attention_layers) and attention
+    assert attention_alone(runner, one._break_fns)
 
 
 @pytest.mark.parametrize("said", [None, "break", "1"])
@@ -195,7 +163,7 @@ def test_layers_break_where_nobody_asks(captured, monkeypatch, said):
     assert graph.captured_states is None
     wanted, batch = eager(runner, batch_of([3, 4])), batch_of([3, 4])
     seen.clear(), runner.attn_backend.planned.clear()
-    torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(replayed(graph, batch), wanted)
     assert seen and runner.attn_backend.planned == [batch]
 
 
@@ -231,7 +199,7 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypat
         assert own_runner.why_not(graph, batch) is None
         assert own_runner.padded(graph, batch, 2) == size
         wanted = eager(runner, batch_of(lengths))
-        torch.testing.assert_close(replayed(graph, batch), wanted, rtol=1e-4, atol=1e-4)
+        assert_alike(replayed(graph, batch), wanted)
     for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
         assert own_runner.why_not(graph, batch_of(lengths)) == tables.FEW_TOKENS
         assert not graph.can_run_graph(batch_of(lengths))
@@ -316,7 +284,7 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_state
     wanted = eager(runner, batch_of([9, 3, 4]))
     seen.clear(), runner.attn_backend.planned.clear()
     found = replayed(graph, tracked([9, 3, 4], [0, 8, 4], [9, -1, 4]))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert_alike(found, wanted)
     assert not seen and not runner.attn_backend.planned
     assert made.plan.track_rows.tolist() == [8, 0, 4, 0, 0, 0, 0, 0]
     assert made.plan.track_slots[[0, 2]].tolist() == [120, 122]

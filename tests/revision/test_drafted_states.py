@@ -60,7 +60,7 @@ def test_a_verification_moves_the_states_of_every_hybrid(monkeypatch, config):
     configs = dict.fromkeys([*names.values(), "hybrid_lightning_config"])
     if config:
         configs[names.get(config, "hybrid_lightning_config")] = object()
-    verified = verified_by(eagle_worker_v2, torch, configs, update, monkeypatch)
+    verified = verified_by(configs, update, monkeypatch)
     if config is None:
         with pytest.raises(AttributeError):  # behind the states: the worker has no more than them
             verified()
@@ -69,7 +69,7 @@ def test_a_verification_moves_the_states_of_every_hybrid(monkeypatch, config):
             verified()
 
 
-def verified_by(module, torch, configs, update, monkeypatch):
+def verified_by(configs, update, monkeypatch):
     """A call of EAGLEWorkerV2.verify for one request; its worker has what the states need."""
     backend = SimpleNamespace(update_verify_buffers_to_fill_after_draft=lambda *_: None)
     runner = SimpleNamespace(attn_backend=backend, **configs)
@@ -97,7 +97,7 @@ def verified_by(module, torch, configs, update, monkeypatch):
     )
     batch = SimpleNamespace(seq_lens=lengths, spec_info=drafts, has_grammar=False)
     stream = SimpleNamespace(current_stream=lambda: None)
-    monkeypatch.setattr(module.torch, "get_device_module", lambda *_: stream)
+    monkeypatch.setattr(eagle_worker_v2.torch, "get_device_module", lambda *_: stream)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(module, "maybe_detect_nan", lambda *_: None, raising=False)
-    return lambda: module.EAGLEWorkerV2.verify(worker, batch)
+    monkeypatch.setattr(eagle_worker_v2, "maybe_detect_nan", lambda *_: None, raising=False)
+    return lambda: eagle_worker_v2.EAGLEWorkerV2.verify(worker, batch)

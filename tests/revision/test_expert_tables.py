@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, launches
+from host import late, launches, logged
 
 with late.modules():
     from sglang.srt.prefill_graph.kernels import expert_tiles
@@ -151,9 +151,7 @@ def test_deterministic_mode_reads_none(sweep, release, tiles, monkeypatch, tmp_p
 
 
 def notices(caplog):
-    return [
-        record.getMessage() for record in caplog.records if record.name.endswith(".expert_tiles")
-    ]
+    return logged.texts(caplog, loggers=expert_tiles.__name__)
 
 
 def asked(release, caplog, up=UP, down=DOWN, top_k=10):

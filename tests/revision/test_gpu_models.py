@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from host import filled, late
+
+with late.modules():
+    from sglang.srt import server_args
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import launch
@@ -47,6 +51,10 @@ MARKS = {
 }
 
 
+def drawn(config):
+    return {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=MARKS.get(name, ())) for name in models.MODELS]
 )
@@ -58,23 +66,12 @@ def test_a_checkpoint_fills_every_parameter(build_model, name, monkeypatch):
     if name == "glm-5":
         config |= {"rope_scaling": models.MODELS["deepseek-v32"]["rope_scaling"]}
     model = build_model(KINDS[name], device="cpu", **config)
-    parameters = dict(model.named_parameters())
-    for parameter in parameters.values():
-        parameter.data.fill_(float("nan"))
-    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
-    model.load_weights(iter(tensors.items()))
     # its layers make norms that they never call, and published checkpoints do not have
-    if name == "falcon-h1":
-        parameters = {
-            name: parameter
-            for name, parameter in parameters.items()
-            if not name.endswith(("q_norm.weight", "k_norm.weight"))
-        }
-    assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
+    unused = ("q_norm.weight", "k_norm.weight") if name == "falcon-h1" else ()
+    left, _, held = filled.by(model, tensors := drawn(config), unused)
+    assert left == []
     of_target = [tensor for name, tensor in tensors.items() if not name.startswith("mtp.")]
-    assert sum(map(torch.Tensor.numel, of_target)) == sum(
-        map(torch.Tensor.numel, parameters.values())
-    )
+    assert sum(map(torch.Tensor.numel, of_target)) == held
 
 
 @pytest.mark.revision(">=0.5.13")
@@ -82,20 +79,18 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
     """Embeddings and head, which no tensor is for, are the target's."""
     config = models.MODELS["nemotron-h-mtp"] | SMALLER
     draft = build_model("nemotron_h_mtp", device="cpu", **config)
-    parameters = {
-        name: parameter
-        for name, parameter in draft.named_parameters()
-        if "embed" not in name and not name.startswith("lm_head.")
-    }
-    for parameter in parameters.values():
-        parameter.data.fill_(float("nan"))
-    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
-    draft.load_weights(iter(tensors.items()))
-    assert [name for name, parameter in parameters.items() if parameter.isnan().any()] == []
+    of_target = [name for name, _ in draft.named_parameters()]
+    of_target = tuple(n for n in of_target if "embed" in n or n.startswith("lm_head."))
+    left, _, held = filled.by(draft, tensors := drawn(config), of_target)
+    assert left == []
     of_draft = [tensor for name, tensor in tensors.items() if name.startswith("mtp.")]
-    assert sum(map(torch.Tensor.numel, of_draft)) == sum(
-        map(torch.Tensor.numel, parameters.values())
-    )
+    assert sum(map(torch.Tensor.numel, of_draft)) == held
+
+
+def known():
+    """The fields of the release's server arguments."""
+    kinds = server_args.ServerArgs.__mro__
+    return {field for kind in kinds for field in vars(kind).get("__annotations__", {})}
 
 
 @pytest.mark.revision(">=0.5.13")
@@ -103,18 +98,13 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
     its own."""
-    from sglang.srt.server_args import ServerArgs
-
-    known = {
-        field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})
-    }
     words = (
         {"speculative_draft_model_path", *models.engine(name)}
         if models.has_drafts(name)
         else {*models.engine(name)}
     )
-    assert len(words & {*models.EXTRA_BUFFER} & known) == 1
-    assert words - {*models.EXTRA_BUFFER} <= known
+    assert len(words & {*models.EXTRA_BUFFER} & known()) == 1
+    assert words - {*models.EXTRA_BUFFER} <= known()
 
 
 @pytest.mark.revision(">=0.5.9")
@@ -123,12 +113,7 @@ def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
 def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(names, name):
     """0.5.13 has other names. Under the old ones, which engine.py leaves out, it decoded with
     FlashAttention 3."""
-    from sglang.srt.server_args import ServerArgs
-
-    known = {
-        field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})
-    }
-    assert len({*names} & known) == 1
+    assert len({*names} & known()) == 1
     assert len({models.engine(name)[one] for one in names}) == 1
 
 

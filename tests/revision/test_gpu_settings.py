@@ -15,14 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models
 import modes
 import settings
+from test_gpu_models import known
 
 SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus == 1]
-
-
-def known() -> set[str]:
-    from sglang.srt.server_args import ServerArgs
-
-    return {field for kind in ServerArgs.__mro__ for field in vars(kind).get("__annotations__", {})}
 
 
 def accepted(default_server_args, words: dict, tmp_path: Path) -> object:

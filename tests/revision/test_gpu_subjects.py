@@ -30,10 +30,8 @@ def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
     config = subjects.SUBJECTS[name].config
     read = get_config(str(models.write_config(tmp_path, config)), trust_remote_code=False)
     read, config = getattr(read, "text_config", read), config.get("text_config", config)
-    assert (
-        type(read).__module__.startswith("sglang.srt.configs.")
-        and read.num_hidden_layers == config["num_hidden_layers"]
-    )
+    assert type(read).__module__.startswith("sglang.srt.configs.")
+    assert read.num_hidden_layers == config["num_hidden_layers"]
     shape, layers = STATES[name]
     mamba = read.mamba_layer_ids if name.startswith("nemotron") else read.linear_layer_ids
     assert len(mamba) == layers

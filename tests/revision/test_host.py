@@ -81,3 +81,11 @@ def test_a_module_of_the_release_is_imported_where_it_is_used(monkeypatch):
     assert environ.envs == module.envs == "changed" and vars(environ) is vars(module)
     with pytest.raises(ModuleNotFoundError, match="of_no_release"):
         of_no_release.anything  # noqa: B018
+
+
+def test_the_first_of_several_modules_is_found_or_all_are_named():
+    known, unknown = "sglang.srt.environ", "sglang.of_no_release.environ"
+    assert late.first(unknown, known).__name__ == known
+    assert late.has(known) and not late.has(unknown)
+    with pytest.raises(ImportError, match=f"none of {unknown}, nothing"):
+        late.first(unknown, "nothing")

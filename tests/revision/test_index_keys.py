@@ -1,11 +1,11 @@
 """Keys of a sparse attention's indexer for a prompt that needs no queries: the release's own."""
 
-import importlib
 import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
+from host import late
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19")
 
@@ -18,10 +18,8 @@ def in_place(positions, query, key):
 
 
 def test_a_key_is_turned_once(monkeypatch):
-    try:
-        module = importlib.import_module("sglang.srt.layers.attention.dsa.dsa_indexer")
-    except ImportError:  # up to 0.5.12
-        module = importlib.import_module("sglang.srt.layers.attention.nsa.nsa_indexer")
+    attention = "sglang.srt.layers.attention"  # with the latter up to 0.5.12
+    module = late.first(f"{attention}.dsa.dsa_indexer", f"{attention}.nsa.nsa_indexer")
     monkeypatch.setattr(module, "rotate_activation", lambda key: key)
     update = getattr(module.Indexer, "_update_rope_guarded", None)
     indexer = SimpleNamespace(

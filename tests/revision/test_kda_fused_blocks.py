@@ -1,9 +1,8 @@
 """Which kernels a KDA prefill takes for the diagonal blocks of a chunk, as the release chooses."""
 
-import importlib
-
 import pytest
 import torch
+from host import late
 
 pytestmark = pytest.mark.revision(">=0.5.12")
 
@@ -15,18 +14,9 @@ class Chosen(Exception):
     """Ends a prefill where its kernels are chosen."""
 
 
-def kda():
-    for name in PLACES:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            pass
-    raise AssertionError(f"none of {PLACES}")
-
-
 def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
     """How chunk_kda_fwd asks for the blocks of so many chunks of 64 tokens."""
-    module, found = kda(), {}
+    module, found = late.first(*PLACES), {}
 
     def blocks(**given):
         found.update(given)

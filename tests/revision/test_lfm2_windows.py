@@ -38,7 +38,7 @@ def called(monkeypatch, module, layer, batch, tokens):
     return options
 
 
-def batch_of(torch, requests, mode, slots, **lengths):
+def batch_of(requests, mode, slots, **lengths):
     """A ForwardBatch with what the layers of each release take their slots from."""
     cache = SimpleNamespace(conv=[None])
     pool = SimpleNamespace(
@@ -61,7 +61,6 @@ def batch_of(torch, requests, mode, slots, **lengths):
 def test_a_prompt_goes_on_from_its_beginning(monkeypatch, module, layer, prefixes):
     requests = [3, 1, 2][: len(prefixes)]
     batch = batch_of(
-        torch,
         requests,
         "extend",
         [SLOTS[request] for request in requests],
@@ -77,7 +76,7 @@ def test_a_prompt_goes_on_from_its_beginning(monkeypatch, module, layer, prefixe
 @pytest.mark.revision(">=0.5.9,<0.5.11")
 @LAYERS
 def test_a_decoded_token_moves_its_own_window(monkeypatch, module, layer):
-    batch = batch_of(torch, [3, 1, 0], "decode", [SLOTS[3], SLOTS[1], PADDING])
+    batch = batch_of([3, 1, 0], "decode", [SLOTS[3], SLOTS[1], PADDING])
     options = called(monkeypatch, module, layer, batch, torch.zeros(3, 2))
     assert options["conv_state_indices"].tolist() == [SLOTS[3], SLOTS[1], PADDING]
     assert options["conv_state_indices"].dtype == torch.int32

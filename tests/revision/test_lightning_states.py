@@ -1,10 +1,10 @@
 """What lightning attention leaves for the prefix cache."""
 
 import pytest
-from host import interpreted
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.17")
 
+REFERENCE = "compare_lightning"
 # chunks of 16 tokens; what a request leaves is its state behind its last whole chunk
 CASES = {
     "one request": dict(lengths=[37], prefixes=[0]),
@@ -19,11 +19,6 @@ CASES = {
         lengths=[1, 1, 1], prefixes=[31, 40, 47], decoded=[True, False, True], largest=8
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_lightning", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import interpreted, late, launches
+from test_tracked_states import assert_left
 
 with late.modules():
     from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
@@ -146,19 +147,14 @@ def test_the_split_op_scans_in_place(compared):
 @pytest.mark.parametrize("case", TRACKED | SMALLER)
 def test_the_prefix_cache_gets_its_states(case, compared):
     """From our scan where they end chunks of it, else from the release's."""
-    found, step = compared["tracked"][case], TRACKED.get(case, {}).get("step", 16)
+    found = compared["tracked"][case]
     if case in SMALLER:
-        assert (
-            not set(found["launched"]) & set(OURS) and "_chunk_scan_fwd_kernel" in found["launched"]
-        )
+        assert not set(found["launched"]) & set(OURS)
+        assert "_chunk_scan_fwd_kernel" in found["launched"]
     else:
         assert found["launched"] == OURS
-    lengths = (TRACKED | SMALLER)[case]["lengths"]
-    assert found["others"] == 0 and found["waits"] == []
-    assert len(found["left"]) == sum(length >= step for length in lengths)
-    assert not {
-        request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3
-    }, found
+    assert found["waits"] == []
+    assert_left(found, (TRACKED | SMALLER)[case])
     output, conv, ssm = found["own"]
     assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, found
 
@@ -214,64 +210,62 @@ def wanted(step, rows=(128, 0)):
     return SimpleNamespace(step=step, rows=list(rows), slots=[3, 0])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda given, patch, tiles: patch.setattr(tiles, "own", lambda *_: None),
-        lambda given, patch, tiles: patch.setattr(
-            tiles, "own", lambda kernel, *_: {} if kernel == "scan" else dict(BLOCK_P=16)
-        ),
-        lambda given, patch, tiles: patch.setenv("SGLANG_MAMBA2_SCAN", "release"),
-        lambda given, patch, tiles: given.update(x=given["x"].t().contiguous().t()),
-        lambda given, patch, tiles: given.update(b=given["b"].t().contiguous().t()),
-        lambda given, patch, tiles: given.update(
-            pool=given["pool"].transpose(-1, -2).contiguous().transpose(-1, -2)
-        ),
-        lambda given, patch, tiles: given.update(
-            pool=given["pool"].new_zeros(4, 4, 20, 16), x=given["x"].new_zeros(5, 80)
-        ),
-        lambda given, patch, tiles: given.update(b=given["b"].new_zeros(5, 48)),
-        lambda given, patch, tiles: setattr(
-            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [5]
-        ),
-        lambda given, patch, tiles: setattr(
-            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", [3, 1]
-        ),
-        lambda given, patch, tiles: setattr(
-            given["metadata"].mixed_metadata, "extend_seq_lens_cpu", None
-        ),
-        lambda given, patch, tiles: given["metadata"].__dict__.update(
-            track_ssm_h_src=given["slots"]
-        ),
-        lambda given, patch, tiles: given["metadata"].__dict__.update(
-            track_ssm_h_src=given["slots"], wanted_states=wanted(64)
-        ),
-    ],
-    ids=[
-        "no tiles",
-        "no tile for the scan",
-        "switched off",
-        "x in columns",
-        "b in columns",
-        "states in columns",
-        "heads of 20",
-        "three groups of four heads",
-        "fewer lengths than prefills",
-        "fewer tokens than prefilled",
-        "no lengths",
-        "nobody says which states are kept",
-        "states that end no chunk",
-    ],
-)
-def test_the_release_s_scan_is_taken_elsewhere(change, monkeypatch):
+def turned(tensor):
+    """The same, its last two dimensions the other way round in memory."""
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def no_tile_for(name):
+    return lambda kernel, *_: {} if kernel == name else dict(BLOCK_P=16)
+
+
+def lengths(values):
+    return lambda given: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", values)
+
+
+def kept(**more):
+    return lambda given: vars(given["metadata"]).update(track_ssm_h_src=given["slots"], **more)
+
+
+ELSEWHERE = {  # changes of what choose() is given
+    "x in columns": lambda given: given.update(x=turned(given["x"])),
+    "b in columns": lambda given: given.update(b=turned(given["b"])),
+    "states in columns": lambda given: given.update(pool=turned(given["pool"])),
+    "heads of 20": lambda given: given.update(
+        pool=given["pool"].new_zeros(4, 4, 20, 16), x=given["x"].new_zeros(5, 80)
+    ),
+    "three groups of four heads": lambda given: given.update(b=given["b"].new_zeros(5, 48)),
+    "fewer lengths than prefills": lengths([5]),
+    "fewer tokens than prefilled": lengths([3, 1]),
+    "no lengths": lengths(None),
+    "nobody says which states are kept": kept(),
+    "states that end no chunk": kept(wanted_states=wanted(64)),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_the_release_s_scan_is_taken_elsewhere(case, monkeypatch):
     given = prefill(monkeypatch)
-    change(given, monkeypatch, tiles)
+    ELSEWHERE[case](given)
+    assert not taken(given)
+
+
+@pytest.mark.parametrize("own", [lambda *_: None, no_tile_for("scan")], ids=["none", "scan"])
+def test_the_release_s_scan_is_taken_without_tiles(own, monkeypatch):
+    given = prefill(monkeypatch)
+    monkeypatch.setattr(tiles, "own", own)
+    assert not taken(given)
+
+
+def test_the_release_s_scan_is_taken_where_it_is_asked_for(monkeypatch):
+    given = prefill(monkeypatch)
+    monkeypatch.setenv("SGLANG_MAMBA2_SCAN", "release")
     assert not taken(given)
 
 
 def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
     given = prefill(monkeypatch)
-    given["metadata"].__dict__.update(track_ssm_h_src=given["slots"], wanted_states=wanted(256))
+    kept(wanted_states=wanted(256))(given)
     assert taken(given)
     plan = given["metadata"].scan_plan
     assert plan.track_rows.tolist() == [128, 0] and plan.track_slots.tolist() == [3, 0]
@@ -396,29 +390,19 @@ def spilled(name, size):
     return most.get(name, 0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("size, d_state", SERVED)
-def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, monkeypatch):
-    for name, launch in launched(monkeypatch, size, d_state, ranks).items():
-        made = launch.compiled(90)
-        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (
-            name,
-            made.spilled,
-            made.shared,
-        )
-        assert not made.miscompiled, made.miscompiled
+OF_A_RANK = [
+    *((ranks, "bfloat16", "float32") for ranks in (1, 2, 4, 8)),
+    (1, "float16", "float32"),
+    (1, "bfloat16", "bfloat16"),
+]
 
 
-@pytest.mark.parametrize("dtype, pool", [("float16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("ranks, dtype, pool", OF_A_RANK)
 @pytest.mark.parametrize("size, d_state", SERVED)
-def test_other_types_keep_to_registers_and_fit(size, d_state, dtype, pool, monkeypatch):
-    for name, launch in launched(monkeypatch, size, d_state, 1, dtype, pool).items():
+def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, dtype, pool, monkeypatch):
+    for name, launch in launched(monkeypatch, size, d_state, ranks, dtype, pool).items():
         made = launch.compiled(90)
-        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (
-            name,
-            made.spilled,
-            made.shared,
-        )
+        assert made.spilled <= spilled(name, size) and made.shared <= 227 << 10, (name, made)
         assert not made.miscompiled, made.miscompiled
 
 
@@ -433,5 +417,5 @@ def test_tracking_spills_next_to_nothing(size, d_state, dtype, pool, monkeypatch
     launch = launched(monkeypatch, size, d_state, 1, dtype, pool, True)["_states_kernel"]
     made = launch.compiled(90)
     most = {(128, "float32"): 192, (128, "bfloat16"): 8}.get((launch.given["BLOCK_P"], pool), 0)
-    assert made.spilled <= most and made.shared <= 227 << 10, (made.spilled, made.shared)
+    assert made.spilled <= most and made.shared <= 227 << 10, made
     assert not made.miscompiled, made.miscompiled

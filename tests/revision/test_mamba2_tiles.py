@@ -2,12 +2,11 @@
 with them, and fit for the GPU."""
 
 import contextlib
-import importlib
 import sys
 
 import pytest
 import torch
-from host import interpreted, late, launches
+from host import late, launches
 
 with late.modules():
     from sglang.srt.prefill_graph.kernels import tiles
@@ -22,6 +21,7 @@ TILES = {
     "64, 128": (64, 128),
     "128, 256": (128, 256),
 }
+REFERENCE = "compare_ssd"
 CASES = {
     f"{batch}, tiles of {name}": dict(shape, sizes=sizes)
     for batch, shape in {"cold": CHUNKED, "cached beginnings": CACHED}.items()
@@ -40,11 +40,6 @@ CASES = {
         lengths=[37, 20], prefixes=[0, 3], sizes=(80, 128), size=80, d_state=128, dtype="float16"
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_ssd", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,13 +101,10 @@ def test_the_release_chooses_where_nothing_was_measured(capability, monkeypatch)
 
 def combined():
     """The module of mamba_chunk_scan_combined."""
-    for name in (
+    return late.first(
         "sglang.kernels.ops.mamba.triton_ops.ssd_combined",
         "sglang.srt.layers.attention.mamba.ops.ssd_combined",
-    ):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(name)
-    raise AssertionError("the release has no mamba_chunk_scan_combined")
+    )
 
 
 def namespaces(module):
@@ -242,11 +234,7 @@ def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkey
         words = found[name].given | found[name].options
         assert {word: words.get(word) for word in tile} == tile
         made = found[name].compiled(90)
-        assert made.spilled <= allowed and made.shared <= SHARED[90] << 10, (
-            name,
-            made.spilled,
-            made.shared,
-        )
+        assert made.spilled <= allowed and made.shared <= SHARED[90] << 10, (name, made)
         assert not made.miscompiled, (name, tile, made.miscompiled)
 
 
@@ -335,6 +323,5 @@ def test_safe_tiles_keep_to_registers_and_fit_every_gpu(capability, kind, monkey
         made = launch.compiled(capability)
         assert made.spilled <= NEXT_TO_NOTHING and made.shared <= SHARED[capability] << 10, (
             launch.name,
-            made.spilled,
-            made.shared,
+            made,
         )

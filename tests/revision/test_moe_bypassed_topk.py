@@ -7,39 +7,14 @@ import os
 from unittest.mock import patch
 
 import pytest
-from host import late
+from host import late, logged, models
 
 with late.modules():
     from sglang.srt import server_args
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
 
-SIZES = dict(
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=32,
-    vocab_size=128,
-    max_position_embeddings=256,
-    num_experts_per_tok=2,
-    torch_dtype="bfloat16",
-)
-QWEN3_MOE = dict(
-    SIZES,
-    architectures=["Qwen3MoeForCausalLM"],
-    model_type="qwen3_moe",
-    moe_intermediate_size=32,
-    num_experts=4,
-)
-GPT_OSS = dict(
-    SIZES,
-    architectures=["GptOssForCausalLM"],
-    model_type="gpt_oss",
-    num_local_experts=4,
-    layer_types=["sliding_attention", "full_attention"],
-)
+CONFIGS = models.read("unbuilt")
 
 
 @pytest.fixture
@@ -47,8 +22,8 @@ def resolve(tmp_path):
     """Real server arguments, resolved as at start-up, for a model of which there is only a
     config."""
 
-    def build(config=QWEN3_MOE, **options):
-        (tmp_path / "config.json").write_text(json.dumps(config))
+    def build(name="Qwen3-MoE", **options):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
         return server_args.ServerArgs(model_path=str(tmp_path), device="cuda", **options)
 
     with patch.dict(os.environ):  # resolving sets some variables
@@ -81,64 +56,58 @@ def decode_graph_is_on(args):
     return not args.disable_cuda_graph
 
 
-def warnings(caplog, backend):
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno == logging.WARNING
-        and backend in record.getMessage()
-        and "top-k" in record.getMessage()
-    ]
+@pytest.fixture
+def settled(resolve, caplog):
+    """settled(**options): the server arguments, and the warnings about top-k."""
+
+    def settle(**options):
+        with caplog.at_level(logging.WARNING):
+            args = resolve(**options)
+        return args, logged.warnings(caplog, "top-k")
+
+    return settle
 
 
 @pytest.mark.parametrize(
     "backend", ["flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm"]
 )
-def test_a_bypassing_backend_turns_the_piecewise_graph_off(resolve, caplog, backend):
+def test_a_bypassing_backend_turns_the_piecewise_graph_off(settled, backend):
     """On B200 the server died at start-up, in the capture around such a kernel."""
-    with caplog.at_level(logging.WARNING):
-        args = resolve(moe_runner_backend=backend)
+    args, [warning] = settled(moe_runner_backend=backend)
     assert prefill_graph(args) == "disabled"
     assert decode_graph_is_on(args)
-    assert len(warnings(caplog, backend)) == 1
+    assert backend in warning
     assert backend in args.prefill_graph_refusal, "what the report says"
 
 
-def test_a_backend_that_was_chosen_automatically_counts_too(resolve, caplog):
+def test_a_backend_that_was_chosen_automatically_counts_too(settled):
     """mxfp8 picks the kernel long after the other rules about the graph have run."""
-    with caplog.at_level(logging.WARNING):
-        args = resolve(quantization="mxfp8")
-    assert args.moe_runner_backend == "flashinfer_trtllm"
+    args, [warning] = settled(quantization="mxfp8")
+    assert args.moe_runner_backend == "flashinfer_trtllm" and "flashinfer_trtllm" in warning
     assert prefill_graph(args) == "disabled"
-    assert len(warnings(caplog, "flashinfer_trtllm")) == 1
 
 
-@pytest.mark.parametrize("backend", ["auto", "triton", "flashinfer_trtllm_routed"])
-def test_other_backends_keep_the_graph(resolve, caplog, backend):
-    with caplog.at_level(logging.WARNING):
-        args = resolve(moe_runner_backend=backend)
-    assert prefill_graph(args) == "tc_piecewise"
-    assert not warnings(caplog, backend)
+KEPT = {backend: dict(moe_runner_backend=backend) for backend in ("auto", "triton")} | {
+    "routed": dict(moe_runner_backend="flashinfer_trtllm_routed"),
+    # its whole MoE block is one op, so the kernel gets all it needs
+    "GptOss": dict(
+        name="GptOss of 2 heads", moe_runner_backend="flashinfer_mxfp4", attention_backend="triton"
+    ),
+}
 
 
-def test_gpt_oss_keeps_the_graph(resolve, caplog):
-    """Its whole MoE block is one op, so the kernel gets all it needs."""
-    with caplog.at_level(logging.WARNING):
-        args = resolve(GPT_OSS, moe_runner_backend="flashinfer_mxfp4", attention_backend="triton")
-    assert prefill_graph(args) == "tc_piecewise"
-    assert not warnings(caplog, "flashinfer_mxfp4")
+@pytest.mark.parametrize("case", KEPT)
+def test_others_keep_the_graph(settled, case):
+    args, warnings = settled(**KEPT[case])
+    assert prefill_graph(args) == "tc_piecewise" and not warnings
 
 
 @pytest.mark.parametrize("graph", ["tc_piecewise", "breakable"])
-def test_a_graph_that_was_asked_for_stays(resolve, caplog, graph):
-    with caplog.at_level(logging.WARNING):
-        args = resolve(moe_runner_backend="flashinfer_trtllm", **chosen(graph))
-    assert prefill_graph(args) == graph
-    assert not warnings(caplog, "flashinfer_trtllm")
+def test_a_graph_that_was_asked_for_stays(settled, graph):
+    args, warnings = settled(moe_runner_backend="flashinfer_trtllm", **chosen(graph))
+    assert prefill_graph(args) == graph and not warnings
 
 
-def test_a_graph_that_is_off_anyway_gets_no_warning(resolve, caplog):
-    with caplog.at_level(logging.WARNING):
-        args = resolve(moe_runner_backend="flashinfer_trtllm", enable_torch_compile=True)
-    assert prefill_graph(args) == "disabled"
-    assert not warnings(caplog, "flashinfer_trtllm")
+def test_a_graph_that_is_off_anyway_gets_no_warning(settled):
+    args, warnings = settled(moe_runner_backend="flashinfer_trtllm", enable_torch_compile=True)
+    assert prefill_graph(args) == "disabled" and not warnings

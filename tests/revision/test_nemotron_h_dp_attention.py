@@ -66,11 +66,9 @@ def test_each_graph_has_its_op_and_eager_prefill_none(model, monkeypatch, graph)
 
         return run
 
-    called, module, layer = (
-        [],
-        importlib.import_module("sglang.srt.models.nemotron_h"),
-        model.model.layers[2],
-    )
+    called = []
+    module = importlib.import_module("sglang.srt.models.nemotron_h")
+    layer = model.model.layers[2]
     for name in OPS.values():
         monkeypatch.setattr(module, name, note(name))
     monkeypatch.setattr(

@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from host import graph, late, replayed
-from host.graph import prefill_batch
 
 with late.modules():
     from sglang.srt.layers import dp_attention
@@ -24,7 +23,7 @@ REQUEST = 4  # tokens
 def idle(tokens):
     """A batch as ForwardBatch.prepare_mlp_sync_batch leaves it where the rank has no request and
     another rank prefills: one made-up request of as many tokens."""
-    batch = prefill_batch(tokens)
+    batch = graph.prefill_batch(tokens)
     batch._original_batch_size = 0
     batch.num_token_non_padded_cpu = tokens
     return batch
@@ -61,13 +60,6 @@ def test_others_run_it(layer, monkeypatch, own):
         layer._forward_mamba(torch.randn(REQUEST, 128, dtype=torch.bfloat16), batch)
 
 
-class Attention:
-    """Prepares nothing."""
-
-    def init_forward_metadata(self, batch):
-        pass
-
-
 def test_the_batch_of_a_graphs_runner_is_told_so():
     """As far as its maker shows: from 0.5.18 on no runner is set up here without a GPU."""
     module = importlib.import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")
@@ -88,7 +80,7 @@ def test_breaks_of_a_graph_know_how_many_requests_are_the_ranks_own(kind, own):
     given = dict(input_ids=tokens, positions=tokens, out_cache_loc=tokens)
     batch = graph.prefill_batch(REQUEST, batch_size=1, seq_lens=torch.tensor([REQUEST]), **given)
     batch._original_batch_size = own
-    replayed.Replays(kind, Attention(), told.append).run(batch)
+    replayed.Replays(kind, replayed.NoAttention(), told.append).run(batch)
     assert told[0]._original_batch_size == own
 
 
@@ -111,7 +103,9 @@ def test_a_rank_decodes_beside_one_without_requests(layer, monkeypatch, rows, de
         monkeypatch.setattr(info, name, MagicMock(), raising=False)
     monkeypatch.setattr(info, "get_exec", lambda: MagicMock(graph=told), raising=False)
     monkeypatch.setattr(info.ForwardBatch, "_pad_inputs_to_size", MagicMock(side_effect=EOFError))
-    batch = prefill_batch(rows[2], forward_mode=info.ForwardMode.DECODE, is_extend_in_batch=True)
+    batch = graph.prefill_batch(
+        rows[2], forward_mode=info.ForwardMode.DECODE, is_extend_in_batch=True
+    )
     batch.batch_size = rows[2]
     batch.seq_lens = batch.orig_seq_lens = torch.full((rows[2],), 7)
     batch.global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = list(rows)

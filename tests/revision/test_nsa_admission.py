@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from host import late, process
+from host import late, logged, models, process
 
 with late.modules():
     from sglang.srt import server_args
@@ -21,88 +21,7 @@ pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
 # earlier the graph must be asked for, and no model is kept from it
 LISTED = pytest.mark.revision(">=0.5.10")
 
-ENDS = dict(
-    torch_dtype="bfloat16",
-    vocab_size=256,
-    hidden_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-6,
-)
-DEEPSEEK_V3 = dict(
-    ENDS,
-    architectures=["DeepseekV3ForCausalLM"],
-    model_type="deepseek_v3",
-    num_key_value_heads=4,
-    intermediate_size=256,
-    moe_intermediate_size=64,
-    n_routed_experts=8,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    first_k_dense_replace=1,
-    moe_layer_freq=1,
-    n_group=2,
-    topk_group=1,
-    norm_topk_prob=True,
-    scoring_func="sigmoid",
-    topk_method="noaux_tc",
-    routed_scaling_factor=2.5,
-    kv_lora_rank=512,
-    q_lora_rank=64,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    num_nextn_predict_layers=1,
-    rope_theta=10000,
-    hidden_act="silu",
-)
-INDEXER = dict(index_topk=2048, index_n_heads=64, index_head_dim=128)
-CONFIGS = {
-    "DeepSeek-V3.2": DEEPSEEK_V3 | INDEXER | dict(architectures=["DeepseekV32ForCausalLM"]),
-    "GLM-5": (
-        DEEPSEEK_V3
-        | INDEXER
-        | dict(
-            architectures=["GlmMoeDsaForCausalLM"],
-            index_n_heads=32,
-            qk_nope_head_dim=192,
-            v_head_dim=256,
-            n_group=1,
-        )
-    ),
-    "DeepSeek-V3": DEEPSEEK_V3,
-    # the same architecture
-    "Kimi-K2": DEEPSEEK_V3 | dict(n_routed_experts=16, n_group=1, num_nextn_predict_layers=0),
-    "GptOss": dict(
-        ENDS,
-        architectures=["GptOssForCausalLM"],
-        model_type="gpt_oss",
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=64,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "Qwen3-Next": dict(
-        ENDS,
-        architectures=["Qwen3NextForCausalLM"],
-        model_type="qwen3_next",
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        linear_num_value_heads=4,
-        linear_num_key_heads=2,
-        linear_key_head_dim=32,
-        linear_value_head_dim=32,
-        full_attention_interval=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-    ),
-}
+CONFIGS = models.read("unbuilt")
 SPARSE = ("DeepSeek-V3.2", "GLM-5")
 
 
@@ -163,11 +82,9 @@ def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, op
     verdict = report_verdict.explain(
         SimpleNamespace(server_args=args, model_config=args.get_model_config())
     )
-    assert (
-        verdict.verdict == "off"
-        and said in verdict.reason
-        and "the release keeps such models from the graph" in verdict.reason
-    )
+    assert verdict.verdict == "off"
+    assert said in verdict.reason
+    assert "the release keeps such models from the graph" in verdict.reason
 
 
 def arguments_with(**options):
@@ -259,9 +176,7 @@ def runner(build_model, monkeypatch):
 def admit(runner, caplog):
     with caplog.at_level(logging.WARNING):
         admitted = nsa.admit_sparse_attention(runner)
-    return admitted, [
-        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
-    ]
+    return admitted, logged.warnings(caplog)
 
 
 def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):

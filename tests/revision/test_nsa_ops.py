@@ -180,32 +180,16 @@ def test_errors_name_the_layer(context, layer):
         def __call__(self, **words):
             return torch.zeros(TOKENS + 1, TOPK, dtype=torch.int32)
 
-    with (
-        context(None, batch()),
-        pytest.raises(RuntimeError, match="no indexer is known for layer_id 1"),
+    long, wide = Long(), Wide()
+    for entered, given, asked, error in (
+        (None, batch(), Indexer(), r"no indexer is known for layer_id 1"),
+        (long, batch(), long, r"layer 1: selected \(6, 4\) for 5 tokens, 4 positions each"),
+        (wide, batch(), wide, r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"),
+        (wide, batch(ROWS + 1), wide, r"layer 1: 9 tokens in 8 rows"),
     ):
-        select(Indexer())
-    long = Long()
-    with (
-        context(long, batch()),
-        pytest.raises(
-            ValueError, match=r"layer 1: selected \(6, 4\) for 5 tokens, 4 positions each"
-        ),
-    ):
-        select(long)
-    wide = Wide()
-    with (
-        context(wide, batch()),
-        pytest.raises(
-            ValueError, match=r"layer 1: selected \(5, 4\) for 5 tokens, 5 positions each"
-        ),
-    ):
-        select(wide)
-    with (
-        context(wide, batch(ROWS + 1)),
-        pytest.raises(ValueError, match="layer 1: 9 tokens in 8 rows"),
-    ):
-        select(wide)
+        kind = RuntimeError if entered is None else ValueError
+        with context(entered, given), pytest.raises(kind, match=error):
+            select(asked)
     with pytest.raises(RuntimeError, match="no forward context"):
         select(wide)
     with (
@@ -298,10 +282,8 @@ def test_keys_that_are_stored_already_stay_away(context, layer):
 def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, save):
     """Stored a second time, keys that a fused kernel has stored already would be those without
     their rotation."""
-    attention, backend = (
-        radix_attention.RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1),
-        Backend((TOKENS, HEADS * RANK)),
-    )
+    attention = radix_attention.RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1)
+    backend = Backend((TOKENS, HEADS * RANK))
     given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))
     given.attn_backend = backend
     query, key = hidden(HEADS * RANK), hidden(RANK)
@@ -478,11 +460,9 @@ def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, m
     monkeypatch.setattr(nsa, "select", lambda *given: given)
     x, q_lora = prompts((3,), indexer)[0]
     given = indexer.forward_cuda(x, q_lora, "positions", "batch", 7)
-    assert (
-        given[0] is indexer
-        and given[1] is x
-        and given[2] is q_lora
-        and given[3:] == ("positions", 7)
-    )
+    assert given[0] is indexer
+    assert given[1] is x
+    assert given[2] is q_lora
+    assert given[3:] == ("positions", 7)
     monkeypatch.undo()
     assert not nsa.is_traced()

@@ -71,10 +71,8 @@ def traced(model, monkeypatch):
     backend = NativeSparseAttnBackend()
     batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
     batch.attn_backend, batch.out_cache_loc = backend, batch.input_ids
-    config, args = (
-        SimpleNamespace(hf_text_config=model.config, context_len=4096),
-        SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS]),
-    )
+    config = SimpleNamespace(hf_text_config=model.config, context_len=4096)
+    args = SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS])
     runner = SimpleNamespace(
         model=model,
         model_config=config,

@@ -201,8 +201,6 @@ def test_other_models_keep_their_loader():
 
 def test_the_model_runner_completes_what_it_loaded():
     text = inspect.getsource(model_runner.ModelRunner.load_model)
-    loaded, completes = (
-        text.rindex("self.model = "),
-        text.index("parted_weights.complete(self.model)"),
-    )
+    loaded = text.rindex("self.model = ")
+    completes = text.index("parted_weights.complete(self.model)")
     assert loaded < completes

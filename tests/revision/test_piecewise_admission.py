@@ -2,10 +2,9 @@
 it, and Mamba2 mixers outside of split ops."""
 
 import inspect
-import logging
 
 import pytest
-from host import graph, late, runner
+from host import graph, late, logged, runner
 
 with late.modules():
     from sglang.srt.model_executor import forward_batch_info, piecewise_cuda_graph_runner
@@ -26,11 +25,7 @@ def decided(caplog):
     def decide(model, **changes):
         caplog.clear()
         made = runner.decide(model, **changes)
-        return made, [
-            record.getMessage()
-            for record in caplog.records
-            if record.levelno == logging.WARNING and "CUDA graph" in record.getMessage()
-        ]
+        return made, logged.warnings(caplog, "CUDA graph")
 
     return decide
 
@@ -57,10 +52,8 @@ def replays(mode):
     """Whether the release's own runner of the piecewise graph, captured without hidden states,
     takes a prefill that wants `mode`."""
     runner = object.__new__(piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner)
-    runner.max_num_tokens, runner.capture_hidden_mode = (
-        16,
-        forward_batch_info.CaptureHiddenMode.NULL,
-    )
+    runner.max_num_tokens = 16
+    runner.capture_hidden_mode = forward_batch_info.CaptureHiddenMode.NULL
     return runner.can_run(graph.prefill_batch(4, capture_hidden_mode=mode, return_logprob=False))
 
 
@@ -120,11 +113,9 @@ def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided):
 def test_the_report_names_the_layer(build_model, decided):
     runner, [warning] = decided(build_model("falcon_h1"))
     found = verdict.explain(runner)
-    assert (
-        found.verdict == "off"
-        and found.reason.startswith(FALCON)
-        and warning.endswith(found.reason)
-    )
+    assert found.verdict == "off"
+    assert found.reason.startswith(FALCON)
+    assert warning.endswith(found.reason)
     assert (found.offender["index"], found.offender["class"]) == (
         0,
         "FalconH1HybridAttentionDecoderLayer",

@@ -47,14 +47,10 @@ def test_padded_rows_are_zero(module, real, monkeypatch):
     assert output[real:].eq(0).all(), output[real:]
 
 
-def test_a_batch_without_padding_keeps_every_row(module, monkeypatch):
-    query, output = run_op(module, 8, 8, monkeypatch)
-    torch.testing.assert_close(output, query + 1)
-
-
-def test_a_batch_that_counts_no_tokens_keeps_every_row(module, monkeypatch):
+@pytest.mark.parametrize("real", [8, None], ids=["full", "drafts"])
+def test_a_batch_without_padding_keeps_every_row(module, real, monkeypatch):
     """Verifying drafts does not count prefill tokens; its rows are real."""
-    query, output = run_op(module, None, 8, monkeypatch)
+    query, output = run_op(module, real, 8, monkeypatch)
     torch.testing.assert_close(output, query + 1)
 
 

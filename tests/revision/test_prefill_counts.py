@@ -5,7 +5,6 @@ import ast
 import contextlib
 import gc
 import importlib
-import importlib.util
 import inspect
 import json
 import textwrap
@@ -43,16 +42,9 @@ OWN = {  # the releases' own runners of prefill graphs
 DECIDE = ("can_run", "can_run_graph", "can_replay_locally")
 
 
-def has(module):
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 def later():
     """Whether one runner serves every kind of prefill graph (from 0.5.14)."""
-    return has(OWN["prefill"][0])
+    return late.has(OWN["prefill"][0])
 
 
 class Mode:
@@ -135,7 +127,7 @@ def graph_of(kind, **fields):
     return graph
 
 
-KINDS = [kind for kind in OWN if has(OWN[kind][0])]
+KINDS = [kind for kind in OWN if late.has(OWN[kind][0])]
 
 
 @pytest.fixture(params=KINDS)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, runner
+from host import late, logged, runner
 from host.runner import names
 
 with late.modules():
@@ -28,20 +28,7 @@ def table_of(build_model):
 
 
 def nemotron(pattern):
-    return dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern), **MOE_CONFIG)
-
-
-MOE_CONFIG = dict(
-    n_routed_experts=4,
-    n_shared_experts=1,
-    moe_intermediate_size=64,
-    moe_shared_expert_intermediate_size=64,
-    num_experts_per_tok=2,
-    n_group=1,
-    topk_group=1,
-    norm_topk_prob=True,
-    routed_scaling_factor=1.0,
-)
+    return dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
 
 
 def entries(model, table):
@@ -51,7 +38,7 @@ def entries(model, table):
 
 
 def test_dense_nemotron_h(table_of):
-    assert entries(*table_of("nemotron_h", **nemotron(DENSE))) == [
+    assert entries(*table_of("nemotron_h_moe", **nemotron(DENSE))) == [
         ("MAMBA2", "model.layers.0", None),
         ("MLP", None, None),
         ("MAMBA2", "model.layers.2", None),
@@ -63,7 +50,7 @@ def test_dense_nemotron_h(table_of):
 
 @WITH_EXPERTS
 def test_nemotron_h_with_experts(table_of):
-    model, table = table_of("nemotron_h", **nemotron(MOE))
+    model, table = table_of("nemotron_h_moe", **nemotron(MOE))
     assert entries(model, table) == [
         ("MAMBA2", "model.layers.0", None),
         ("MOE", None, "model.layers.1.mixer.experts"),
@@ -157,7 +144,7 @@ def test_the_unpatched_release_leaves_nemotron_h_eager(unpatched):
 
 @pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
 def test_nemotron_h_is_captured_with_the_tables_lists(pattern, table_of, caplog):
-    model, table = table_of("nemotron_h", **nemotron(pattern))
+    model, table = table_of("nemotron_h_moe", **nemotron(pattern))
     with caplog.at_level(logging.WARNING):
         decided = runner.decide(model)
     assert decided.piecewise_cuda_graph_runner.attention_layers == table.attention_layers
@@ -171,47 +158,52 @@ def refusals(caplog, model, **changes):
     caplog.clear()
     decided = runner.decide(model, **changes)
     assert decided.piecewise_cuda_graph_runner is None
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return logged.warnings(caplog)
 
 
-def test_an_unknown_layer_keeps_the_graph_off_and_is_named(table_of, caplog):
-    model, _ = table_of("nemotron_h")
-    model.model.layers[4].mixer = torch.nn.Linear(4, 4)
-    model.model.layers[5].mixer = torch.nn.Linear(4, 4)
+def another_mixer(layers):
+    layers[4].mixer, layers[5].mixer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+
+def hidden_state(layers):
+    """An MLP by its attributes, but with a Mamba2 mixer inside that no split op would run."""
+    layers[1].mixer.helper = layers[0].mixer
+
+
+def wrong_place(layers):
+    layers[2].layer_id = 4
+
+
+def no_attention(layers):
+    del layers[2].self_attn
+
+
+REFUSED = {
+    another_mixer: ("nemotron_h", ["layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)"]),
+    hidden_state: ("nemotron_h", ["layer 1 (NemotronHMLPDecoderLayer)", "MambaMixer2"]),
+    wrong_place: (
+        "nemotron_h",
+        ["layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4"],
+    ),
+    no_attention: ("llama", ["layer 2 (LlamaDecoderLayer): is an MLP"]),
+}
+
+
+@pytest.mark.parametrize("damage", REFUSED, ids=lambda damage: damage.__name__)
+def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(damage, table_of, caplog):
+    kind, words = REFUSED[damage]
+    model, _ = table_of(kind)
+    damage(model.model.layers)
     [message] = refusals(caplog, model)
-    assert "layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)" in message
+    assert all(word in message for word in words), message
     assert refusals(caplog, model, tp_rank=1) == []
 
 
-def test_a_layer_that_hides_state_is_unknown(table_of, caplog):
-    """An MLP by its attributes, but with a Mamba2 mixer inside that no split op would run."""
-    model, _ = table_of("nemotron_h")
-    model.model.layers[1].mixer.helper = model.model.layers[0].mixer
-    [message] = refusals(caplog, model)
-    assert "layer 1 (NemotronHMLPDecoderLayer)" in message and "MambaMixer2" in message
-
-
 def test_without_attention_the_graph_stays_off(table_of, caplog):
-    model, _ = table_of("nemotron_h", **nemotron("M-M-"))
+    model, _ = table_of("nemotron_h_moe", **nemotron("M-M-"))
     [message] = refusals(caplog, model)
-    assert (
-        "no attention layer among 4" in message
-        and "layer 0 (NemotronHMambaDecoderLayer)" in message
-    )
-
-
-def test_a_layer_in_the_wrong_place_keeps_the_graph_off(table_of, caplog):
-    model, _ = table_of("nemotron_h")
-    model.model.layers[2].layer_id = 4
-    [message] = refusals(caplog, model)
-    assert "layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4" in message
-
-
-def test_another_incomplete_model_is_refused_as_before_and_named(table_of, caplog):
-    model, _ = table_of("llama")
-    del model.model.layers[2].self_attn
-    [message] = refusals(caplog, model)
-    assert "layer 2 (LlamaDecoderLayer): is an MLP" in message
+    assert "no attention layer among 4" in message
+    assert "layer 0 (NemotronHMambaDecoderLayer)" in message
 
 
 def test_a_stack_is_found_or_what_was_probed_is_said():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import graph, interpreted, late
+from host import graph, late
 
 with late.modules():
     from sglang.srt.models import nemotron_h
@@ -14,6 +14,7 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
 
+REFERENCE = "compare_mamba2"
 CASES = {
     "several sequences, padded": dict(lengths=[5, 3, 9], prefixes=[0, 0, 0], rows=24, poison="nan"),
     "cached prefixes": dict(lengths=[5, 3, 9], prefixes=[0, 4, 2], rows=24, poison="nan"),
@@ -21,11 +22,6 @@ CASES = {
     "one token": dict(lengths=[1], prefixes=[0], rows=16, poison="inf"),
     "over chunk borders": dict(lengths=[20, 33], prefixes=[7, 0], rows=64, poison="nan"),
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_mamba2", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

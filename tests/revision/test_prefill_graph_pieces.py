@@ -53,20 +53,11 @@ class Backend:
 def nemotron(build_model):
     def build(pattern):
         return build_model(
-            "nemotron_h",
+            "nemotron_h_moe",
             device="cpu",
             dtype=torch.float32,
             hybrid_override_pattern=pattern,
             num_hidden_layers=len(pattern),
-            n_routed_experts=4,
-            n_shared_experts=1,
-            moe_intermediate_size=64,
-            moe_shared_expert_intermediate_size=64,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            norm_topk_prob=True,
-            routed_scaling_factor=1.0,
         )
 
     return build

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import interpreted, late, prefill, process
+from host import interpreted, late, logged, prefill, process
 from host import runner as host_runner
 
 with late.modules():
@@ -165,10 +165,8 @@ def test_an_unknown_layer_is_named(explained, llama):
 @pytest.mark.revision(">=0.5.10")
 def test_no_layers_at_all(explained):
     verdict = explained(SimpleNamespace(model=SimpleNamespace()))
-    assert (
-        verdict.verdict == "off"
-        and "no decoder layers in the model (SimpleNamespace)" in verdict.reason
-    )
+    assert verdict.verdict == "off"
+    assert "no decoder layers in the model (SimpleNamespace)" in verdict.reason
 
 
 @OLD
@@ -184,11 +182,7 @@ MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def lines_of(caplog):
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("sglang.srt.prefill_graph")
-    ]
+    return logged.texts(caplog, loggers="sglang.srt.prefill_graph")
 
 
 def reported(model, tp_rank=0, draft=False):
@@ -379,9 +373,9 @@ def test_a_record_of_another_release_of_the_queue_is_read(record):
 def test_a_folder_that_is_not_ours_is_left_alone(record, runtime, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     records.folder().symlink_to(elsewhere)
-    assert (
-        records.write(record) is None and records.read_all() == [] and not list(elsewhere.iterdir())
-    )
+    assert records.write(record) is None
+    assert records.read_all() == []
+    assert not list(elsewhere.iterdir())
     records.folder().unlink()
     records.folder().mkdir(mode=0o777)
     records.folder().chmod(0o777)

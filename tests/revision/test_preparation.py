@@ -207,12 +207,10 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
     host = torch.tensor([3, 4], dtype=torch.int32)
     # other values: so the answers show where they are from
     known = preparation_known.Known.of(torch.zeros(2, dtype=torch.int32), host)
-    assert (
-        known.sum() == 7
-        and known.cpu() is host
-        and known.to("cpu") is host
-        and known[:1].to(torch.device("cpu")).tolist() == [3]
-    )
+    assert known.sum() == 7
+    assert known.cpu() is host
+    assert known.to("cpu") is host
+    assert known[:1].to(torch.device("cpu")).tolist() == [3]
     assert known.sum(dim=0) == 0 and not (known + 1 - 1).any() and known[1] == 0
     assert type(known + 1) is torch.Tensor and type(known.to(torch.int64)) is torch.Tensor
     for index in (1, torch.tensor([1]), torch.tensor([False, True])):
@@ -283,15 +281,11 @@ def test_mamba2_asks_the_gpu_for_nothing(case):
 @pytest.mark.revision(">=0.5.6")
 def test_chunks_are_the_releases():
     """Of 200 random batches, on the host."""
-    source, release = (
-        random.Random(3),
-        mamba2_metadata.Mamba2Metadata._query_start_loc_to_chunk_indices_offsets,
-    )
+    source = random.Random(3)
+    release = mamba2_metadata.Mamba2Metadata._query_start_loc_to_chunk_indices_offsets
     for _ in range(200):
-        lengths, chunk = (
-            [source.randint(1, 40) for _ in range(source.randint(1, 6))],
-            source.choice([4, 8, 16]),
-        )
+        lengths = [source.randint(1, 40) for _ in range(source.randint(1, 6))]
+        chunk = source.choice([4, 8, 16])
         starts = torch.tensor(sums(lengths), dtype=torch.int32)
         batch = SimpleNamespace(extend_seq_lens_cpu=lengths)
         found = mamba2_chunks.cut(batch, None, starts, chunk, sum(lengths))
@@ -302,10 +296,8 @@ def test_chunks_are_the_releases():
 
 @pytest.mark.revision(">=0.5.6")
 def test_a_batch_whose_lengths_the_host_does_not_know_is_cut_by_the_release():
-    batch, starts = (
-        SimpleNamespace(extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None),
-        torch.tensor([0, 3, 9]),
-    )
+    batch = SimpleNamespace(extend_seq_lens_cpu=None, extend_prefix_lens_cpu=None)
+    starts = torch.tensor([0, 3, 9])
     assert mamba2_chunks.cut(batch, lambda *given: given, starts, 4, 9) == (starts, 4, 9)
     assert mamba2_chunks.goes_on(batch, torch.tensor([False, True]))
     assert not mamba2_chunks.goes_on(batch, torch.tensor([False, False]))

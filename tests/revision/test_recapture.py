@@ -8,7 +8,6 @@ stack, its pools.
 import contextlib
 import gc
 import importlib
-import importlib.util
 import weakref
 from types import SimpleNamespace
 
@@ -49,13 +48,9 @@ class Graph:
         return rows * self.weight
 
 
-def _has(module):
-    return importlib.util.find_spec(module) is not None
-
-
 def _new():
     """Whether prefill comes first, and a runner has a backend (from 0.5.14)."""
-    return _has(BACKENDS)
+    return late.has(BACKENDS)
 
 
 @pytest.fixture
@@ -148,9 +143,7 @@ def _graphs(runner):
 def update(runner, monkeypatch, recapture=True):
     """The release's own update; the loader binds a new parameter, as packing a quantised layer
     does."""
-    module = importlib.import_module(
-        UPDATER if _has(UPDATER.rpartition(".")[0]) and _has(UPDATER) else MODEL_RUNNER
-    )
+    module = importlib.import_module(UPDATER if late.has(UPDATER) else MODEL_RUNNER)
 
     class Loader(module.DefaultModelLoader):
         Source = SimpleNamespace(init_new=lambda config, model: None)
@@ -248,7 +241,7 @@ def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, sp
     there = [
         importlib.import_module(f"sglang.srt.model_executor.{name}")
         for name in POOLS
-        if _has_pool(name)
+        if late.has(f"sglang.srt.model_executor.{name}")
     ]
     there = [module for module in there if hasattr(module, "set_global_graph_memory_pool")]
     assert there
@@ -262,13 +255,6 @@ def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, sp
     finally:
         for module in there:
             module.set_global_graph_memory_pool(None)
-
-
-def _has_pool(name):
-    try:
-        return _has(f"sglang.srt.model_executor.{name}")
-    except ModuleNotFoundError:
-        return False
 
 
 def test_paused_memory_is_freed_in_its_region(server, monkeypatch):

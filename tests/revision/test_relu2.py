@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from host import interpreted, late
+from host import late
 from host.compiled import compiled
 
 with late.modules():
@@ -19,16 +19,12 @@ SHAPES = {
     "one": (1,),
     "programs": (9, 1111),
 }
+REFERENCE = "compare_relu2"
 CASES = {
     f"{name}, {dtype}": dict(shape=shape, dtype=dtype)
     for name, shape in SHAPES.items()
     for dtype in ("bfloat16", "float16", "float32")
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_relu2", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from host import interpreted, late
+from host import late
 
 with late.modules():
     from sglang.srt.prefill_graph.kernels import rope_lanes
@@ -11,6 +11,7 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.15")
 
 SECTIONS = (6, 5, 5)
+REFERENCE = "compare_image_rope"
 CASES = {
     "image, interleaved": dict(rows=3, sections=SECTIONS, interleaved=True),
     "image, sections": dict(rows=3, sections=SECTIONS),
@@ -18,11 +19,6 @@ CASES = {
     "text, one row": dict(rows=1, sections=SECTIONS, interleaved=True),
     "text model": dict(rows=1),
 }
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_image_rope", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,12 +1,11 @@
 """Capture sizes that a server with a short context gets: none for which the context has no room."""
 
 import json
-import logging
 import os
 from unittest import mock
 
 import pytest
-from host import late, prefill
+from host import late, logged, prefill
 from host import runner as host_runner
 from host.models import KINDS
 from packaging.version import Version
@@ -72,12 +71,7 @@ def captured(build_model, caplog, revision):
             ).piecewise_cuda_graph_runner
         else:
             made = prefill.capture(model, layers=4, sizes=sizes, context_len=context, requests=1)
-        warned = [
-            record.getMessage()
-            for record in caplog.records
-            if record.levelno >= logging.WARNING and "CUDA graph" in record.getMessage()
-        ]
-        return made and made.capture_num_tokens, warned
+        return made and made.capture_num_tokens, logged.warnings(caplog, "CUDA graph")
 
     return decide
 
@@ -88,11 +82,9 @@ def test_no_size_is_larger_than_the_context(served, captured, flag):
     sizes, context = served(flag)
     assert context == CONTEXT
     made, warned = captured(sizes, context)
-    assert (
-        made == sorted(size for size in sizes if size <= CONTEXT)
-        and made[-1] == CONTEXT
-        and not warned
-    )
+    assert made == sorted(size for size in sizes if size <= CONTEXT)
+    assert made[-1] == CONTEXT
+    assert not warned
 
 
 def test_sizes_that_fit_are_left_as_they_are(captured):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, models, prefill
+from host import late, logged, models, prefill
 
 with late.modules():
     from sglang.srt.prefill_graph.model import stack
@@ -15,103 +15,18 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 SET_UP = pytest.mark.revision(">=0.5.14")
 
-SMALL = dict(
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    vocab_size=256,
-    max_position_embeddings=512,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    torch_dtype="bfloat16",
-)
-EXPERTS = dict(moe_intermediate_size=64, shared_expert_intermediate_size=64, num_experts=4)
-VISION = dict(
-    hidden_size=64,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    image_size=56,
-    patch_size=14,
-)
-GEMMA3 = dict(  # some releases read the factor without a default
-    rope_parameters=dict(
-        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
-        sliding_attention=dict(rope_type="default", rope_theta=1e4),
-    )
-)
-WHISPER = dict(
-    d_model=64,
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=128,
-    decoder_ffn_dim=128,
-    vocab_size=256,
-    pad_token_id=0,
-)
 
-# a class of sglang.srt.models -> the transformers class of its configuration, and what it wants
-# beside SMALL
-TEXT = {
-    "llama.LlamaForCausalLM": ("LlamaConfig", {}),
-    "qwen2.Qwen2ForCausalLM": ("Qwen2Config", {}),
-    "qwen2_moe.Qwen2MoeForCausalLM": ("Qwen2MoeConfig", EXPERTS),
-    "qwen3.Qwen3ForCausalLM": ("Qwen3Config", {}),
-    "qwen3_moe.Qwen3MoeForCausalLM": ("Qwen3MoeConfig", EXPERTS),
-    "mixtral.MixtralForCausalLM": ("MixtralConfig", dict(num_local_experts=4)),
-    "gemma2.Gemma2ForCausalLM": ("Gemma2Config", dict(hidden_act="gelu_pytorch_tanh")),
-    "gemma3_causal.Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA3),
-    "olmo2.Olmo2ForCausalLM": ("Olmo2Config", {}),
-    "phi.PhiForCausalLM": ("PhiConfig", {}),
-    "stablelm.StableLmForCausalLM": ("StableLmConfig", {}),
-    "starcoder2.Starcoder2ForCausalLM": ("Starcoder2Config", {}),
-    "commandr.CohereForCausalLM": ("CohereConfig", {}),
-    "gpt_oss.GptOssForCausalLM": ("GptOssConfig", dict(swiglu_limit=7.0, num_local_experts=4)),
-    "granite.GraniteForCausalLM": ("GraniteConfig", {}),
-    "llama_reward.LlamaForSequenceClassification": ("LlamaConfig", {}),
-}
-WRAPPERS = {
-    "gemma3_mm.Gemma3ForConditionalGeneration": (
-        "Gemma3Config",
-        dict(text_config=dict(SMALL, **GEMMA3), vision_config=VISION),
-    ),
-    "mllama4.Llama4ForConditionalGeneration": (
-        "Llama4Config",
-        dict(
-            text_config=dict(SMALL, num_local_experts=2, intermediate_size_mlp=256),
-            vision_config=dict(VISION, vision_output_dim=128),
-        ),
-    ),
-}
-WITHOUT = {  # no layers where they are looked for
-    "whisper.WhisperForConditionalGeneration": ("WhisperConfig", WHISPER),
-    "opt.OPTForCausalLM": (
-        "OPTConfig",
-        dict(
-            hidden_size=128,
-            num_hidden_layers=2,
-            ffn_dim=256,
-            num_attention_heads=4,
-            vocab_size=256,
-            word_embed_proj_dim=128,
-        ),
-    ),
-}
+def of_kind(kind):
+    return [name for name, config in models.FAMILIES.items() if config.get("kind") == kind]
+
+
+TEXT, WRAPPERS = of_kind("text"), of_kind("wrapper")
+WITHOUT = of_kind("without layers")  # where they are looked for
 
 
 def build(name):
     """The real class on the meta device."""
-    import transformers
-
-    config, values = {**TEXT, **WRAPPERS, **WITHOUT}[name]
-    values = {**SMALL, **values} if name in TEXT else values
-    return models.construct(real_class(name), getattr(transformers, config)(**values))
+    return models.family(name, real_class(name))
 
 
 def real_class(name):
@@ -253,13 +168,7 @@ def test_what_the_model_says_is_no_stack(says, reason, llama):
 
 
 def warned(caplog):
-    """The warnings of the set-up and the overlay; building a model may bring others."""
-    ours = ("sglang.srt.model_executor", "sglang.srt.prefill_graph")
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name.startswith(ours)
-    ]
+    return logged.warnings(caplog, loggers=logged.SET_UP)
 
 
 @SET_UP

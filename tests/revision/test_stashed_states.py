@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, state_pool
+from host import late, prefix_cache, state_pool
 
 with late.modules():
     from sglang.srt.disaggregation import prefill
     from sglang.srt.managers import scheduler as managers_scheduler
-    from sglang.srt.mem_cache import allocator, base_prefix_cache, mamba_radix_cache, radix_cache
+    from sglang.srt.mem_cache import mamba_radix_cache, radix_cache
     from sglang.srt.prefill_graph.cache import state_slots
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
@@ -115,7 +115,7 @@ def test_a_cached_state_is_copied_behind_the_forward_that_writes_the_slot(server
     cached, ended = states.alloc(1), states.alloc(1)
     for tensor in state_pool.states_of(one.pool):
         tensor[:, cached] = CACHED
-    cache = prefix_cache(one.pool, cached)
+    cache = cache_of(one.pool, cached)
     states.alloc(1)
     one.launch(ended)
     states.free(ended)
@@ -126,22 +126,9 @@ def test_a_cached_state_is_copied_behind_the_forward_that_writes_the_slot(server
     assert one.was_host_free()
 
 
-def prefix_cache(pool, state):
+def cache_of(pool, state):
     """The release's prefix cache, which holds `state` [1] behind the tokens 1 to 8."""
-    given = dict(
-        disable=False,
-        req_to_token_pool=pool,
-        page_size=1,
-        token_to_kv_pool_allocator=allocator.TokenToKVPoolAllocator(
-            64, torch.float16, "cpu", None, False
-        ),
-    )
-    kind = mamba_radix_cache.MambaRadixCache
-    if "params" in inspect.signature(kind.__init__).parameters:
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-
-        given = dict(params=CacheInitParams(**given))
-    cache = kind(**given)
+    cache = prefix_cache.build(mamba_radix_cache.MambaRadixCache, pool)
     call(cache, "insert", "InsertParams", value=torch.arange(8), mamba_value=state)
     return cache
 
@@ -152,9 +139,8 @@ def match(cache, request):
 
 def call(cache, name, params, **words):
     """A method of the prefix cache, for the tokens 1 to 8, in this release's way."""
-    words |= dict(key=radix_cache.RadixKey(list(range(1, 9)), None))
-    kind = getattr(base_prefix_cache, params, None)
-    return getattr(cache, name)(**(dict(params=kind(**words)) if kind else words))
+    key = radix_cache.RadixKey(list(range(1, 9)), None)
+    return prefix_cache.call(cache, name, params, key=key, **words)
 
 
 class Stashed(Exception):

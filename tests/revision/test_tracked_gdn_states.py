@@ -6,6 +6,7 @@ from host import interpreted
 EAGER = pytest.mark.revision(">=0.5.7,<0.5.11")
 LARGE_PAGES = pytest.mark.revision(">=0.5.13,<0.5.19")
 
+REFERENCE = "compare_tracked_gdn"
 # chunks of 64 tokens; what a request leaves is its state behind its last whole chunk
 CASES = {
     "one that leaves a state, two that do not": dict(lengths=[5, 70, 9], prefixes=[0, 0, 0]),
@@ -33,11 +34,6 @@ def paged():
 def test_every_state_is_that_of_whole_pages(case, paged):
     found = paged[case]
     assert found["own"] < 0.02 and found["left"] < 0.01 and found["others"] == 0, found
-
-
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_tracked_gdn", CASES)
 
 
 @EAGER

@@ -7,6 +7,7 @@ The release's own runners make the batch that breaks read; no graph is behind th
 import pytest
 import torch
 from host import graph, interpreted, replayed
+from test_tracked_states import assert_left
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.18,!=0.5.11.*,!=0.5.12.*")
 
@@ -14,13 +15,6 @@ pytestmark = pytest.mark.revision(">=0.5.7,<0.5.18,!=0.5.11.*,!=0.5.12.*")
 KINDS = ["piecewise", pytest.param("breakable", marks=pytest.mark.revision(">=0.5.13"))]
 DRAFTS = {"none": None, "EAGLE": "EAGLE", "NGRAM": "NGRAM"}
 FIELDS = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
-
-
-class Attention:
-    """Prepares nothing."""
-
-    def init_forward_metadata(self, batch):
-        pass
 
 
 def batch_of(lengths, tracked):
@@ -56,7 +50,7 @@ def said_by(batch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_breaks_know_which_states_to_leave(kind, drafts):
     told = []
-    runner = replayed.Replays(kind, Attention(), told.append, DRAFTS[drafts])
+    runner = replayed.Replays(kind, replayed.NoAttention(), told.append, DRAFTS[drafts])
     for lengths, tracked in (
         ([70, 5, 66], [True, False, True]),
         ([90], [True]),
@@ -88,7 +82,7 @@ def test_breaks_leave_states_where_the_pool_has_them(kind):
 def test_a_batch_that_leaves_no_state_gets_none_of_the_one_before(kind):
     """Drafts that are verified; a batch before them left its mask in the runner's buffers."""
     told = []
-    runner = replayed.Replays(kind, Attention(), told.append)
+    runner = replayed.Replays(kind, replayed.NoAttention(), told.append)
     runner.run(batch_of([70, 66], [True, True]))
     runner.run(batch_of([9, 9], None))
     assert said_by(told.pop()) == [None, None, None]
@@ -135,11 +129,7 @@ def gdn():
 def test_mamba2_leaves_the_states_of_each_requests_own_tokens(case, mamba2):
     """Largest differences from the plain reference in float32; states are of order 10."""
     found = mamba2[case]
-    assert found["others"] == 0
-    assert len(found["left"]) == sum(length >= 16 for length in MAMBA2[case]["lengths"])
-    assert not {
-        request for request, (conv, ssm, _) in found["left"].items() if conv > 1e-5 or ssm > 1e-3
-    }, found
+    assert_left(found, MAMBA2[case])
     assert found["waits"] == []  # on a GPU each would make the host wait
 
 

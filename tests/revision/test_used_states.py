@@ -3,17 +3,14 @@ computed here."""
 
 import random
 from array import array
-from inspect import signature
 from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late
+from host import late, prefix_cache
 
 with late.modules():
     from sglang.srt.mem_cache import (
-        allocator,
-        base_prefix_cache,
         hi_mamba_radix_cache,
         mamba_radix_cache,
         radix_cache,
@@ -43,20 +40,7 @@ class Cache:
     def __init__(self, kind=None):
         self.states, self.count = States(), 0
         pools = SimpleNamespace(mamba_pool=self.states, mamba_allocator=self.states)
-        given = dict(
-            disable=False,
-            req_to_token_pool=pools,
-            page_size=1,
-            token_to_kv_pool_allocator=allocator.TokenToKVPoolAllocator(
-                64, torch.float16, "cpu", None, False
-            ),
-        )
-        kind = kind or mamba_radix_cache.MambaRadixCache
-        if "params" in signature(kind.__init__).parameters:
-            from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-
-            given = dict(params=CacheInitParams(**given))
-        self.real = kind(**given)
+        self.real = prefix_cache.build(kind or mamba_radix_cache.MambaRadixCache, pools)
 
     def insert(self, tokens):
         """The state behind `tokens` is offered to the cache: its name, or None where the cache had
@@ -85,11 +69,7 @@ class Cache:
         return radix_cache.RadixKey(array("q", tokens), None)
 
     def _call(self, name, params, **given):
-        method = getattr(self.real, name)
-        if "params" not in signature(method).parameters:
-            return method(**given)
-        found = method(getattr(base_prefix_cache, params)(**given))
-        return (found.prefix_len, found.mamba_exist) if name == "insert" else found
+        return prefix_cache.call(self.real, name, params, **given)
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 import os
 
 import pytest
-from host import interpreted
 from packaging.version import Version
 
 LIMIT = 2**31  # what an offset of 32 bits can be
 # Rows of Nemotron-Nano-9B-v2's projection on one GPU: 94787 of them end before the limit.
 PROJECTION = 22656
+# With an offset of 32 bits the process can end by an access outside of its memory.
+REFERENCE = "compare_wide_offsets"
 CASES = {
     "convolution, row 90000": dict(kernel="convolved", first=90000, stride=PROJECTION),
     "convolution, row 100000": dict(kernel="convolved", first=100000, stride=PROJECTION),
@@ -24,12 +25,6 @@ if release >= Version("0.5.10"):  # test_gdn_copies.py has those before
         CASES[f"projections{layout}"] = dict(kernel="split", layout=layout, tokens=180000)
 if release >= Version("0.5.7"):
     CASES["decoded states"] = dict(kernel="tracked", stride=LIMIT // 3 + 64)
-
-
-@pytest.fixture(scope="module")
-def compared():
-    """With an offset of 32 bits the process can end by an access outside of its memory."""
-    return interpreted.run("host.references.compare_wide_offsets", CASES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from patchqueue.hint import counted, to_type
+from patchqueue.hint import to_type
 
 
 def render(template: str, **values: Any) -> str:
@@ -21,11 +21,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def paragraph(text: str) -> str:
-    """Sentences that stand on lines of their own in a template, in one line."""
-    return " ".join(text.split()) + "\n"
-
-
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     undefined=StrictUndefined,
@@ -33,5 +28,4 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.globals |= {"counted": counted, "to_type": to_type}
-TEMPLATES.filters |= {"paragraph": paragraph}
+TEMPLATES.globals["to_type"] = to_type

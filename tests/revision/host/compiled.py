@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "gpu"))
@@ -24,8 +24,8 @@ class Compiled:
     registers: int
     spilled: int
     shared: int
-    ptx: str
-    cubin: bytes
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
 
     @property
     def miscompiled(self):

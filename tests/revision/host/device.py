@@ -11,13 +11,14 @@ Freed memory stays readable: who reads it finds what its next owner wrote.
 
 import ctypes
 import functools
-import importlib
 import math
 import sys
 import weakref
 from types import ModuleType, SimpleNamespace
 
 import torch
+
+from . import late
 
 DEFAULT_POOL = (0, 0)
 CAPACITY = 1 << 20
@@ -146,17 +147,13 @@ class _Segment:
 
 
 def primitive(monkeypatch):
-    """The release's own module of BreakableCUDAGraph, on an installed Device."""
+    """The release's own module of BreakableCUDAGraph, on an installed Device. Raises ImportError
+    where the release has none."""
     for name in _WEAK_REFS:
         module = ModuleType(name)
         module.weak_ref_tensors = weak_view
         monkeypatch.setitem(sys.modules, name, module)
-    for name in _BREAKABLE:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "get_device_module"):
-            monkeypatch.setattr(module, "get_device_module", lambda: torch.cuda)
-        return module
-    raise AssertionError("the release has no breakable graph")
+    module = late.first(*_BREAKABLE)
+    if hasattr(module, "get_device_module"):
+        monkeypatch.setattr(module, "get_device_module", lambda: torch.cuda)
+    return module

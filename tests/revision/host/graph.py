@@ -3,10 +3,11 @@ for captures and kernels."""
 
 import contextlib
 import importlib
-import inspect
 from dataclasses import dataclass
 
 import torch
+
+from . import process
 
 
 def context_module():
@@ -15,8 +16,8 @@ def context_module():
 
 def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
     """The release's set_forward_context, with as many of its arguments as it has."""
-    enter = context_module().set_forward_context
-    values = dict(
+    return process.call(
+        context_module().set_forward_context,
         forward_batch=batch,
         attention_layers=list(attention_layers),
         quant_config=None,
@@ -24,8 +25,6 @@ def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
         moe_fusions=list(moe_fusions),
         dsa_indexers=[],
     )
-    known = inspect.signature(enter).parameters
-    return enter(**{name: value for name, value in values.items() if name in known})
 
 
 def prefill_batch(tokens, **fields):
@@ -47,6 +46,23 @@ def prefill_batch(tokens, **fields):
             **fields,
         }
     )
+
+
+def batch_of(lengths, prefixes, **fields):
+    """A ForwardBatch of one prefill of requests with so many new tokens and cached ones each, of
+    which request i has slot i + 1; `fields` are set on top."""
+    new, cached = torch.tensor(lengths), torch.tensor(prefixes)
+    values = dict(
+        batch_size=len(lengths),
+        req_pool_indices=torch.arange(1, len(lengths) + 1),
+        seq_lens=new + cached,
+        extend_seq_lens=new,
+        extend_prefix_lens=cached,
+        extend_start_loc=new.cumsum(0) - new,
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=prefixes,
+    )
+    return prefill_batch(sum(lengths), **values | fields)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Run a module of tests in a process where Triton interprets its kernels, so that the release's own
 ones run on the CPU.
 
-The interpreter must be chosen before triton is first imported, hence a process of its own. In it,
-`start` comes first. It is a fork of one that has imported what sglang imports from others: most of
-ten seconds, which every module would take again. Where tests run in several processes, all of them
-use the one that the first has started.
+The interpreter must be chosen before triton is first imported, hence a process of its own. It is a
+fork of one that has imported what sglang imports from others: most of ten seconds, which every
+module would take again. Where tests run in several processes, all of them use the one that the
+first has started.
 """
 
 import atexit
@@ -23,6 +23,8 @@ import sys
 import tempfile
 import traceback
 
+from host import standin_packages
+
 # the variable with the socket of a server that several processes of tests use
 SHARED = "PATCHQUEUE_INTERPRETED"
 
@@ -36,9 +38,9 @@ LIBRARIES = (
 
 
 def run(module, cases):
-    """What `python -m module` makes of `cases` (a dict by name): its results by name. Its stderr
-    shows when it fails."""
-    done = call(module, json.dumps(cases))
+    """What the module's compare(**case) returns for each of `cases` (a dict by name), by name. Its
+    stderr shows when it fails."""
+    done = call("host.interpreted", module, json.dumps(cases))
     assert done.returncode == 0, f"{module} ended with {done.returncode}: {done.stderr[-3000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -282,9 +284,12 @@ def _convert_float(convert, values, source, target, rounding_mode):
     return convert(values, source, target, rounding_mode)
 
 
-def main(compare):
-    """Print what compare(**case) returns for each case that the command line gives."""
-    print(json.dumps({name: compare(**case) for name, case in json.loads(sys.argv[1]).items()}))
+def compare(module, cases):
+    """Print what run() returns."""
+    start()
+    standin_packages.install()
+    run_case, cases = importlib.import_module(module).compare, json.loads(cases)
+    print(json.dumps({name: run_case(**case) for name, case in cases.items()}))
 
 
 def resolve_late(package):
@@ -320,4 +325,7 @@ def _call(language, name, *arguments):
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    if len(sys.argv) > 2:
+        compare(*sys.argv[1:])
+    else:
+        serve(socket.socket(fileno=int(sys.argv[1])))

@@ -11,6 +11,7 @@ The names are modules; what a module has is looked up where a test uses it.
 import builtins
 import contextlib
 import importlib
+import importlib.util
 from types import ModuleType
 from unittest import mock
 
@@ -51,9 +52,26 @@ def modules():
     return mock.patch.object(builtins, "__import__", _Package)
 
 
+def has(name):
+    """Whether the release has the module `name`, which is not imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it would be in
+        return False
+
+
+def first(*names):
+    """The first of these modules that the release has. Raises ImportError where it has none."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise ImportError(f"the release has none of {', '.join(names)}")
+
+
 def import_all(names):
-    """Import every Late among the values of `names` that the release has."""
+    """Import every Late among the values of `names`. One that cannot be imported, as the release
+    has no such module, or as the module wants a GPU, says so where it is used."""
     for value in names.values():
         if isinstance(value, Late):
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):
                 importlib.import_module(value.__name__)

@@ -6,10 +6,14 @@ import __future__
 import ast
 import importlib
 import inspect
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain, repeat
 from types import SimpleNamespace
 from unittest import mock
+
+import torch
+
+from . import late
 
 _RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 # from 0.5.16; before, ModelRunner did it
@@ -25,9 +29,19 @@ def offers(backend):
     return _BACKENDS[backend] in vars(importlib.import_module(_RUNNER))
 
 
+def captures_on_cpu(monkeypatch):
+    """The module of the release's prefill runner, whose captures ask no GPU for anything."""
+    module, session = importlib.import_module(_RUNNER), nullcontext(SimpleNamespace(stream=None))
+    monkeypatch.setattr(module, "graph_capture", lambda: session)
+    monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
+    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
+    monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
+    return module
+
+
 def takes_every_wrapper():
     """Whether the release captures a wrapper that has a language_model and no `model`."""
-    return _has(_SETUP)
+    return late.has(_SETUP)
 
 
 def resolve(model, backend="breakable", pristine=None):
@@ -150,11 +164,11 @@ def capture(
         get_exec=lambda: SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=config)),
         get_parallel=lambda: ranks,
     )
-    module = importlib.import_module(_SETUP if _has(_SETUP) else _MODEL_RUNNER)
+    module = importlib.import_module(_SETUP if late.has(_SETUP) else _MODEL_RUNNER)
     with ExitStack() as patches:
         for name in stand_ins.keys() & vars(module).keys():
             patches.enter_context(mock.patch.object(module, name, stand_ins[name]))
-        if not _has(_SETUP):
+        if not late.has(_SETUP):
             runner = module.ModelRunner.__new__(module.ModelRunner)
             vars(runner).update(fields, **vars(ranks), eager_runner=eager_runner)
             runner.init_prefill_cuda_graph(force_for_draft_worker=draft)
@@ -181,10 +195,3 @@ def capture(
             runner.prefill_cuda_graph_runner = getattr(found, "runner", found)
             then(runner)
         return found
-
-
-def _has(module):
-    try:
-        return importlib.import_module(module) is not None
-    except ModuleNotFoundError:
-        return False

@@ -67,6 +67,12 @@ def cpu_device_module():
         yield
 
 
+def call(function, **values):
+    """function(…) with those of `values` that it takes in this release."""
+    known = inspect.signature(function).parameters
+    return function(**{name: value for name, value in values.items() if name in known})
+
+
 def free_port():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -87,11 +93,7 @@ def start_groups():
         distributed_init_method=f"tcp://127.0.0.1:{free_port()}",
     )
     # newer releases read the widths from the published arguments
-    widths = {"tensor_model_parallel_size": 1}
-    known = inspect.signature(distributed.initialize_model_parallel).parameters
-    distributed.initialize_model_parallel(
-        **{name: width for name, width in widths.items() if name in known}
-    )
+    call(distributed.initialize_model_parallel, tensor_model_parallel_size=1)
 
 
 def start_dp_attention(args, hidden_size, dtype):
@@ -103,8 +105,4 @@ def start_dp_attention(args, hidden_size, dtype):
         dtype=dtype,
         hf_config=types.SimpleNamespace(hybrid_override_pattern=None),
     )
-    values = {"server_args": args, "model_config": model_config}
-    known = inspect.signature(dp_attention.initialize_dp_attention).parameters
-    dp_attention.initialize_dp_attention(
-        **{name: value for name, value in values.items() if name in known}
-    )
+    call(dp_attention.initialize_dp_attention, server_args=args, model_config=model_config)

@@ -6,7 +6,6 @@ import __future__
 import ast
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import textwrap
 import types
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import process
+from . import late, process
 
 _PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner"
@@ -58,6 +57,13 @@ class Replays:
         batch.capture_hidden_mode = self.runner.capture_hidden_mode
         replay = getattr(self.runner, "execute", None) or self.runner.replay
         replay(batch)
+
+
+class NoAttention:
+    """A backend that prepares nothing."""
+
+    def init_forward_metadata(self, batch: Any) -> None:
+        pass
 
 
 class _Model:
@@ -134,7 +140,7 @@ def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], 
     for."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
-    name = _PREFILL if _found(_PREFILL) else _OLDER[kind]
+    name = _PREFILL if late.has(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))
     made = object.__new__(derive(cls))
@@ -211,12 +217,5 @@ def _run(statements: list[ast.stmt], names: dict[str, Any]) -> None:
 
 def _batch_of_breaks() -> Any:
     """What a break looks up."""
-    module = next(name for name in _CONTEXTS if _found(name))
+    module = next(name for name in _CONTEXTS if late.has(name))
     return getattr(importlib.import_module(module), _CONTEXTS[module])().forward_batch
-
-
-def _found(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it would be in
-        return False

@@ -4,12 +4,14 @@ breaks: without a GPU."""
 import contextlib
 import functools
 import importlib
-import inspect
 from types import SimpleNamespace
 
 import torch
 
-from . import bodies, graph, recorded
+from . import bodies, graph, late, process, recorded
+
+with late.modules():
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph
 
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph"
 CAPTURED, BREAK = "captured", "break"
@@ -81,12 +83,15 @@ _OPS = {
     "models.nemotron_h": "nemotron_mamba2_with_output",
 }
 
+_MODELS = "models.qwen3_vl", "models.qwen3_5", "models.qwen3_next"
+
 
 @contextlib.contextmanager
 def recording(monkeypatch):
     """recorded.recording with the ops that layers call, which have no kernel for the CPU."""
-    for module in _OPS:  # before decorators are changed
-        importlib.import_module(f"sglang.srt.{module}")
+    for module in (*_OPS, *_MODELS):  # before decorators are changed
+        if late.has(f"sglang.srt.{module}"):
+            importlib.import_module(f"sglang.srt.{module}")
     ops = {}
     for module, name in _OPS.items():
         body = getattr(bodies.load_undecorated(f"sglang.srt.{module}", monkeypatch), name, None)
@@ -139,29 +144,30 @@ def _backend(seen, tokens):
     return Attention()
 
 
-def _contexts(layer_model, batch, backend, tokens):
-    """The contexts of `around`, in their order."""
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
-
-    yield forward_context(ForwardContext(attn_backend=backend))
-    layers = [
-        layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer)
-        for layer in layer_model.layers
-    ]
-    values = dict(
+def forward_context_of(batch, layers, tokens, raw_tokens):
+    """The context of a replay in `tokens` rows, of which `raw_tokens` came to the runner."""
+    return process.call(
+        tc_piecewise_cuda_graph.set_tc_piecewise_forward_context,
         forward_batch=batch,
         attention_layers=layers,
         quant_config=None,
         moe_layers=[],
         moe_fusions=[],
         num_tokens=tokens,
-        raw_num_tokens=tokens,
+        raw_num_tokens=raw_tokens,
     )
-    known = inspect.signature(pieces.set_tc_piecewise_forward_context).parameters
-    yield pieces.set_tc_piecewise_forward_context(
-        **{name: value for name, value in values.items() if name in known}
-    )
+
+
+def _contexts(layer_model, batch, backend, tokens):
+    """The contexts of `around`, in their order."""
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    yield forward_context(ForwardContext(attn_backend=backend))
+    layers = [
+        layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer)
+        for layer in layer_model.layers
+    ]
+    yield forward_context_of(batch, layers, tokens, tokens)
     try:
         from sglang.srt.model_executor.runner_utils.forward_batch import set_forward_batch
         from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope

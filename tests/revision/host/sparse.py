@@ -201,10 +201,8 @@ def selected_plainly(indexer, requests):
         key = indexer.k_norm.forward_native(x @ indexer.wk.weight.t())
         rope = indexer.rope_head_dim
         q_rope, k_rope = indexer.rotary_emb(positions, query[..., :rope], key[..., :rope])
-        query, key = (
-            torch.cat([q_rope, query[..., rope:]], -1),
-            torch.cat([k_rope, key[..., rope:]], -1),
-        )
+        query = torch.cat([q_rope, query[..., rope:]], -1)
+        key = torch.cat([k_rope, key[..., rope:]], -1)
         (q8, q_scale), (k8, k_scale) = quantised(hadamard(query)), quantised(hadamard(key))
         gates = x.float() @ indexer.weights_proj.weight.float().t() * indexer.n_heads**-0.5
         weights = (gates[..., None] * q_scale * indexer.softmax_scale).squeeze(-1)

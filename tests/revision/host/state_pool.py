@@ -1,7 +1,6 @@
 """A release's own pool of recurrent states, on the CPU, and streams that do their work late."""
 
 from contextlib import contextmanager
-from inspect import signature
 
 from . import models, process
 
@@ -15,7 +14,8 @@ def build(arguments, slots):
     process.start_groups()
     process.start_dp_attention(arguments, 128, None)
     params = models.config_of("qwen3_next", num_hidden_layers=4).mamba2_cache_params
-    given = dict(
+    return process.call(
+        HybridReqToTokenPool,
         size=slots,
         mamba_size=slots,
         mamba_spec_state_size=slots,
@@ -26,8 +26,6 @@ def build(arguments, slots):
         mamba_layer_ids=params.layers,
         enable_mamba_extra_buffer=False,
     )
-    known = signature(HybridReqToTokenPool.__init__).parameters
-    return HybridReqToTokenPool(**{name: value for name, value in given.items() if name in known})
 
 
 def states_of(pool):
@@ -68,3 +66,21 @@ class Module:
         stream.finish()
         yield
         self.current = before
+
+
+class Named:
+    """A pool as far as runners and captured layers look at one: request i has slot i + 1, and slots
+    have other names outside of the pool."""
+
+    size = 32
+    layer_transfer_counter = None
+    enable_mamba_extra_buffer = False
+
+    def mamba2_layer_cache(self, layer_id):
+        return f"the states of layer {layer_id}"
+
+    def get_mamba_indices(self, requests):
+        return requests + 1
+
+    def translate_mamba_indices(self, slots):
+        return slots + 100

@@ -1,13 +1,13 @@
-"""A captured Mamba2 layer, its kernels interpreted: beside the release's mixer and the plain
-reference."""
+"""A captured Mamba2 layer, and the states that it leaves for the prefix cache, its kernels
+interpreted: beside the release's mixer and the plain reference."""
 
-from host.references import compare_ssd  # starts the interpreter
+from types import SimpleNamespace
 
 import torch
-from host import interpreted
-from host.references import compare_mamba2, compare_scan, mamba2
-from sglang.srt.prefill_graph.captured import tables
+from sglang.srt.prefill_graph.captured import layers, tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
+
+from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
 
 def row_by_row(projection):
@@ -22,62 +22,85 @@ def row_by_row(projection):
     return forward
 
 
-def compare(batches, rows, places, chunk=16, fuses_reduce=False, eagerly=True):
-    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
+def mixer_row_by_row():
+    mixer = compare_mamba2.layer().mixer
+    for projection in (mixer.in_proj, mixer.out_proj):
+        projection.forward = row_by_row(projection)
+    return mixer
+
+
+def said_of(lengths, prefixes, wanted):
+    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how
+    many of its new tokens, or one more where that is not the last whole chunk, as the scheduler
+    asks for it; -1: none."""
+    count = len(lengths)
+    asked = torch.tensor(wanted)
+    mask = asked > 0
+    return dict(
+        mamba_track_mask=mask,
+        mamba_track_seqlens=torch.where(mask, asked + torch.tensor(prefixes), -1),
+        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
+    )
+
+
+def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eagerly=True):
+    """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
+    size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
     behind every batch. Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
     eagerly: compare with the release's mixer, too.
 
     Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
-    mixer; `bits`: how many values of output and states differ from the release's mixer, run eagerly
-    on the same batch; `others`: how many slots that nobody owns have changed; `launched`: the
-    kernels of the last batch; `told`: what the last projection was told beside its rows.
+    mixer, and of the states that are left for the prefix cache, `left_conv` and `left_ssm`; `bits`:
+    how many values of output and states differ from the release's mixer, run eagerly on the same
+    batch; `others`: how many slots have changed that nobody writes to; `left`: how many states were
+    left; `launched`: the kernels of the last batch; `told`: what the last projection was told
+    beside its rows.
     """
-    mixer = compare_mamba2.layer().mixer
-    for projection in (mixer.in_proj, mixer.out_proj):
-        projection.forward = row_by_row(projection)
-    found = [0.0, 0.0, 0.0]
-    bits = others = 0
-    made = tables.Tables(rows, places, chunk, torch.device("cpu"))
-    for number, (lengths, prefixes) in enumerate(batches):
+    mixer, step, tracks = mixer_row_by_row(), step or chunk, len(batches[0]) > 2
+    names = "output", "conv", "ssm", "left_conv", "left_ssm"
+    worst, bits, others, left = dict.fromkeys(names, 0.0), 0, 0, 0
+    made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=tracks)
+    for number, (lengths, prefixes, *more) in enumerate(batches):
         torch.manual_seed(number)
-        count, total = len(lengths), sum(lengths)
-        conv = torch.randn(count + 3, mixer.conv_dim, 3)
-        ssm = torch.randn(count + 3, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+        count, total, wanted = len(lengths), sum(lengths), more[0] if more else None
+        conv, ssm = before = compare_mamba2.drawn_pool(mixer, 2 * count + 3)
         hidden = torch.randn(rows, 128)
         hidden[total:] = float("nan")
-        eager = eagerly and compare_scan.eager(
-            mixer, conv.clone(), ssm.clone(), hidden[:total], lengths, prefixes, chunk
-        )
-        cache = compare_mamba2.backend(
-            now := conv.clone(), then := ssm.clone()
-        ).req_to_token_pool.mamba2_layer_cache(0)
+        said = {} if wanted is None else said_of(lengths, prefixes, wanted)
+        given = hidden[:total], lengths, prefixes, chunk, said, step
+        eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *given)
+        now, then = pool = conv.clone(), ssm.clone()
+        cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
         with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:
             assert captured.why_not(mixer, cache, hidden.dtype) is None
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
+            if tracks:
+                layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
             output = captured.run(mixer, cache, made, hidden, fuses_reduce)
-        bits += sum((a != b).sum().item() for a, b in zip((output[:total], now, then), eager or ()))
-        others += sum(
-            not torch.equal(new[slot], old[slot])
-            for new, old in ((now, conv), (then, ssm))
-            for slot in (0, count + 1, count + 2)
-        )
-        for i, _length in enumerate(lengths):
-            part = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
-            old = [
-                state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1])
-                for state in (conv, ssm)
-            ]
-            with torch.no_grad():
-                wanted = mamba2.mixer(mixer, hidden[part], *old)
-            new = output[part], now[i + 1], then[i + 1]
-            found = [
-                max(most, (a - b).abs().max().item())
-                for most, a, b in zip(found, new, wanted, strict=True)
-            ]
-    return dict(zip(("output", "conv", "ssm"), found)) | dict(
-        bits=bits, others=others, launched=launches.names(), told=mixer.out_proj.forward.words
-    )
+        if eagerly:
+            bits += mamba2.unlike((output[:total], *pool), eager)
+        kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
+        written = {*range(1, count + 1), *(count + 1 + i for i in kept)}
+        left += len(kept)
+        others += mamba2.changed(pool, before, {*range(len(conv))} - written)
+        found = compare_mamba2.worst(mixer, hidden, output, pool, before, lengths, prefixes)
+        _keep_worst(worst, found)
+        for i, rows_behind in kept.items():
+            own = hidden[sum(lengths[:i]) :][:rows_behind]
+            _, *states = mamba2.behind(mixer, own, before, i + 1, prefixes[i])
+            apart = mamba2.apart((now[count + 1 + i], then[count + 1 + i]), states)
+            _keep_worst(worst, dict(zip(names[3:], apart)))
+    told = mixer.out_proj.forward.words
+    return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
 
 
-if __name__ == "__main__":
-    interpreted.main(compare)
+def _batch(lengths, prefixes, said):
+    fields = "mamba_track_mask", "mamba_track_seqlens", "mamba_track_indices"
+    lengths, prefixes = torch.tensor(lengths), torch.tensor(prefixes)
+    asked = dict.fromkeys(fields) | said
+    return SimpleNamespace(extend_prefix_lens=prefixes, extend_seq_lens=lengths, **asked)
+
+
+def _keep_worst(worst, found):
+    for name, difference in found.items():
+        worst[name] = max(worst[name], difference)

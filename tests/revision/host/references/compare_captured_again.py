@@ -1,13 +1,11 @@
 """A captured Mamba2 layer on the same requests in other company, its kernels interpreted: which
 bits change."""
 
-from host.references import compare_ssd  # starts the interpreter
-
 import torch
-from host import interpreted
-from host.references import compare_captured, compare_mamba2, compare_scan
-from sglang.srt.prefill_graph.captured import tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
+from sglang.srt.prefill_graph.captured import tables
+
+from host.references import compare_captured, compare_mamba2, compare_scan
 
 
 class Layer:
@@ -16,19 +14,12 @@ class Layer:
 
     def __init__(self, lengths, prefixes, sizes, chunk):
         torch.manual_seed(3)
-        self.mixer, self.lengths, self.prefixes = compare_mamba2.layer().mixer, lengths, prefixes
-        for projection in (self.mixer.in_proj, self.mixer.out_proj):
-            projection.forward = compare_captured.row_by_row(projection)
-        mixer, count = self.mixer, len(lengths)
-        self.before = (
-            torch.full((count + 3, mixer.conv_dim, 3), float("nan")),
-            torch.full(
-                (count + 3, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size), float("nan")
-            ),
-        )
-        for slot, prefix in enumerate(prefixes, start=1):
-            for state in self.before if prefix else ():
-                state[slot] = torch.randn_like(state[slot])
+        self.mixer, count = compare_captured.mixer_row_by_row(), len(lengths)
+        self.lengths, self.prefixes = lengths, prefixes
+        self.before = compare_mamba2.drawn_pool(self.mixer, count + 3)
+        goes_on = [slot for slot, prefix in enumerate(prefixes, start=1) if prefix]
+        for state in self.before:
+            state[[slot for slot in range(count + 3) if slot not in goes_on]] = float("nan")
         self.hidden = [torch.randn(length, 128) for length in lengths]
         cpu = torch.device("cpu")
         self.tables = {size: tables.Tables(size, count, chunk, cpu) for size in sizes}
@@ -98,7 +89,3 @@ def compare(lengths, prefixes, sizes, chunk=16):
     return found | dict(
         others=bits(*kept), finite=all(part.isfinite().all().item() for part in values)
     )
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -1,13 +1,14 @@
 """Decoding behind a captured prefill and behind an eager one, with the release's own layers and
 interpreted kernels."""
 
-from host.references import compare_ssd  # starts the interpreter
-
 import functools
 from types import SimpleNamespace
 
 import torch
-from host import interpreted
+from sglang.srt.mem_cache.memory_pool import MambaPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.prefill_graph.captured import gdn, mamba2, tables
+
 from host.references import (
     compare_captured,
     compare_captured_gdn,
@@ -15,9 +16,9 @@ from host.references import (
     compare_scan,
     compare_tracked_gdn,
 )
-from sglang.srt.mem_cache.memory_pool import MambaPool
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-from sglang.srt.prefill_graph.captured import gdn, mamba2, tables
+from host.references import (
+    mamba2 as plain,
+)
 
 SPARE, CHUNK = 3, 16
 
@@ -37,19 +38,16 @@ def compare(kind, lengths, prefixes, rows, steps):
     decode = functools.partial(_decoded, kind, layer, lengths, prefixes)
     wanted = decode(eager, tokens)
     found = {
-        name: _unlike(wanted[:1], decode(change(_copied(captured), before), tokens[:1])[:1])
+        name: plain.unlike(wanted[:1], decode(change(_copied(captured), before), tokens[:1])[:1])
         for name, change in lost.items()
     }
-    return found | dict(bits=_unlike(wanted, decode(captured, tokens)))
+    return found | dict(bits=plain.unlike(wanted, decode(captured, tokens)))
 
 
 def _mamba2(lengths, prefixes, rows):
     """The layer, and the pool before a prefill, behind an eager one and behind a captured one."""
-    mixer, count = compare_mamba2.layer().mixer, len(lengths)
-    for projection in (mixer.in_proj, mixer.out_proj):
-        projection.forward = compare_captured.row_by_row(projection)
-    conv = torch.randn(count + SPARE, mixer.conv_dim, 3)
-    ssm = torch.randn(count + SPARE, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    mixer = compare_captured.mixer_row_by_row()
+    conv, ssm = compare_mamba2.drawn_pool(mixer, len(lengths) + SPARE)
     hidden, before = _hidden(rows, lengths, torch.float32), (conv, ssm)
     eager, captured = _copied(before), _copied(before)
     compare_scan.eager(mixer, *eager, hidden[: sum(lengths)], lengths, prefixes, CHUNK)
@@ -119,20 +117,18 @@ def _mamba2_step(mixer, pool, batch, hidden):
 
     ops.initialize_mamba_selective_state_update_backend(SimpleNamespace(mamba_backend="triton"))
     linear = compare_mamba2.backend(*pool)
-    linear.conv_states_shape, linear.is_draft_worker, linear.topk = pool[0].shape, False, 0
-    linear.enable_unified_memory = False
     linear.init_forward_metadata(batch)
     output = torch.full_like(hidden, float("nan"))
-    words = dict(mixer=mixer, hidden_states=hidden, output=output, layer_id=compare_mamba2.LAYER)
+    words = compare_mamba2.words(mixer, hidden, output)
     if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
         words["forward_batch"] = batch
-    linear.forward(**words, use_triton_causal_conv=True)
+    linear.forward(**words)
     return output
 
 
 def _gdn_step(layer, pool, batch, hidden):
     linear = compare_tracked_gdn.backend(batch, pool)
-    linear.is_draft_worker, linear.topk, linear.forward = False, 0, linear.forward_decode
+    linear.forward = linear.forward_decode
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     linear.init_forward_metadata(batch)
@@ -159,11 +155,3 @@ def _swapped(pool, before):
     for states in pool:
         states[[1, 2]] = states[[2, 1]]
     return pool
-
-
-def _unlike(wanted, found):
-    return sum((a != b).sum().item() for a, b in zip(wanted, found, strict=True))
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

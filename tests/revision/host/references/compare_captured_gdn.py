@@ -1,23 +1,20 @@
 """A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly,
 and the plain reference."""
 
-from host import interpreted
-
-interpreted.start()
-
 import contextlib
 import sys
 from collections import Counter
 from unittest import mock
 
 import torch
-from host import graph
-from host.references import compare_captured, compare_tracked_gdn, gdn
-from host.served import published
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.prefill_graph.captured import gdn as captured
 from sglang.srt.prefill_graph.captured import tables
 from sglang.srt.prefill_graph.kernels import delta_tables
+
+from host import graph
+from host.references import compare_captured, compare_tracked_gdn, gdn, mamba2
+from host.served import published
 
 TYPE, WIDTH, SPARE = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH, 3
 
@@ -29,7 +26,7 @@ def one_layer():
     return made
 
 
-def compare(batches, rows, places):
+def replays(batches, rows, places):
     """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
     behind every batch. Slots of requests that begin hold what others left, and the pool's order is
     not the batch's.
@@ -59,28 +56,18 @@ def compare(batches, rows, places):
         kept = MambaPool.State(conv=[now := conv.clone()], temporal=(then := state.clone()))
         made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
         output, mixed = replayed(layer, kept, made, hidden, lengths, prefixes, slots)
-        bits += sum(
-            (a != b).sum().item()
-            for a, b in zip(
-                (output[:total], now[slots], then[slots]),
-                (wanted[0], wanted[1][slots], wanted[2][slots]),
-                strict=True,
-            )
-        )
+        of_requests = output[:total], now[slots], then[slots]
+        bits += mamba2.unlike(of_requests, (wanted[0], wanted[1][slots], wanted[2][slots]))
         behind = max([behind, *mixed[0, total:].abs().flatten().tolist()])
         spare = [slot for slot in range(places + SPARE) if slot not in slots.tolist()]
-        others += sum(
-            not torch.equal(now[i], conv[i]) or not torch.equal(then[i], state[i]) for i in spare
-        )
+        others += mamba2.changed((now, then), (conv, state), spare)
         for i, _length in enumerate(lengths):
             part, slot = slice(sum(lengths[:i]), sum(lengths[: i + 1])), slots[i]
             before = old[0][slot] * bool(prefixes[i]), compare_tracked_gdn._plain(old[1][slot])
             with torch.no_grad():
                 plain = gdn.net(layer, hidden[part], *before)
             new = output[part], now[slot], compare_tracked_gdn._plain(then[slot])
-            found = [
-                max(most, one) for most, one in zip(found, compare_tracked_gdn.apart(new, plain))
-            ]
+            found = [max(most, one) for most, one in zip(found, mamba2.apart(new, plain))]
     return dict(zip(("output", "conv", "ssm"), found)) | dict(
         bits=bits, others=others, behind=behind
     )
@@ -120,20 +107,8 @@ def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
 
 
 def _through(layer, pool, lengths, prefixes, slots):
-    count, prefix = len(lengths), torch.tensor(prefixes)
-    batch = graph.prefill_batch(
-        sum(lengths),
-        batch_size=count,
-        req_pool_indices=slots,
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor([sum(lengths[:i]) for i in range(count)]),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-    )
+    batch = graph.batch_of(lengths, prefixes, req_pool_indices=slots)
     linear = compare_tracked_gdn.backend(batch, pool)
-    linear.is_draft_worker, linear.topk = False, 0
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     return batch, linear
@@ -196,11 +171,7 @@ def work(lengths, rows, places):
     return {name: read[name] for name in KERNELS}
 
 
-def asked(**case):
+def compare(**case):
     if "warm" in case:
         return begin(**case)
-    return work(**case) if "lengths" in case else compare(**case)
-
-
-if __name__ == "__main__":
-    interpreted.main(asked)
+    return work(**case) if "lengths" in case else replays(**case)

@@ -1,21 +1,17 @@
 """A small Qwen3.5 whose gated delta nets are captured, through the runner, with interpreted kernels
 in the recorded graph."""
 
-from host import interpreted
-
-interpreted.start()
-
 import contextlib
-import importlib
 import os
 from types import SimpleNamespace
 
 import pytest
 import test_breakable_runner as parts
 import torch
+from triton.runtime import interpreter
+
 from host import hybrids, models, process, recorded, segments
 from host.references import compare_tracked_gdn
-from triton.runtime import interpreter
 
 TYPE, SLOTS = compare_tracked_gdn.TYPE, 8
 
@@ -51,6 +47,15 @@ def launches_recorded():
         yield
     finally:
         interpreter.GridExecutor.__call__ = own
+
+
+@contextlib.contextmanager
+def recording():
+    """A MonkeyPatch. Until the context ends captures record ops and launches of kernels, without
+    gradients."""
+    with pytest.MonkeyPatch.context() as patch, segments.recording(patch):
+        with launches_recorded(), torch.no_grad():
+            yield patch
 
 
 class Hybrid:
@@ -101,7 +106,6 @@ def backend(pool):
     made.kernel_dispatcher = SimpleNamespace(
         extend=made.kernel_dispatcher.extend, extend_kernel=made.kernel_dispatcher
     )
-    made.is_draft_worker, made.topk = False, 0
     made.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda layer: pool[layer],
         get_mamba_indices=lambda requests: (requests + 1).to(torch.int32),
@@ -166,12 +170,7 @@ def compare(batches, sizes):
     """
     os.environ["SGLANG_PREFILL_GRAPH_STATES"] = "all"
     found = dict(logits=0.0, states=0.0, size=0.0, ran=0, others=0)
-    for name in ("qwen3_vl", "qwen3_5"):  # before decorators are changed
-        importlib.import_module(f"sglang.srt.models.{name}")
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(patch))
-        stack.enter_context(launches_recorded())
-        stack.enter_context(torch.no_grad())
+    with recording() as patch:
         runner, graph, pool = runner_of(patch, sizes)
         linear, forward = runner.attn_backend.linear_attn_backend, None
         forward, calls = linear.forward_extend, []
@@ -202,7 +201,3 @@ def compare(batches, sizes):
                     spare = [slot for slot in range(SLOTS) if not 1 <= slot <= len(lengths)]
                     found["others"] += sum(not torch.equal(new[i], first[i]) for i in spare)
     return found | dict(nets=len(pool))
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -4,18 +4,12 @@
 Backend and nets are the release's, the graph is a recorded one, and kernels are interpreted.
 """
 
-from host.references import compare_captured_model  # starts the interpreter
-
-import contextlib
-import importlib
-from types import SimpleNamespace
-
-import pytest
 import test_breakable_runner as breakable
 import test_captured_own_runner as parts
 import torch
-from host import hybrids, interpreted, models, segments
-from host.references import compare_captured_own_model
+
+from host import hybrids, models
+from host.references import compare_captured_model, compare_captured_own_model, mamba2
 
 TYPE, SLOTS = compare_captured_model.TYPE, compare_captured_model.SLOTS  # 5 and SLOTS share none
 CHANGES = {"qwen3_5": {}, "qwen3_next": dict(num_hidden_layers=4, torch_dtype="float16")}
@@ -52,15 +46,7 @@ def model_on_cpu(patch, kind):
 
 def runner_of(patch, sizes, kind, states):
     """The model's runner, the graph's runner with its sizes captured, and the pool of states."""
-    module, linear = importlib.import_module(parts.PREFILL), torch.nn.functional.linear
-    session = contextlib.nullcontext(SimpleNamespace(stream=None))
-    patch.setattr(module, "graph_capture", lambda: session)
-    patch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
-    patch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
-    patch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
-    patch.setattr(torch.nn.functional, "linear", compare_captured_own_model.row_by_row(linear))
-    patch.setattr(parts, "SIZES", sizes)
-    patch.setenv(parts.SWITCH, states)
+    module = compare_captured_own_model.runners_on_cpu(patch, sizes, states)
     made = parts.model_runner(model_on_cpu(patch, kind), None)
     made.is_multimodal = made.model_config.is_multimodal = kind == "qwen3_5"
     nets = [i for i, one in enumerate(made.attention_layers) if hasattr(one, "conv_weights")]
@@ -94,18 +80,8 @@ def compare(batches, sizes, kind="qwen3_5", states="all"):
         padding   how many of their values are not NaN
     and `nets`: how many layers are nets; `breaks`: how many a graph of the largest size has.
     """
-    for name in (
-        "nemotron_h",
-        "qwen3_vl",
-        "qwen3_5",
-        "qwen3_next",
-    ):  # before decorators are changed
-        importlib.import_module(f"sglang.srt.models.{name}")
     found = dict(bits=0, others=0, missing=0, ran=0, rows=0, padding=0)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(patch))
-        stack.enter_context(compare_captured_model.launches_recorded())
-        stack.enter_context(torch.no_grad())
+    with compare_captured_model.recording() as patch:
         runner, graph, pool = runner_of(patch, sizes, kind, states)
         linear, calls = runner.attn_backend.linear_attn_backend, []
         forward = linear.forward_extend
@@ -126,12 +102,12 @@ def compare(batches, sizes, kind="qwen3_5", states="all"):
             put(pool, before)
             hand_out(pool, cold)
             wanted = parts.eager(runner, batch_of(lengths, prefixes))
-            found["bits"] += unlike(logits, wanted)
+            found["bits"] += mamba2.unlike([logits], [wanted])
             for new, old, first in zip(after, copied(pool), before, strict=True):
-                found["bits"] += unlike(new[own], old[own])
-                changed = [slot for slot in range(SLOTS) if unlike(new[slot], first[slot])]
-                found["others"] += len(set(changed) - set(own))
-                found["missing"] += len(set(own) - set(changed))
+                found["bits"] += mamba2.unlike([new[own]], [old[own]])
+                changed = {slot for slot in range(SLOTS) if (new[slot] != first[slot]).any()}
+                found["others"] += len(changed - set(own))
+                found["missing"] += len(set(own) - changed)
         [largest] = [one for key, one in graph.backend._graphs.items() if key.size == max(sizes)]
     return found | dict(nets=len(pool), breaks=len(largest._break_fns))
 
@@ -149,11 +125,6 @@ def rows_behind(graph, batch):
     return rows[sum(batch.extend_seq_lens_cpu) :]
 
 
-def unlike(found, wanted):
-    """How many values differ. NaN is unlike anything."""
-    return (found != wanted).sum().item()
-
-
 def batch_of(lengths, prefixes):
     made = parts.batch_of(lengths, mrope_positions=breakable.axes_of(lengths))
     made.extend_prefix_lens, made.extend_prefix_lens_cpu = torch.tensor(prefixes), list(prefixes)
@@ -168,7 +139,3 @@ def copied(pool):
 def put(pool, states):
     for kept, (conv, state) in zip(pool.values(), zip(states[::2], states[1::2]), strict=True):
         kept.conv[0].copy_(conv), kept.temporal.copy_(state)
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -4,18 +4,20 @@ prefill, where the prefix cache keeps states.
 Backend and mixers are the release's, the graph is a recorded one, and kernels are interpreted.
 """
 
-from host.references import compare_captured_model  # starts the interpreter
-
-import contextlib
-import importlib
 import os
 from types import SimpleNamespace
 
-import pytest
 import test_captured_own_runner as parts
 import torch
-from host import interpreted, models, segments, waits
-from host.references import compare_captured_tracked, compare_mamba2, compare_scan
+
+from host import models, prefill, state_pool, waits
+from host.references import (
+    compare_captured,
+    compare_captured_model,
+    compare_mamba2,
+    compare_scan,
+    mamba2,
+)
 
 CHUNK, SLOTS = 16, 13  # SLOTS is prime: see Pool
 PATTERN = "M*M"  # attention breaks between two Mamba2 layers
@@ -27,8 +29,7 @@ def state_of(mixer):
     """A layer's part of a pool that has room for what a verification leaves of each draft."""
     from sglang.srt.mem_cache.memory_pool import MambaPool
 
-    conv = torch.randn(SLOTS, mixer.conv_dim, 3)
-    ssm = torch.randn(SLOTS, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
+    conv, ssm = compare_mamba2.drawn_pool(mixer, SLOTS)
     return MambaPool.SpeculativeState(
         conv=[conv],
         temporal=ssm,
@@ -37,7 +38,7 @@ def state_of(mixer):
     )
 
 
-class Pool(parts.Pool):
+class Pool(state_pool.Named):
     """Random states of each layer. Slots have other names outside, as in a unified pool, but 0."""
 
     def __init__(self, mixers):
@@ -125,16 +126,7 @@ def model_on_cpu():
     )
     model.model.embed_tokens.weight.data[PADDING] = float("nan")
     mixers = {i: model.model.layers[i].mixer for i, kind in enumerate(PATTERN) if kind == "M"}
-    torch.manual_seed(1)
-    for mixer in mixers.values():
-        convolution = mixer.conv1d
-        for weight in (
-            *(mixer.D, mixer.dt_bias, mixer.norm.weight),
-            *(convolution.weight, convolution.bias),
-        ):
-            weight.data.normal_()
-        mixer.in_proj.weight.data.normal_(std=0.1)
-        mixer.A.data.copy_(-2 * torch.rand_like(mixer.A))
+    compare_mamba2.make_every_part_matter(*mixers.values())
     return model, mixers
 
 
@@ -147,19 +139,22 @@ def row_by_row(linear):
     return of_rows
 
 
+def runners_on_cpu(patch, sizes, states):
+    """The module of the release's runner, set up for `sizes`, with rows computed one by one.
+
+    states: what the environment asks for.
+    """
+    patch.setattr(torch.nn.functional, "linear", row_by_row(torch.nn.functional.linear))
+    patch.setattr(parts, "SIZES", sizes)
+    patch.setenv(parts.SWITCH, states)
+    return prefill.captures_on_cpu(patch)
+
+
 def runner_of(patch, sizes, step, speculative):
     """The model's runner, its graph's runner with its sizes captured, and the pool of states."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    module, linear = importlib.import_module(parts.PREFILL), torch.nn.functional.linear
-    session = contextlib.nullcontext(SimpleNamespace(stream=None))
-    patch.setattr(module, "graph_capture", lambda: session)
-    patch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
-    patch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
-    patch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
-    patch.setattr(torch.nn.functional, "linear", row_by_row(linear))
-    patch.setattr(parts, "SIZES", sizes)
-    patch.setenv(parts.SWITCH, "capture")
+    module = runners_on_cpu(patch, sizes, "capture")
     model, mixers = model_on_cpu()
     pool = Pool(mixers)
     changes = dict(mamba_radix_cache_strategy="extra_buffer", speculative_algorithm=speculative)
@@ -173,11 +168,11 @@ def runner_of(patch, sizes, step, speculative):
 
 
 def batch_of(lengths, prefixes, wanted):
-    """A prefill, with `wanted` as in compare_captured_tracked.
+    """A prefill, with `wanted` as in compare_captured.
 
     Request i has slot i + 1, and leaves a state in slot count + 1 + i.
     """
-    said = {} if wanted is None else compare_captured_tracked.said_of(lengths, prefixes, wanted)
+    said = {} if wanted is None else compare_captured.said_of(lengths, prefixes, wanted)
     made = parts.batch_of(lengths, **said)
     made.extend_prefix_lens, made.extend_prefix_lens_cpu = torch.tensor(prefixes), list(prefixes)
     made.seq_lens = made.seq_lens + made.extend_prefix_lens
@@ -218,24 +213,10 @@ def compare(batches, sizes, step=CHUNK, speculative=None):
         drafts    how many values of verifications' logits and states differ
         refused   how many batches of drafts the graph refused
     """
-    found = dict(
-        bits=0,
-        left=0,
-        others=0,
-        missing=0,
-        waits=[],
-        eager=0,
-        planned=0,
-        padding=0,
-        drafts=0,
-        refused=0,
-    )
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        os.environ.pop("SGLANG_MAMBA2_SCAN", None)
-        stack.enter_context(segments.recording(patch))
-        stack.enter_context(compare_captured_model.launches_recorded())
-        stack.enter_context(compare_scan.small(CHUNK))
-        stack.enter_context(torch.no_grad())
+    counts = "bits", "left", "others", "missing", "eager", "planned", "padding", "drafts", "refused"
+    found = dict.fromkeys(counts, 0) | dict(waits=[])
+    os.environ.pop("SGLANG_MAMBA2_SCAN", None)
+    with compare_captured_model.recording() as patch, compare_scan.small(CHUNK):
         runner, graph, pool = runner_of(patch, sizes, step, speculative)
         assert graph.captured_states is not None
         for given in batches:
@@ -259,13 +240,14 @@ def _add(found, runner, graph, pool, given):
     written = pool.translate_mamba_indices(names).tolist()
     others = {*range(SLOTS)} - {*written}
     for layer, states in pool.states().items():
-        for new, old, first in zip(after[layer], states, before[layer], strict=True):
-            found["bits"] += (new != old).sum().item()
-            found["others"] += sum(not torch.equal(new[slot], first[slot]) for slot in others)
-            found["missing"] += sum(torch.equal(new[slot], first[slot]) for slot in written)
+        found["bits"] += mamba2.unlike(after[layer], states)
+        found["others"] += mamba2.changed(after[layer], before[layer], others)
+        kept_as_they_were = len(states) * len(written) - mamba2.changed(
+            after[layer], before[layer], written
+        )
+        found["missing"] += kept_as_they_were
     if drafts:
-        pairs = zip(drafts, verified(runner, lengths), strict=True)
-        found["drafts"] += sum((a != b).sum().item() for a, b in pairs)
+        found["drafts"] += mamba2.unlike(drafts, verified(runner, lengths))
         batch = drafts_of(lengths)
         batch.capture_hidden_mode = graph.capture_hidden_mode
         found["refused"] += not graph.can_run_graph(batch)
@@ -287,7 +269,3 @@ def _replayed(found, runner, graph, batch):
     found["planned"] += len(runner.attn_backend.planned)
     found["waits"] += reads.names
     return logits
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

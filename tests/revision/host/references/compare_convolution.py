@@ -1,10 +1,6 @@
 """The convolution of captured layers, its kernel interpreted, on a short request before a long one,
 whose program runs first."""
 
-from host import interpreted
-
-interpreted.start()
-
 import torch
 from sglang.srt.prefill_graph.kernels import convolution, ssd
 
@@ -18,11 +14,9 @@ def compare(rows):
     """
     torch.manual_seed(rows)
     features, lengths, total = 32, (5, rows), 5 + rows
-    x, weight, pool = (
-        torch.randn(16, features),
-        torch.randn(features, 4),
-        torch.randn(3, features, 3),
-    )
+    x = torch.randn(16, features)
+    weight = torch.randn(features, 4)
+    pool = torch.randn(3, features, 3)
     place = [slice(rows, total), slice(0, rows)]  # of each request, in the table's order
 
     def run(x, lengths, starts, slots):
@@ -47,7 +41,3 @@ def compare(rows):
     return bool((both[total:] == 7).all()) and all(
         torch.equal(both[part], one) for part, one in zip(place, alone)
     )
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

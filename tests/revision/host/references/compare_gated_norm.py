@@ -1,14 +1,11 @@
 """The release's gated norm, its kernel interpreted, against the plain norm in float64, rank by
 rank."""
 
-from host import interpreted
-
-interpreted.start()
-
 import torch
-from host.references import mamba2
 from sglang.srt.layers.attention.fla import layernorm_gated
 from sglang.srt.layers.attention.mamba import mixer2_rms_norm_gated as release
+
+from host.references import mamba2
 
 EPS = 1e-5
 
@@ -22,10 +19,8 @@ def rank_of(module, rank, ranks):
 
 def made(hidden, groups, rank, ranks):
     """The layer of one rank, in float32, as a model builds it."""
-    release.get_tensor_model_parallel_world_size, release.get_tensor_model_parallel_rank = (
-        lambda: ranks,
-        lambda: rank,
-    )
+    release.get_tensor_model_parallel_world_size = lambda: ranks
+    release.get_tensor_model_parallel_rank = lambda: rank
     return release.Mixer2RMSNormGated(hidden, groups, eps=EPS)
 
 
@@ -40,10 +35,8 @@ def compare(tokens, groups, size, ranks=1, dtype="float32", wide=None, multiproc
     layernorm_gated._get_sm_count = lambda device: multiprocessors  # 0.5.8 and later ask
     torch.manual_seed(3)
     dtype, hidden = getattr(torch, dtype), groups * size
-    y, projected = (
-        torch.randn(tokens, hidden).to(dtype),
-        torch.randn(tokens, wide or hidden).to(dtype),
-    )
+    y = torch.randn(tokens, hidden).to(dtype)
+    projected = torch.randn(tokens, wide or hidden).to(dtype)
     y[0] *= 1e-4  # where EPS matters
     gate, weight = projected[:, :hidden], (1 + torch.randn(hidden) / 4).to(dtype)
     expected = mamba2.gated_group_norm(y.double(), gate.double(), weight.double(), groups, EPS)
@@ -59,7 +52,3 @@ def compare(tokens, groups, size, ranks=1, dtype="float32", wide=None, multiproc
             allowed = torch.finfo(dtype).eps / 2 * expected[:, part].abs() + 1e-6
             worst = max(worst, ((got.double() - expected[:, part]).abs() / allowed).max().item())
     return dict(error=worst, native=len(native))
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

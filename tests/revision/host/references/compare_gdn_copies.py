@@ -3,10 +3,6 @@
 What it copies, which kernel convolves, and its results against the plain reference.
 """
 
-from host import interpreted
-
-interpreted.start()
-
 import importlib
 import os
 import sys
@@ -15,10 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from host import graph, standin_packages
-from host.references import compare_tracked_gdn, gdn, mamba2
 from packaging.version import Version
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from host import graph, standin_packages
+from host.references import compare_tracked_gdn, gdn, mamba2
 
 TYPE, WIDTH = compare_tracked_gdn.TYPE, compare_tracked_gdn.WIDTH
 LISTED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.6")  # its pool may have several
@@ -83,7 +80,7 @@ def set_up_on_nvidia() -> CudaConvolution:
 CUDA = set_up_on_nvidia()
 
 
-def compare(
+def prefill(
     lengths: list[int], prefixes: list[int], rows: int = 0, **changes: int
 ) -> dict[str, Any]:
     """New tokens and cached ones of each request; more `rows`, if any, are of no request.
@@ -93,27 +90,13 @@ def compare(
     `untouched`: whether nobody's states stayed as they were.
     """
     torch.manual_seed(2)
-    layer, count, prefix = (
-        compare_tracked_gdn.layer_on_one_stream(**changes),
-        len(lengths),
-        torch.tensor(prefixes),
-    )
+    layer, count = compare_tracked_gdn.layer_on_one_stream(**changes), len(lengths)
     starts = [sum(lengths[:i]) for i in range(count + 1)]
-    batch = graph.prefill_batch(
-        starts[-1],
-        batch_size=count,
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor(starts[:-1]),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-    )
+    batch = graph.batch_of(lengths, prefixes)
     # What a slot was left with by its last request must not reach one that begins.
     conv = torch.randn(count + 1, layer.conv_dim, WIDTH).to(TYPE)
     state = 0.1 * torch.randn(count + 1, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
-    state[1:] *= (prefix > 0)[:, None, None, None]
+    state[1:] *= (torch.tensor(prefixes) > 0)[:, None, None, None]
     before = conv.clone(), state.clone()
     linear = compare_tracked_gdn.backend(batch, (conv, state))
     kept = SimpleNamespace(conv=[conv] if LISTED else conv, temporal=state)
@@ -140,9 +123,7 @@ def compare(
             part = slice(starts[i], starts[i + 1])
             old = before[0][i + 1] * bool(prefixes[i]), before[1][i + 1]
             found = output[part], conv[i + 1], state[i + 1]
-            differences += compare_tracked_gdn.apart(
-                found, gdn.net(layer, hidden_states[part], *old)
-            )
+            differences += mamba2.apart(found, gdn.net(layer, hidden_states[part], *old))
     return dict(
         before=copies.names[: sizes[0]],
         behind=copies.names[sizes[0] : sizes[1]],
@@ -180,5 +161,5 @@ def split_last(tokens: int) -> bool:
     return all(made[-1].equal(part) for made, part in zip(outputs, (torch.cat(qkv), z, b, a)))
 
 
-if __name__ == "__main__":
-    interpreted.main(lambda **case: split_last(**case) if "tokens" in case else compare(**case))
+def compare(**case: Any) -> Any:
+    return split_last(**case) if "tokens" in case else prefill(**case)

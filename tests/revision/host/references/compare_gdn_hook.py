@@ -2,16 +2,13 @@
 an eager prefill of the same backend. Backend and kernels are the release's, the latter interpreted.
 """
 
-from host.references import compare_captured_model  # starts the interpreter
-
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from host import graph, interpreted, process, recorded, segments
-from host.references import compare_tracked_gdn
+
+from host import graph, recorded
+from host.references import compare_captured_model
 
 TYPE, CHUNK, SLOTS = torch.float16, 64, 12
 HEADS, VALUE_HEADS, SIZE = 1, 2, 64
@@ -56,20 +53,13 @@ def backend(tracks: bool) -> Any:
 def batch_of(lengths: list[int], prefixes: list[int], kept: list[int] | None) -> Any:
     """kept: of each request, how many of its new tokens are looked at for a state to keep: the one
     behind their last whole chunk; 0: none."""
-    count, cached, new = len(lengths), torch.tensor(prefixes), torch.tensor(lengths)
-    made = graph.prefill_batch(
-        sum(lengths),
-        batch_size=count,
+    count, cached = len(lengths), torch.tensor(prefixes)
+    made = graph.batch_of(
+        lengths,
+        prefixes,
         positions=torch.arange(sum(lengths)),
         out_cache_loc=torch.arange(sum(lengths)),
         req_pool_indices=torch.arange(count),
-        seq_lens=new + cached,
-        extend_num_tokens=sum(lengths),
-        extend_seq_lens=new,
-        extend_prefix_lens=cached,
-        extend_start_loc=torch.cumsum(new, 0) - new,
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
     )
     made._original_batch_size = None
     if kept is not None:
@@ -93,10 +83,7 @@ def compare(
     `others`: how many slots of nobody a replay has changed; `written`: how many slots it should.
     """
     found = dict(output=0.0, states=0.0, kept=0.0, behind=0, others=0, written=0)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        stack.enter_context(segments.recording(patch))
-        stack.enter_context(compare_captured_model.launches_recorded())
-        stack.enter_context(torch.no_grad())
+    with compare_captured_model.recording() as patch:
         layer, linear = net(), backend(tracks)
         keep_states(patch, tracks)
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -142,8 +129,8 @@ def compare(
 
 def keep_states(patch: Any, tracks: bool) -> None:
     """What the release asks of its arguments here."""
-    from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.layers.attention.linear import kda_backend
+    from sglang.srt.model_executor import forward_batch_info
 
     asked = SimpleNamespace(mamba=SimpleNamespace(enable_mamba_extra_buffer=tracks))
     patch.setattr(kda_backend, "get_exec", lambda: asked)
@@ -159,7 +146,3 @@ def put(parts: Any, values: Any) -> None:
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """NaN counts as apart."""
     return (found.float() - wanted.float()).abs().nan_to_num(nan=float("inf")).max().item()
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -1,32 +1,18 @@
 """Qwen3.5's fused norm, rotary embedding and gate, interpreted, beside the release's own steps."""
 
-from host import interpreted, process, standin_packages
-
-interpreted.start()
-standin_packages.install()
-
-import importlib
 from types import SimpleNamespace
 
 import torch
 from sglang.srt.layers import rotary_embedding
 from sglang.srt.models import qwen3_5
 
+from host import late, process
+
 PLACES = (
     "sglang.kernels.ops.attention.fused_qk_rmsnorm_rope_gate",
     "sglang.srt.layers.fused_qk_rmsnorm_rope_gate",
 )
 TOKENS, HEADS, KEY_HEADS, SIZE, TURNED, EPS = 9, 2, 1, 64, 32, 1e-6
-
-
-def fused():
-    """The release's function; its model imports it on a GPU alone."""
-    for place in PLACES:
-        try:
-            return importlib.import_module(place).fused_qk_gemma_rmsnorm_rope_gate
-        except ModuleNotFoundError:
-            pass
-    raise AssertionError(f"none of {PLACES}")
 
 
 def layer(sections, interleaved):
@@ -80,7 +66,7 @@ def compare(rows, sections=(), interleaved=False, room=TOKENS):
     buffer = torch.randint(0, 4096, (rows, room))
     positions = buffer[:, :TOKENS] if rows > 1 else buffer[0, :TOKENS]
     qkv = torch.randn(TOKENS, 2 * made.q_size + 2 * made.kv_size, dtype=torch.float16)
-    qwen3_5.fused_qk_gemma_rmsnorm_rope_gate = fused()
+    qwen3_5.fused_qk_gemma_rmsnorm_rope_gate = late.first(*PLACES).fused_qk_gemma_rmsnorm_rope_gate
     q, k, _, gate = qwen3_5.Qwen3_5AttentionDecoderLayer.forward_prepare_cuda_fused(
         made, positions, qkv
     )
@@ -94,7 +80,3 @@ def compare(rows, sections=(), interleaved=False, room=TOKENS):
         apart=[apart(*pair) for pair in zip((q, k, gate), wanted)],
         by_time_alone=apart(times, wanted[0]),
     )
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

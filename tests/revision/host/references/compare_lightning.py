@@ -5,17 +5,16 @@ The plain recurrence runs on the tokens that each state stands for: s <- exp(-sl
 each token (Qin et al., Lightning Attention-2, 2024), and what a token reads is q s.
 """
 
-from host import interpreted
-
-interpreted.start()
-
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from host import graph
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 from sglang.srt.layers.attention.linear import lightning_backend
+from sglang.srt.model_executor import forward_batch_info
+
+from host import graph
+from host.references import mamba2
 
 CHUNK, HEADS, SIZE = 16, 2, 128
 RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")
@@ -53,15 +52,15 @@ def compare(
         rows = slice(end - length, end)
         old = before[i + 1] * bool(prefixes[i])
         wanted, own = _recurrence(q[rows], k[rows], v[rows], old, attention.tp_slope[0])
-        found["outputs"] = max(found["outputs"], _apart(outputs[rows], wanted))
-        found["own"] = max(found["own"], _apart(states[i + 1], own))
+        output, state = mamba2.apart((outputs[rows], states[i + 1]), (wanted, own))
+        found["outputs"], found["own"] = max(found["outputs"], output), max(found["own"], state)
         if mask[i]:
             whole = slice(end - length, end if decoded else end - length % CHUNK)
             _, kept = _recurrence(q[whole], k[whole], v[whole], old, attention.tp_slope[0])
-            found["left"][str(i)] = _apart(states[count + 1 + i], kept)
+            [found["left"][str(i)]] = mamba2.apart([states[count + 1 + i]], [kept])
     written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
     unwritten = [slot for slot in range(len(states)) if slot not in written]
-    found["others"] = sum(not states[slot].equal(before[slot]) for slot in unwritten)
+    found["others"] = mamba2.changed([states], [before], unwritten)
     return found
 
 
@@ -73,12 +72,8 @@ def _backend(states: torch.Tensor) -> Any:
     made = lightning_backend.LightningAttentionBackend.__new__(
         lightning_backend.LightningAttentionBackend
     )
-    made.device, made.is_draft_worker, made.topk, made.enable_unified_memory = (
-        "cpu",
-        False,
-        0,
-        False,
-    )
+    made.device, made.topk, made.is_draft_worker = "cpu", 0, False
+    made.enable_unified_memory = False
     for name in ("state_indices", "query_start_loc", *RETRIEVED):
         setattr(made, f"{name}_list", [])
     made.pad_slot_id = -1
@@ -95,30 +90,19 @@ def _backend(states: torch.Tensor) -> Any:
 
 
 def _batch(lengths: list[int], prefixes: list[int], mask: list[bool], decoded: bool) -> Any:
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-    count, prefix, new = len(lengths), torch.tensor(prefixes), torch.tensor(lengths)
-    kept = dict(
-        batch_size=count,
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=new + prefix,
-        seq_lens_cpu=new + prefix,
-        mamba_track_mask=torch.tensor(mask),
+    count, asked = len(lengths), torch.tensor(mask)
+    lengths_behind = torch.tensor(lengths) + torch.tensor(prefixes)
+    fields = dict(
+        seq_lens_cpu=lengths_behind,
+        mamba_track_mask=asked,
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
     )
     if decoded:
-        mode = ForwardMode.DECODE
-        return graph.prefill_batch(sum(lengths), **kept, forward_mode=mode, extend_num_tokens=None)
-    return graph.prefill_batch(
-        sum(lengths),
-        **kept,
-        extend_seq_lens=new,
-        extend_prefix_lens=prefix,
-        extend_start_loc=new.cumsum(0) - new,
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-        mamba_track_seqlens=torch.where(torch.tensor(mask), new + prefix, -1),
-    )
+        mode = forward_batch_info.ForwardMode.DECODE
+        fields |= dict(forward_mode=mode, extend_num_tokens=None)
+    else:
+        fields |= dict(mamba_track_seqlens=torch.where(asked, lengths_behind, -1))
+    return graph.batch_of(lengths, prefixes, **fields)
 
 
 def _recurrence(q: Any, k: Any, v: Any, state: torch.Tensor, slopes: torch.Tensor) -> Any:
@@ -127,11 +111,3 @@ def _recurrence(q: Any, k: Any, v: Any, state: torch.Tensor, slopes: torch.Tenso
         state = state * torch.exp(-slopes)[:, None, None] + one_k[:, :, None] * one_v[:, None, :]
         outputs.append((one_q[:, :, None] * state).sum(1) * SIZE**-0.5)
     return torch.stack(outputs), state
-
-
-def _apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return (found - wanted).abs().max().item()
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

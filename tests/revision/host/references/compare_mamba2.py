@@ -1,15 +1,12 @@
 """The Mamba2 split op, with the release's own mixer and kernels interpreted, against the plain
 reference."""
 
-from host import interpreted
-
-interpreted.start()
-
 import functools
 from types import SimpleNamespace
 
 import torch
-from host import graph, models
+
+from host import graph, late, models
 from host.references import mamba2
 
 LAYER, SLOTS = 2, 5
@@ -20,30 +17,37 @@ def layer():
     """A NemotronHMambaDecoderLayer with weights that make every part of it matter."""
     from sglang.srt.layers.attention.mamba import mamba
 
-    try:
-        from sglang.kernels.ops.mamba import causal_conv1d_triton as convolution  # from 0.5.16
-    except ImportError:
-        from sglang.srt.layers.attention.mamba import causal_conv1d_triton as convolution
+    convolution = late.first(
+        "sglang.kernels.ops.mamba.causal_conv1d_triton",  # from 0.5.16
+        "sglang.srt.layers.attention.mamba.causal_conv1d_triton",
+    )
     # mamba.py imports its kernels only where it finds CUDA.
     mamba.causal_conv1d_fn_triton = convolution.causal_conv1d_fn
     mamba.causal_conv1d_update_triton = convolution.causal_conv1d_update
     made = models.build(
         "nemotron_h", device="cpu", dtype=torch.float32, mamba_n_groups=4
     ).model.layers[LAYER]
+    make_every_part_matter(made.mixer)
+    return made
+
+
+@torch.no_grad()
+def make_every_part_matter(*mixers):
+    """Draw their weights."""
     torch.manual_seed(1)
-    mixer = made.mixer
-    with torch.no_grad():
-        for weight in (
-            mixer.D,
-            mixer.dt_bias,
-            mixer.norm.weight,
-            mixer.conv1d.weight,
-            mixer.conv1d.bias,
-        ):
+    for mixer in mixers:
+        convolution = mixer.conv1d
+        vectors = mixer.D, mixer.dt_bias, mixer.norm.weight
+        for weight in (*vectors, convolution.weight, convolution.bias):
             weight.normal_()
         mixer.in_proj.weight.normal_(std=0.1)
         mixer.A.copy_(-2 * torch.rand_like(mixer.A))
-    return made
+
+
+def drawn_pool(mixer, slots):
+    """Random states, (convolution's, SSM's)."""
+    ssm = mixer.num_heads, mixer.head_dim, mixer.ssm_state_size
+    return torch.randn(slots, mixer.conv_dim, 3), torch.randn(slots, *ssm)
 
 
 def backend(conv, ssm):
@@ -59,7 +63,8 @@ def backend(conv, ssm):
     )
     state = MambaPool.State(conv=kept, temporal=ssm)
     made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
-    made.device = "cpu"
+    made.device, made.conv_states_shape, made.topk = "cpu", conv.shape, 0
+    made.enable_unified_memory = made.is_draft_worker = False
     name = "mamba_chunk_size"
     # a property in 0.5.23
     setattr(made, name if getattr(type(made), name, None) is None else f"_{name}", 16)
@@ -71,6 +76,17 @@ def backend(conv, ssm):
     return made
 
 
+def words(mixer, hidden_states, output):
+    """What a layer calls the backend with, beside the batch."""
+    return dict(
+        mixer=mixer,
+        hidden_states=hidden_states,
+        output=output,
+        layer_id=LAYER,
+        use_triton_causal_conv=True,
+    )
+
+
 def compare(lengths, prefixes, rows, poison):
     """Lengths and cached prefixes per request, rows of the captured size. poison: what stands in
     the padded rows.
@@ -79,25 +95,10 @@ def compare(lengths, prefixes, rows, poison):
     largest value in the padded rows, and whether slots of other requests are as they were.
     """
     torch.manual_seed(2)
-    made, count, prefix = layer(), sum(lengths), torch.tensor(prefixes)
-    mixer, requests = made.mixer, range(1, len(lengths) + 1)
-    conv, ssm = (
-        torch.randn(SLOTS, mixer.conv_dim, 3),
-        torch.randn(SLOTS, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size),
-    )
+    made, count, requests = layer(), sum(lengths), range(1, len(lengths) + 1)
+    mixer, batch = made.mixer, graph.batch_of(lengths, prefixes)
+    conv, ssm = drawn_pool(mixer, SLOTS)
     before = conv.clone(), ssm.clone()
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    batch = graph.prefill_batch(
-        count,
-        batch_size=len(lengths),
-        req_pool_indices=torch.tensor(list(requests)),
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-    )
     linear = backend(conv, ssm)
     batch.attn_backend = SimpleNamespace(linear_attn_backend=linear)
     linear.init_forward_metadata(batch)
@@ -106,29 +107,19 @@ def compare(lengths, prefixes, rows, poison):
     output = torch.full_like(hidden_states, float("nan"))
     with graph.forward_context(batch, [None] * LAYER + [made]), torch.no_grad():
         torch.ops.sglang.nemotron_mamba2_with_output(hidden_states, output, LAYER)
-    differences = []
-    with torch.no_grad():
-        for request, start, length, cached in zip(requests, starts, lengths, prefixes, strict=True):
-            old = [
-                state[request] if cached else torch.zeros_like(state[request]) for state in before
-            ]
-            wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
-            found = output[start : start + length], conv[request], ssm[request]
-            differences.append(
-                [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
-            )
     others = [slot for slot in range(SLOTS) if slot not in requests]
-    return dict(
-        output=max(output for output, _, _ in differences),
-        conv=max(conv for _, conv, _ in differences),
-        ssm=max(ssm for _, _, ssm in differences),
+    return worst(mixer, hidden_states, output, (conv, ssm), before, lengths, prefixes) | dict(
         padding=output[count:].abs().max().item() if rows > count else 0.0,
-        others_untouched=all(
-            torch.equal(now[others], then[others])
-            for now, then in zip((conv, ssm), before, strict=True)
-        ),
+        others_untouched=not mamba2.changed((conv, ssm), before, others),
     )
 
 
-if __name__ == "__main__":
-    interpreted.main(compare)
+def worst(mixer, hidden_states, output, pool, before, lengths, prefixes):
+    """The largest differences of `output`, `conv` and `ssm` from the plain mixer, over requests
+    whose slots are 1, 2 and so on. before: the pool as it was."""
+    differences, total = [], sum(lengths)
+    rows = hidden_states[:total].split(lengths), output[:total].split(lengths)
+    for slot, (given, made) in enumerate(zip(*rows), start=1):
+        wanted = mamba2.behind(mixer, given, before, slot, prefixes[slot - 1])
+        differences.append(mamba2.apart((made, *(state[slot] for state in pool)), wanted))
+    return dict(zip(("output", "conv", "ssm"), map(max, zip(*differences))))

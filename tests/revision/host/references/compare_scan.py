@@ -1,22 +1,20 @@
 """The overlay's scan of a Mamba2 prefill, its kernels interpreted: alone, and in the release's own
 mixer, backend and pool."""
 
-from host.references import compare_ssd  # starts the interpreter
-
 import contextlib
 import os
 from types import SimpleNamespace
 
 import torch
-from host import graph, interpreted, standin_packages
-from host.references import compare_mamba2, mamba2
+
+from host import graph
+from host.references import compare_mamba2, compare_ssd, mamba2
 
 try:
     from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
 except ImportError:  # a tree without them
     mamba2_scan = None
 
-standin_packages.install()  # the release's backend names them where it finds no GPU
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
 TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
@@ -80,25 +78,20 @@ def kernels(
         # what a request does not go on from may be anything
         before[own[~warm].long()] = float("nan")
     kept, out = before.clone(), torch.full((len(wide), heads, size), 7.0, dtype=x.dtype)
-    scan(
-        wide,
-        steps,
-        a,
-        d,
-        bias,
-        kept,
-        out,
-        lengths,
-        own,
-        also,
-        warm,
-        chunk,
-        size,
-        d_state,
-        groups,
-        tracked,
-        TILE | tile,
-    )
+    shape = ssd.Shape.of(heads, groups, size, d_state, chunk)
+
+    def scan(pool, out, rows=slice(None), requests=slice(None)):
+        kept_rows = tracked and (tracked[requests], also[requests].tolist())
+        plan = ssd.plan(lengths[requests], chunk, torch.device("cpu"), kept_rows or None)
+        cut = wide[rows].split([heads * size, groups * d_state, groups * d_state], -1)
+        cut = (part.unflatten(-1, (n, -1)) for part, n in zip(cut, (heads, groups, groups)))
+        given = *cut, steps[rows, -heads:], a, d, bias, out, pool, own[requests], warm[requests]
+        launches = ssd.Launches(shape, plan, *given)
+        launches.steps()
+        launches.states((TILE | tile)["states"])
+        launches.scan((TILE | tile)["scan"])
+
+    scan(kept, out)
     wanted = compare_ssd.expected(lengths, *values[:-1], states)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     worst = 0.0
@@ -119,25 +112,7 @@ def kernels(
     for i in alone:
         rows = slice(starts[i], starts[i] + lengths[i])
         single, made = before.clone(), torch.empty_like(out[rows])
-        scan(
-            wide[rows],
-            steps[rows],
-            a,
-            d,
-            bias,
-            single,
-            made,
-            lengths[i : i + 1],
-            own[i : i + 1],
-            also[i : i + 1],
-            warm[i : i + 1],
-            chunk,
-            size,
-            d_state,
-            groups,
-            tracked and tracked[i : i + 1],
-            TILE | tile,
-        )
+        scan(single, made, rows, slice(i, i + 1))
         apart += (made != out[rows]).sum().item() + (
             single[own[i].item()] != kept[own[i].item()]
         ).sum().item()
@@ -152,45 +127,6 @@ def kernels(
     )
 
 
-def scan(
-    wide,
-    steps,
-    a,
-    d,
-    bias,
-    pool,
-    out,
-    lengths,
-    own,
-    also,
-    warm,
-    chunk,
-    size,
-    d_state,
-    groups,
-    tracked,
-    tile,
-):
-    """Launch the kernels on (rows, heads * size + 2 * groups * d_state) and on (rows, ...), whose
-    last columns are dt."""
-    heads = len(a)
-    x, b, c = wide.split([heads * size, groups * d_state, groups * d_state], -1)
-    plan = ssd.plan(
-        lengths, chunk, torch.device("cpu"), (tracked, also.tolist()) if tracked else None
-    )
-    shape = ssd.Shape.of(heads, groups, size, d_state, chunk)
-    cut = (
-        x.unflatten(-1, (heads, size)),
-        b.unflatten(-1, (groups, d_state)),
-        c.unflatten(-1, (groups, d_state)),
-        steps[:, -heads:],
-    )
-    launches = ssd.Launches(shape, plan, *cut, a, d, bias, out, pool, own, warm)
-    launches.steps()
-    launches.states(tile["states"])
-    launches.scan(tile["scan"])
-
-
 def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     """The release's mixer over its backend's metadata and pool. release: with
     SGLANG_MAMBA2_SCAN=release.
@@ -200,10 +136,7 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
     """
     torch.manual_seed(2)
     made, count = compare_mamba2.layer().mixer, len(lengths)
-    conv, ssm = (
-        torch.randn(count + 3, made.conv_dim, 3),
-        torch.randn(count + 3, made.num_heads, made.head_dim, made.ssm_state_size),
-    )
+    conv, ssm = compare_mamba2.drawn_pool(made, count + 3)
     before = conv.clone(), ssm.clone()
     hidden_states = torch.randn(sum(lengths), 128)
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
@@ -211,29 +144,10 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
         os.environ["SGLANG_MAMBA2_SCAN"] = "release"
     with compare_ssd.Launches() as launches:
         output, *_ = eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, **tile)
-    starts = [sum(lengths[:i]) for i in range(count)]
-    differences = []
-    with torch.no_grad():
-        for i, (start, length) in enumerate(zip(starts, lengths, strict=True), start=1):
-            old = [state[i] if prefixes[i - 1] else torch.zeros_like(state[i]) for state in before]
-            wanted = mamba2.mixer(made, hidden_states[start : start + length], *old)
-            found = output[start : start + length], conv[i], ssm[i]
-            differences.append(
-                [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
-            )
-    output, *states = (max(column) for column in zip(*differences, strict=True))
-    others = [0, *range(count + 1, len(conv))]
-    return dict(
-        output=output,
-        conv=states[0],
-        ssm=states[1],
-        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name],
-        others=sum(
-            not torch.equal(now[slot], then[slot])
-            for now, then in zip((conv, ssm), before, strict=True)
-            for slot in others
-        ),
-    )
+    others, pool = [0, *range(count + 1, len(conv))], (conv, ssm)
+    found = compare_mamba2.worst(made, hidden_states, output, pool, before, lengths, prefixes)
+    others = mamba2.changed(pool, before, others)
+    return found | dict(launched=launches.of_scan(), others=others)
 
 
 def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, step=None, **tile):
@@ -250,35 +164,11 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     )
     backend.get_server_args = backend.get_global_server_args = lambda: arguments
     backend.mamba_cache_chunk_size = lambda: step or chunk  # from 0.5.18
-    count = len(lengths)
-    starts, prefix = [sum(lengths[:i]) for i in range(count)], torch.tensor(prefixes)
-    batch = graph.prefill_batch(
-        sum(lengths),
-        batch_size=count,
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-        **(said or {}),
-    )
+    batch = graph.batch_of(lengths, prefixes, **(said or {}))
     linear = compare_mamba2.backend(conv, ssm)
-    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
-        conv.shape,
-        False,
-        False,
-    )
     linear.init_forward_metadata(batch)
     output = torch.full_like(hidden_states, float("nan"))
-    words = dict(
-        mixer=made,
-        hidden_states=hidden_states,
-        output=output,
-        layer_id=compare_mamba2.LAYER,
-        use_triton_causal_conv=True,
-    )
+    words = compare_mamba2.words(made, hidden_states, output)
     if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
         words["forward_batch"] = batch
     with torch.no_grad(), small(chunk, **tile) if mamba2_scan else contextlib.nullcontext():
@@ -294,9 +184,7 @@ def tracked(chunk=16, **case):
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     with compare_ssd.Launches() as launches, small(chunk):
         found = compare_tracked.compare(**case)
-    return found | dict(
-        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name]
-    )
+    return found | dict(launched=launches.of_scan())
 
 
 def split_op(chunk=16, **case):
@@ -307,14 +195,8 @@ def split_op(chunk=16, **case):
         small(chunk) if mamba2_scan else contextlib.nullcontext(),
     ):
         found = compare_mamba2.compare(**case)
-    return found | dict(
-        launched=[name for name in launches.names() if "conv1d" not in name and "norm" not in name]
-    )
+    return found | dict(launched=launches.of_scan())
 
 
 def compare(how, **case):
     return dict(kernels=kernels, mixer=mixer, tracked=tracked, split_op=split_op)[how](**case)
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -1,10 +1,6 @@
 """The release's kernels on the gates that its own models split off one projection, against the same
 gates in tensors of their own."""
 
-from host import interpreted
-
-interpreted.start()
-
 from types import SimpleNamespace
 
 import torch
@@ -63,7 +59,3 @@ def compare(rows, keys, values, requests):
         step.__name__: float((step(a, b) - step(a.clone(), b.clone())).abs().max())
         for step in (prefill, verify)
     }
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

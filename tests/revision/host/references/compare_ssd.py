@@ -1,18 +1,14 @@
 """The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in
 float64; and how it launches them."""
 
-from host import interpreted
-
-interpreted.start()
-
 import importlib
 
 import torch
 import torch.nn.functional as F
-from host.references import mamba2
 from sglang.srt.layers.attention.mamba import mamba
-from triton.runtime import autotuner
-from triton.runtime import interpreter
+from triton.runtime import autotuner, interpreter
+
+from host.references import mamba2
 
 try:
     from sglang.srt.prefill_graph.kernels import tiles
@@ -49,6 +45,9 @@ class Launches:
     def names(self):
         return [kernel.__name__ for kernel, _ in self.seen]
 
+    def of_scan(self):
+        return [name for name in self.names() if "conv1d" not in name and "norm" not in name]
+
 
 def metadata_class():
     for name in ("mamba2_metadata", "mamba"):
@@ -69,12 +68,10 @@ def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
         torch.randn(tokens, *shape).to(dtype)
         for shape in ((heads, size), (groups, d_state), (groups, d_state))
     )
-    dt, bias, a, d = (
-        torch.randn(tokens, heads).to(dtype),
-        torch.randn(heads),
-        -2 * torch.rand(heads),
-        torch.randn(heads),
-    )
+    dt = torch.randn(tokens, heads).to(dtype)
+    bias = torch.randn(heads)
+    a = -2 * torch.rand(heads)
+    d = torch.randn(heads)
     return x, dt, a, b, c, d, bias, states * (torch.tensor(prefixes) > 0)[:, None, None, None]
 
 
@@ -189,7 +186,3 @@ def choose(sizes):
         name: {word: size for word, size in tile.items() if word.startswith("BLOCK")}
         for name, tile in blocks.items()
     }
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

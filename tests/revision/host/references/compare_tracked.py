@@ -1,16 +1,13 @@
 """The Mamba2 states that a prefill leaves for the prefix cache, by the release's own backend, mixer
 and interpreted kernels, against the plain reference on the tokens that each state stands for."""
 
-from host import interpreted
-
-interpreted.start()
-
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
+
 from host import graph, replayed, waits
 from host.references import compare_mamba2, mamba2
-from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
 SIZE, WIDTH = 16, 3  # tokens of a chunk of the scan; of a convolution's state
 
@@ -33,54 +30,34 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
     backend.mamba_cache_chunk_size = lambda: step
     torch.manual_seed(2)
     mixer, count = compare_mamba2.layer().mixer, len(lengths)
-    conv, ssm = (
-        torch.randn(2 * count + 2, mixer.conv_dim, WIDTH),
-        torch.randn(2 * count + 2, mixer.num_heads, mixer.head_dim, mixer.ssm_state_size),
-    )
+    conv, ssm = compare_mamba2.drawn_pool(mixer, 2 * count + 2)
     before = conv.clone(), ssm.clone()
     starts = [sum(lengths[:i]) for i in range(count)]
     whole = [
         (branching or {}).get(str(i), length // step * step) for i, length in enumerate(lengths)
     ]
     mask = [length >= step for length in lengths]
-    prefix = torch.tensor(prefixes)
     # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by
     # one token more
     seen = [
         length if tokens == length // step * step else tokens + 1
         for length, tokens in zip(lengths, whole)
     ]
-    batch = graph.prefill_batch(
-        sum(lengths),
-        batch_size=count,
+    batch = graph.batch_of(
+        lengths,
+        prefixes,
         positions=torch.arange(sum(lengths)),
         out_cache_loc=torch.arange(sum(lengths)),
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor(starts),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
         mamba_track_mask=torch.tensor(mask),
-        mamba_track_seqlens=torch.where(torch.tensor(mask), torch.tensor(seen) + prefix, -1),
+        mamba_track_seqlens=torch.where(
+            torch.tensor(mask), torch.tensor(seen) + torch.tensor(prefixes), -1
+        ),
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
     )
     linear = compare_mamba2.backend(conv, ssm)
-    linear.conv_states_shape, linear.enable_unified_memory, linear.is_draft_worker = (
-        conv.shape,
-        False,
-        False,
-    )
     hidden_states = torch.randn(sum(lengths), 128)
     output, left, own = torch.empty_like(hidden_states), {}, []
-    words = dict(
-        mixer=mixer,
-        hidden_states=hidden_states,
-        output=output,
-        layer_id=compare_mamba2.LAYER,
-        use_triton_causal_conv=True,
-    )
+    words = compare_mamba2.words(mixer, hidden_states, output)
     with torch.no_grad():
         reads = waits.MaskReads()
 
@@ -89,27 +66,22 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
                 linear.forward(**words, forward_batch=batch)
 
         _prefill(through, speculative, linear, layer, batch)
-        for i, (start, length) in enumerate(zip(starts, lengths)):
-            old = [
-                state[i + 1] if prefixes[i] else torch.zeros_like(state[i + 1]) for state in before
-            ]
-            wanted = mamba2.mixer(mixer, hidden_states[start : start + length], *old)
-            own.append(_apart((output[start : start + length], conv[i + 1], ssm[i + 1]), wanted))
-            if mask[i]:
-                _, *wanted = mamba2.mixer(mixer, hidden_states[start : start + whole[i]], *old)
-                left[str(i)] = [
-                    *_apart((conv[count + 1 + i], ssm[count + 1 + i]), wanted),
-                    start + whole[i],
-                ]
+    for i, (start, length) in enumerate(zip(starts, lengths)):
+        given = hidden_states[start : start + length]
+        wanted = mamba2.behind(mixer, given, before, i + 1, prefixes[i])
+        found = output[start : start + length], conv[i + 1], ssm[i + 1]
+        own.append(mamba2.apart(found, wanted))
+        if mask[i]:
+            _, *wanted = mamba2.behind(mixer, given[: whole[i]], before, i + 1, prefixes[i])
+            found = conv[count + 1 + i], ssm[count + 1 + i]
+            left[str(i)] = [*mamba2.apart(found, wanted), start + whole[i]]
     written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
     others = [slot for slot in range(len(conv)) if slot not in written]
-    changed = sum(
-        not torch.equal(now[slot], then[slot])
-        for now, then in zip((conv, ssm), before)
-        for slot in others
-    )
     return dict(
-        left=left, own=[max(column) for column in zip(*own)], others=changed, waits=reads.names
+        left=left,
+        own=[max(column) for column in zip(*own)],
+        others=mamba2.changed((conv, ssm), before, others),
+        waits=reads.names,
     )
 
 
@@ -119,11 +91,3 @@ def _prefill(through, speculative, linear, layer, batch):
     else:
         linear.init_forward_metadata(batch)
         layer(batch)
-
-
-def _apart(found, wanted):
-    return [(a - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -4,10 +4,6 @@ The release's own backend, layer and interpreted kernels run, in several layers 
 The plain reference runs on the tokens that each state stands for.
 """
 
-from host import interpreted
-
-interpreted.start()
-
 import importlib
 import os
 from collections.abc import Callable
@@ -15,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from host import graph, replayed, waits
-from host.references import gdn, gdn_layer
-from host.served import published
 from packaging.version import Version
+
+from host import graph, interpreted, replayed, waits
+from host.references import gdn, gdn_layer, mamba2
+from host.served import published
 
 LAYERS, CHUNK, WIDTH, TYPE = 2, 64, 3, gdn_layer.TYPE
 CONTEXTS = {"get_forward_context", "get_tc_piecewise_forward_context"}  # the latter from 0.5.14
@@ -66,7 +63,7 @@ def compare(
         layers(batch)
     for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
         unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < step}
-        found["others"] += sum(not _same(pool, then, slot) for slot in unwritten)
+        found["others"] += mamba2.changed(pool, then, unwritten)
         for i, _length in enumerate(lengths):
             rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
             old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
@@ -87,19 +84,15 @@ def _differences(
     """Of one request's output and own states, and of the states that it leaves."""
     whole, requests = len(rows) // step * step, (len(pool[0]) - 1) // 2
     with torch.no_grad():
-        own = apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
+        own = mamba2.apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
         if not whole:
             return max(own), 0.0
         _, *kept = gdn.net(layer, rows[:whole], *old)
-    return max(own), max(apart(_slot(pool, requests + request + 1), kept))
+    return max(own), max(mamba2.apart(_slot(pool, requests + request + 1), kept))
 
 
 def _slot(pool: Any, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pool[0][slot], _plain(pool[1][slot])
-
-
-def _same(pool: Any, before: Any, slot: int) -> bool:
-    return all(now[slot].equal(then[slot]) for now, then in zip(pool, before))
 
 
 def layer_on_one_stream(**changes: Any) -> Any:
@@ -116,18 +109,11 @@ def _batch(lengths: list[int], prefixes: list[int], step: int) -> Any:
     """As the scheduler does: a request leaves its state behind its last whole chunk, if any."""
     count, prefix = len(lengths), torch.tensor(prefixes)
     mask = torch.tensor([length >= step for length in lengths])
-    return graph.prefill_batch(
-        sum(lengths),
-        batch_size=count,
+    return graph.batch_of(
+        lengths,
+        prefixes,
         positions=torch.arange(sum(lengths)),
         out_cache_loc=torch.arange(sum(lengths)),
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=torch.tensor(lengths) + prefix,
-        extend_seq_lens=torch.tensor(lengths),
-        extend_prefix_lens=prefix,
-        extend_start_loc=torch.tensor([sum(lengths[:i]) for i in range(count)]),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
         mamba_track_mask=mask,
         mamba_track_seqlens=torch.where(mask, torch.tensor(lengths) + prefix, -1),
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
@@ -172,7 +158,7 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     if hasattr(module, "mamba_cache_chunk_size"):  # from 0.5.18
         module.mamba_cache_chunk_size = lambda: step
     try:
-        from sglang.srt.layers.attention.linear import gdn_backend, kernels
+        from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
     except ImportError:
         made = module.GDNAttnBackend.__new__(module.GDNAttnBackend)
@@ -183,6 +169,7 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     interpreted.resolve_late(fla)
     interpreted.choose_first_configs(fla)
     made.device, made.conv_states_shape = "cpu", pool[0].shape
+    made.is_draft_worker, made.topk = False, 0
     made.req_to_token_pool = SimpleNamespace(
         get_mamba_indices=lambda requests: requests.to(torch.int32),
         translate_mamba_indices=lambda slots: slots,  # from 0.5.15
@@ -194,11 +181,3 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
 
 def _plain(state: torch.Tensor) -> torch.Tensor:
     return state.transpose(-1, -2) if TRANSPOSED else state
-
-
-def apart(found: Any, wanted: Any) -> list[float]:
-    return [(a.float() - b).abs().max().item() for a, b in zip(found, wanted, strict=True)]
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -5,40 +5,29 @@ The system gives a tensor pages where it is touched, so few rows far apart cost 
 offset of 32 bits reads or writes before the tensor: other bits, or the end of this process.
 """
 
-from host import interpreted
-
-interpreted.start()
-
-import contextlib
-import functools
 import importlib.util
 from unittest import mock
 
 import torch
-from host.references import gdn_layer
 from triton.runtime.interpreter import interpreter_builder
 
+from host import interpreted, late
+from host.references import gdn_layer
 
-@functools.lru_cache
+
 def module(name):
     """A module of the release's Mamba kernels, wherever it lies."""
     srt, ops = "sglang.srt.layers.attention.mamba", "sglang.kernels.ops.mamba"
-    for place in (
-        f"{srt}.{name}",
-        f"{srt}.ops.{name}",
-        f"{ops}.{name}",
-        f"{ops}.triton_ops.{name}",
-    ):
-        if importlib.util.find_spec(place.rpartition(".")[0]) and importlib.util.find_spec(place):
-            return importlib.import_module(place)
-    raise ImportError(f"no {name} in this release")
+    places = f"{srt}.{name}", f"{srt}.ops.{name}", f"{ops}.{name}", f"{ops}.triton_ops.{name}"
+    return late.first(*places)
 
 
 def projections():
     """The module that splits a gated delta net's projections."""
-    with contextlib.suppress(ImportError):  # up to 0.5.16
-        return importlib.import_module("sglang.jit_kernel.triton.gdn_fused_proj")
-    return importlib.import_module("sglang.kernels.ops.attention.triton_gdn_fused_proj")
+    return late.first(
+        "sglang.jit_kernel.triton.gdn_fused_proj",  # up to 0.5.16
+        "sglang.kernels.ops.attention.triton_gdn_fused_proj",
+    )
 
 
 def spread(rows, stride):
@@ -205,7 +194,3 @@ def tracked(stride):
 def compare(kernel, **case):
     torch.manual_seed(7)
     return globals()[kernel](**case)
-
-
-if __name__ == "__main__":
-    interpreted.main(compare)

@@ -18,10 +18,8 @@ def net(module, hidden_states, conv_state, state):
     """
     heads, n, p = module.num_k_heads, module.head_k_dim, module.head_v_dim
     r = module.num_v_heads // heads
-    hidden_states, weights = (
-        hidden_states.float(),
-        {name: value.float() for name, value in module.named_parameters()},
-    )
+    hidden_states = hidden_states.float()
+    weights = {name: value.float() for name, value in module.named_parameters()}
     qkvz = F.linear(hidden_states, weights["in_proj_qkvz.weight"]).unflatten(-1, (heads, -1))
     q, k, v, z = (part.flatten(1) for part in qkvz.split([n, n, r * p, r * p], dim=-1))
     ba = F.linear(hidden_states, weights["in_proj_ba.weight"]).unflatten(-1, (heads, -1))

@@ -1,26 +1,18 @@
 """The release's own gated delta net layer, and where its kernels are."""
 
-from host import interpreted
-
-interpreted.start()
-
-import contextlib
 import functools
-import importlib
 
 import torch
-from host import models
+
+from host import late, models
 
 LAYER, TYPE = 1, torch.float16  # the chunked kernels refuse float32
 
 
-@functools.lru_cache
 def fla():
     """The package of the release's kernels."""
-    for package in ("sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"):
-        with contextlib.suppress(ImportError):  # the latter from 0.5.16
-            return importlib.import_module(f"{package}.chunk").__package__
-    raise ImportError("this release has no gated delta rule where it is known")
+    packages = "sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"
+    return late.first(*(f"{package}.chunk" for package in packages)).__package__
 
 
 @functools.lru_cache

@@ -14,12 +14,10 @@ def mixer(module, hidden_states, conv_state, ssm_state):
     last inputs of the convolution, oldest first. ssm_state: [h, p, n]. Returns output [tokens,
     hidden] and the two states after it.
     """
-    heads, size, groups, n = (
-        module.num_heads,
-        module.head_dim,
-        module.n_groups,
-        module.ssm_state_size,
-    )
+    heads = module.num_heads
+    size = module.head_dim
+    groups = module.n_groups
+    n = module.ssm_state_size
     inner = heads * size
     projected = F.linear(hidden_states, module.in_proj.weight)
     gate, mixed, dt = projected.split([inner, inner + 2 * groups * n, heads], dim=-1)
@@ -40,6 +38,31 @@ def mixer(module, hidden_states, conv_state, ssm_state):
         y.flatten(-2), gate, module.norm.weight, groups, module.norm.variance_epsilon
     )
     return F.linear(y, module.out_proj.weight), conv_state, ssm_state
+
+
+def behind(module, hidden_states, pool, slot, goes_on):
+    """mixer() on a request whose states, (convolution's, SSM's), are in `slot` of `pool`. A request
+    that does not go on from them begins with zeros."""
+    states = [state[slot] if goes_on else torch.zeros_like(state[slot]) for state in pool]
+    with torch.no_grad():
+        return mixer(module, hidden_states, *states)
+
+
+def apart(found, wanted):
+    """The largest difference of each pair of tensors."""
+    pairs = zip(found, wanted, strict=True)
+    return [(a.float() - b.float()).abs().max().item() for a, b in pairs]
+
+
+def changed(pool, before, slots):
+    """How many states in `slots` are not as they were."""
+    pairs = list(zip(pool, before, strict=True))
+    return sum(not torch.equal(new[slot], old[slot]) for new, old in pairs for slot in slots)
+
+
+def unlike(found, wanted):
+    """How many values differ. NaN is unlike anything."""
+    return sum((a != b).sum().item() for a, b in zip(found, wanted, strict=True))
 
 
 def causal_convolution(inputs, weight, bias, state):
