@@ -65,7 +65,7 @@ MAINTAINERS = {
     "quilt": ("patchqueue", "Run quilt in work/TAG/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "bundle": ("evidence", "Pack a release for a host without an index."),
-    "status": ("evidence", "Make the matrix and the lists of patches."),
+    "status": ("evidence", "Make the matrix and the benchmarks' page."),
 }
 
 

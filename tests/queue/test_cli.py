@@ -12,10 +12,11 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, TAG
+from msgspec.structs import replace
 
 from evidence.commands import cli as proving
 from patchqueue import __main__ as program
-from patchqueue.commands import cli, maintain, trees
+from patchqueue.commands import cli, handover, maintain, trees
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
 
@@ -143,6 +144,16 @@ def test_several_releases_have_a_line_each(run):
     code, out, _ = run("apply", TAG, "9.9.2")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
     assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+
+
+def test_build_names_its_python_where_a_release_has_several_wheels(run, monkeypatch):
+    (wheel,) = run.project.pin.wheels
+    several = replace(run.project.pin, wheels=(wheel, wheel))
+    said = f"for Python 3.{sys.version_info.minor}, which runs this; --python names another\n"
+    for pin in (run.project.pin, several):
+        monkeypatch.setattr(handover, "chosen_releases", lambda *_, pin=pin: [pin])
+        assert (said in run("build", TAG)[2]) is (pin is several)
+    assert said not in run("build", TAG, "--python", "3.12")[2]
 
 
 def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):

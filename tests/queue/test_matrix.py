@@ -154,14 +154,6 @@ def test_the_page_has_the_matrix_of_today():
     assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
 
 
-def test_the_page_of_patches_has_those_of_each_release(queue):
-    text = (ROOT / status.PATCHES).read_text(encoding="utf-8")
-    made = status.by_release(queue, PINS)
-    assert status.PATCHES_BEGIN + made + status.PATCHES_END in text, (
-        "`scripts/nox status` writes it"
-    )
-
-
 def test_a_family_can_be_kept_from_a_graph_that_others_have(queue):
     """NemotronH from the piecewise one, from 0.5.19 on; its breakable one is as the graph says."""
     kept = matrix.expected(queue, PINS.find("v0.5.20"), NEMOTRON)

@@ -118,7 +118,6 @@ def to_merge(world: World) -> None:
     found = json.loads((world.at / "today.json").read_text())
     (world.at / "results/one/evidence.json").write_text(json.dumps(found))
     world.project.write(status.PAGE, status.BEGIN + status.END)
-    world.project.write(status.PATCHES, status.PATCHES_BEGIN + status.PATCHES_END)
 
 
 def to_plot(world: World) -> None:

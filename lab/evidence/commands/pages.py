@@ -39,8 +39,7 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        f"make the support matrix in {status.PAGE}, the list by release in {status.PATCHES}, and"
-        f" {bench.PAGE}",
+        f"make the support matrix in {status.PAGE}, and {bench.PAGE}",
         "--merge results",
         (
             option(

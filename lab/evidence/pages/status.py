@@ -1,4 +1,4 @@
-"""What docs/proof.md and docs/patches.md list: the support matrix, and the patches by release."""
+"""What docs/proof.md lists: the support matrix."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from patchqueue.files import atomic
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Problem, Refused
-from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
 from ..cells import Cells
@@ -21,13 +19,6 @@ from ..questions import load as load_questions
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-PATCHES, PATCHES_BEGIN, PATCHES_END = (
-    Path("docs/patches.md"),
-    "<!-- releases -->\n",
-    "<!-- /releases -->",
-)
-
-
 ASKED = "Repairs that a script asks for by itself"
 
 
@@ -67,32 +58,20 @@ def markdown(
     return render("status.md", tables=tables, reasons=[*reasons])
 
 
-def by_release(queue: Queue, pins: Pins) -> str:
-    """The patches of each release as a table, newest first, by topic."""
-    releases = []
-    for pin in reversed(pins.all):
-        topics: dict[str, list[str]] = {}
-        for patch in queue.select(pin.version):
-            topic, _, name = queue.base(patch.name).removesuffix(".patch").partition("/")
-            topics.setdefault(topic, []).append(name)
-        releases.append((pin, topics))
-    return render("releases.md", releases=releases)
-
-
-def in_page(text: str, made: str, page: Path = PAGE, begin: str = BEGIN, end: str = END) -> str:
+def in_page(text: str, made: str) -> str:
     """The page with what was made between its markers. Raises Refused where it has none."""
-    before, opened, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
+    before, opened, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
     if not opened or not closed:
         raise Refused(
             Problem(
                 "no-markers",
-                str(page),
+                str(PAGE),
                 f"has no place for what {to_type('status')} makes",
-                f"put {begin.strip()} and {end} where it belongs",
+                f"put {BEGIN.strip()} and {END} where it belongs",
             )
         )
-    return before + begin + made + end + after
+    return before + BEGIN + made + END + after
 
 
 def tables(root: Path, pins: Pins) -> str:
@@ -102,16 +81,10 @@ def tables(root: Path, pins: Pins) -> str:
 
 
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:
-    """Put the matrix and the patches by release into their pages. Returns the pages that this
-    changed."""
-    changed = []
-    for page, made, begin, end in (
-        (PAGE, tables(root, pins), BEGIN, END),
-        (PATCHES, by_release(load_queue(root), pins), PATCHES_BEGIN, PATCHES_END),
-    ):
-        old = (root / page).read_text(encoding="utf-8")
-        changed.append((page, old, in_page(old, made, page, begin, end)))
-    for page, old, new in changed:
-        if new != old:
-            atomic.write(root / page, new.encode())
-    return tuple(page for page, old, new in changed if new != old)
+    """Put the matrix into its page. Returns the pages that this changed."""
+    old = (root / PAGE).read_text(encoding="utf-8")
+    new = in_page(old, tables(root, pins))
+    if new == old:
+        return ()
+    atomic.write(root / PAGE, new.encode())
+    return (PAGE,)

@@ -35,7 +35,7 @@ def _build(options: argparse.Namespace) -> int:
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
         started = time.monotonic()
-        if not options.python:
+        if not options.python and len(pin.wheels) > 1:
             ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
         built = build.build(
             options.root, pin, target, options.origin, options.root / DIST, options.only

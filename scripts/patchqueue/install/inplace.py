@@ -59,10 +59,10 @@ def install(
 
     discard: edits of files that an earlier install made may go; release: what the files are made
     of, where they do not say; pristine: they may carry no edits of others; only: the profile whose
-    patches are applied, "" for every patch. Raises Refused, with
-    nothing changed, where the files are not those of a pinned release with or without edits of
-    others, where a hunk does not fit them, where no patch is for it, where it cannot be written, or
-    where it is patched by other means.
+    patches are applied, "" for every patch.
+    Raises Refused, with nothing changed, where the files are not those of a pinned release with or
+    without edits of others, where a hunk does not fit them, where no patch is for it, where it
+    cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
     with _opened(site) as place:

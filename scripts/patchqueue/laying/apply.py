@@ -88,9 +88,9 @@ def apply(
 
     discard: throw away edits in the tree that no patch holds. base: a folder with this release and
     edits of others, in place of the release. only: the profile whose patches are applied, "" for
-    every patch. Raises Refused, with nothing changed, when anything
-    at all is wrong: a broken queue, a source that is not the pinned one, a hunk that does not fit,
-    edits that would be lost.
+    every patch.
+    Raises Refused, with nothing changed, for a broken queue, a source that is not the pinned one, a
+    hunk that does not fit, and edits that would be lost.
     """
     selection = select(load_queue(root, only), pin)
     pristine, selection = begin(selection, origin, base)
