@@ -193,9 +193,9 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     stages = Stages(queue, pin)
     stages.pristine.unpack(tmp_path)
     selection = select(queue, pin)
-    patches, replayed = selection.patches, selection.replay(stages.pristine.read)
-    pushed = selection.stack(replayed)
-    write_patches(tmp_path, pushed)
+    patches = selection.patches
+    planned = selection.plan(stages.pristine.read, {})
+    write_patches(tmp_path, planned.stack)
     engine = quilt.find(CACHE)
     while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:
         assert b"(offset" not in done.stdout and b"fuzz" not in done.stdout, (

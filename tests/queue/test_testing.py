@@ -3,7 +3,9 @@ processors."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from fakes import TAG
 from patchqueue.commands import cli
 from patchqueue.commands import testing as command
 from patchqueue.environments import testing
+from patchqueue.upstream import pins
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -238,3 +241,14 @@ def test_processes_share_the_one_that_interprets_kernels(tmp_path):
     assert (tmp_path / "tree/imported").read_text() == "once " and (
         tmp_path / "tree/ran"
     ).read_text() == "twice twice "
+
+
+def test_the_workflow_tests_every_release_that_has_an_environment():
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
+    (line,) = re.findall(r"(?m)^ *matrix=\$\((.*)\)$", workflow)
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    tested = [row["revision"] for row in json.loads(done.stdout or "{}").get("include", [])]
+    pinned = [pin for pin in pins.load(ROOT).all if testing.has_environment(ROOT, pin)]
+    assert sorted(tested) == sorted(pin.tag for pin in pinned) and len(tested) > 10, done.stderr

@@ -6,7 +6,6 @@ the end of a structured answer are cut. Whoever began like such a key would go o
 tokens that were never theirs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 # the length of a request's key: 0.5.14 and 0.5.15, 0.5.16 to 0.5.20, 0.5.21
@@ -21,13 +20,9 @@ def newer_than_key(request: Any) -> bool:
     states = request if hasattr(request, "mamba_pool_idx") else request.kv  # kv from 0.5.19 on
     if states.mamba_pool_idx is None:
         return False
-    [key_length] = [of() for name in LENGTHS_OF_KEYS if (of := _method(request, name))]
+    key_length = next(getattr(request, of) for of in LENGTHS_OF_KEYS if hasattr(request, of))()
     if states.mamba_ping_pong_track_buffer is not None:  # the strategy extra_buffer
         return (states.mamba_last_track_seqlen or 0) > key_length
     computed = states if hasattr(states, "kv_committed_len") else request
     drafted = request.grammar is not None and request.spec_verify_ct > 0
     return drafted or key_length < computed.kv_committed_len
-
-
-def _method(request: Any, name: str) -> Callable[[], int] | None:
-    return getattr(request, name, None)

@@ -9,7 +9,7 @@ warp takes 24. All six give the same bits.
 The kernel that carries the states from chunk to chunk waits for memory with two stages on Hopper:
 136 us at 4096 tokens of one request, 91 with three.
 
-The times are of tests/gpu/sweep_gdn.py on an H200, for 32 heads of 128. One warp is the fastest
+The times are of an H200, for 32 heads of 128 (docs/evidence/findings.md). One warp is the fastest
 there though its registers spill, 404 to 572 bytes of a thread, on every GPU. So other GPUs keep the
 release's choice: nothing was measured on them.
 """

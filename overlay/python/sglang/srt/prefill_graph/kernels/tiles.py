@@ -71,7 +71,7 @@ RELEASE = {
 }
 
 # The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Each was
-# compared with sums in float64 on an H200 (tests/gpu/scan_answers.py), at every layer that the
+# compared with sums in float64 on an H200 (docs/evidence/findings.md), at every layer that the
 # sweep knows. With states of 256 the scan's registers spill, and it takes no less time than the
 # release's.
 CHUNK = 128  # rows of a chunk there
