@@ -55,6 +55,7 @@ class World:
     def run(self, command: str, folder: Path | None = None, code: int = 0) -> str:
         """What the command prints, typed into a shell in ~/queue or another folder."""
         variables = os.environ | {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}"}
+        variables.pop("VIRTUAL_ENV", None)  # of the tests' own environment
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=folder or self.queue,
