@@ -120,6 +120,24 @@ def test_variant_refuses(field, value):
     assert problems(variant(**{field: value})) == ["bad-field"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"Description": "nobody said hello"},
+            "Description has 17 characters, and needs 20 or more: why: what a user saw without it",
+        ),
+        ({"Subject": "Short"}, "Subject has 5 characters, and needs 8 or more: what the patch"),
+        ({"Subject": "A" * 73}, "Subject has 73 characters, and may have 72: what the patch"),
+        ({"Subject": "count once more"}, "Subject is 'count once more'; it is what the patch"),
+    ],
+)
+def test_a_length_is_said_where_the_length_is_wrong(changes, said):
+    header, _ = headers.parse(text(**changes))
+    (problem,) = headers.problems("here", header)
+    assert problem.what.startswith(said)
+
+
 @pytest.mark.parametrize("rule", headers.RULES, ids=lambda rule: rule.field)
 def test_required_fields_may_not_be_left_out(rule):
     assert problems(text(**{rule.field: None})) == (["missing-field"] if rule.required else [])

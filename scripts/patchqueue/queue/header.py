@@ -6,6 +6,7 @@ The rules are one table (after SUSE kernel-source's header.py): `problems` check
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from email import message_from_string
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from ..hint import counted
 from ..outcome import Problem
 
 VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
@@ -22,13 +24,16 @@ TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
 
 @dataclass(frozen=True)
 class Rule:
-    """One header field. pattern must match the whole value (continuation lines joined by \\n)."""
+    """One header field. pattern must match the whole value (continuation lines joined by \\n);
+    shortest, longest: its length in characters."""
 
     field: str
     pattern: str
     meaning: str
     required: bool = True
     repeats: bool = False
+    shortest: int = 0
+    longest: float = math.inf
 
 
 FIXES = "fixes"
@@ -39,15 +44,18 @@ OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
-        r"[A-Z][^\n]{7,71}",
+        r"[A-Z][^\n]*",
         "what the patch does, imperative, 8 to 72 characters, a capital first; a commit's subject"
         " later",
+        shortest=8,
+        longest=72,
     ),
     Rule(
         "Description",
-        r"(?s).{20,}",
+        r"(?s).*",
         "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty"
         " line",
+        shortest=20,
     ),
     Rule(
         "Origin",
@@ -103,9 +111,10 @@ VARIANT_RULES = (
     ),
     Rule(
         "Description",
-        r"(?s).{20,}",
+        r"(?s).*",
         "how the variant differs, where it is more than the line numbers",
         required=False,
+        shortest=20,
     ),
     Rule(
         "Overlay",
@@ -228,8 +237,14 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
     if len(values) > 1 and not rule.repeats:
         yield Problem("repeated-field", where, f"has {len(values)} {rule.field} fields")
     for value in values:
+        length = f"has {counted(len(value), 'character')}"
         if not re.fullmatch(rule.pattern, value):
-            what = f"{rule.field} is {value!r}; it is {rule.meaning}"
+            yield Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}")
+        elif len(value) < rule.shortest:
+            what = f"{rule.field} {length}, and needs {rule.shortest} or more: {rule.meaning}"
+            yield Problem("bad-field", where, what)
+        elif len(value) > rule.longest:
+            what = f"{rule.field} {length}, and may have {rule.longest}: {rule.meaning}"
             yield Problem("bad-field", where, what)
 
 
