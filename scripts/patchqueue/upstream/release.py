@@ -19,7 +19,15 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import run
-from ..files.tree import GENERATED, differing, hash_python, is_part_of_tree, sha256
+from ..files.tree import (
+    GENERATED,
+    PREFIX,
+    SGLANG,
+    differing,
+    hash_python,
+    is_part_of_tree,
+    sha256,
+)
 from ..hint import counted, some, to_type
 from ..outcome import Outcome, Refused
 from . import index, source
@@ -147,8 +155,8 @@ def newer(pins: Pins) -> list[Version]:
 
 
 def version_of(path: Path, pins: Pins) -> Version:
-    """The version of a wheel, or of a folder that holds python/sglang: its git tag, else the one
-    written in its files.
+    """The version of a wheel, or of a checkout or unpacked wheel: its git tag, else the one written
+    in its files.
 
     Commits on top of a tag that is pinned, or older than the newest pin, are a fork: that release
     with edits. On top of a newer tag they count as the next release: v0.5.24 and 692 commits is
@@ -159,9 +167,9 @@ def version_of(path: Path, pins: Pins) -> Version:
             return parse_wheel_filename(path.name)[1]
         except (InvalidWheelFilename, InvalidVersion):
             raise _nameless(path.name, "is not named as a wheel is") from None
-    _holds_sglang(path)
+    site = _site_in(path)
     tag, behind = described(path)
-    files = [path / GENERATED, path / "python/sglang/version.py"]
+    files = [site / name.removeprefix(PREFIX) for name in (GENERATED, f"{SGLANG}version.py")]
     texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
     written = [match[1] for match in map(WRITTEN.search, texts) if match]
     for text in [tag, *written]:
@@ -174,7 +182,7 @@ def version_of(path: Path, pins: Pins) -> Version:
             step = 0 if version.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
             return Version(f"{version.major}.{version.minor}.{version.micro + step}")
         return Version(version.public)
-    raise _nameless(str(path), "has no release's tag and no version written in python/sglang")
+    raise _nameless(str(path), "has no release's tag and no version written in sglang/")
 
 
 def _nameless(where: str, what: str) -> Refused:
@@ -213,28 +221,36 @@ def _names_it(origin: str, version: Version) -> None:
         raise Refused.of("wrong-version", origin, what, step)
 
 
-def _holds_sglang(folder: Path) -> None:
-    if not (folder / "python/sglang").is_dir():
-        what = "holds no python/sglang"
-        raise Refused.of("not-fetched", str(folder), what, "give a wheel, or a checkout of sglang")
+def _site_in(folder: Path) -> Path:
+    """The folder that holds sglang/: python/ of a checkout, or an unpacked wheel itself. Raises
+    Refused where there is none."""
+    if (folder / SGLANG).is_dir():
+        return folder / PREFIX
+    if (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
+        return folder
+    what, step = "holds no python/sglang and no sglang/srt", "give a wheel, or a checkout of sglang"
+    raise Refused.of("not-fetched", str(folder), what, step)
 
 
 def _of_folder(version: Version, folder: Path) -> Release:
-    _holds_sglang(folder)
+    site = _site_in(folder)
     tag, behind = described(folder)
     where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
     LOG.info(f"sglang {version} from {folder}{where}: its files as they stand")
-    files = (
-        path
-        for root in ("python/sglang", "test")
-        for path in (folder / root).rglob("*")
+    roots = {SGLANG: site / "sglang"}
+    if site != folder:  # an unpacked wheel has no tests of sglang
+        roots["test/"] = folder / "test"
+    files = {
+        prefix + path.relative_to(root).as_posix(): path
+        for prefix, root in roots.items()
+        for path in root.rglob("*")
         if path.is_file() and not path.is_symlink()
-    )
-    names = (path.relative_to(folder).as_posix() for path in files)
-    paths = tuple(sorted(name for name in names if is_part_of_tree(name)))
+    }
+    paths = tuple(sorted(filter(is_part_of_tree, files)))
 
     def read(path: str) -> bytes | None:
-        return (folder / path).read_bytes() if (folder / path).is_file() else None
+        file = files.get(path)
+        return file.read_bytes() if file and file.is_file() else None
 
     return Release(version, folder.resolve().name, read, paths)
 
