@@ -279,7 +279,7 @@ CASES = [
         TAG,
         edit(PINS, 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "none"'),
     ),
-    Case("revision-unknown", "unknown-revision", "'v9.9.2'", lambda p: None, ("apply", "v9.9.2")),
+    Case("revision-unknown", "unknown-release", "'v9.9.2'", lambda p: None, ("apply", "v9.9.2")),
     # wheels and archives
     Case("wheel-is-another", "wrong-sha256", WHEEL, other_wheel, FROM_WHEELS),
     Case("wheel-cut-off", "wrong-sha256", WHEEL, cut_off, FROM_WHEELS),

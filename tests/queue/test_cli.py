@@ -341,7 +341,9 @@ def test_a_wrong_word_is_refused_before_any_work(run, command):
         command, (TAG, "v9.9.7")
     )
     code, out, err = run(command, *words)
-    assert code == 1 and "'v9.9.7': is not pinned; pinned are v9.9.1" in err and out == ""
+    assert (
+        code == 1 and "'v9.9.7': this release is not pinned; pinned are v9.9.1" in err and out == ""
+    )
     assert fakes.snapshot(run.project.root) == before
 
 
@@ -369,7 +371,7 @@ def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
 @pytest.mark.parametrize("words", [("BadName",), (TAG,), (), (TAG, TAG, "a/b")])
 def test_new_says_how_a_patch_is_named(run, words):
     code, _, err = run("new", *words)
-    assert code == 1 and "takes one name with a slash" in err and "is no version" not in err
+    assert code == 1 and "takes one name with a slash" in err and "not a version" not in err
 
 
 def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):

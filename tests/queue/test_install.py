@@ -638,14 +638,15 @@ def test_an_unwritable_folder_is_named(project, site):
     def as_nobody(folder: Path, words: str) -> None:
         os.setgid(65534)
         os.setuid(65534)
-        assert words in refused(inplace.install, project.root, folder)[1]
+        said = refused(inplace.install, project.root, folder)[1]
+        assert words in said and "next: run it as root" in said and "user 0, or" not in said, said
 
     assert in_child(lambda: as_nobody(site, "[not-writable]")) == 0
     shutil.copytree(site, site.parent / "open", copy_function=shutil.copy2)
     for path in (site.parent / "open").rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
     (site.parent / "open").chmod(0o777)
-    assert in_child(lambda: as_nobody(site.parent / "open", "belongs to user 0")) == 0
+    assert in_child(lambda: as_nobody(site.parent / "open", "then belong to user 65534")) == 0
     assert exactly(site) == before
 
 

@@ -497,7 +497,7 @@ CHECKED: dict[str, Check] = {
         "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
     ),
     "scripts/nox pin v0.5.24 --lock": Check(
-        "it asks the index for 200 packages", 1, "'v0.5.24': is not pinned"
+        "it asks the index for 200 packages", 1, "'v0.5.24': this release is not pinned"
     ),
     (
         "scripts/nox backport --onto ~/sglang --base v0.5.23 --pull-requests"

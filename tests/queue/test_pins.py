@@ -91,7 +91,7 @@ def test_finds(project, name):
 def test_unknown_revision_names_the_known(project, name):
     problem, text = refused(pins.load(project.root).find, name)
     assert (
-        problem == "unknown-revision"
+        problem == "unknown-release"
         and repr(name) in text
         and "pinned are v9.9.1" in text
         and "scripts/nox pin" not in text
@@ -103,7 +103,7 @@ def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name
     project.release("9.9.0.post2")
     problem, text = refused(pins.load(project.root).find, name)
     assert (
-        problem == "unknown-revision"
+        problem == "unknown-release"
         and "did you mean v9.9.0.post2?" in text
         and "v9.9.1" not in text
     )
@@ -229,7 +229,7 @@ def evil(project):
         ("9.9.2", missing_wheels, "not-fetched"),
         ("9.9.1", lambda project: None, "duplicate-pin"),
         ("9.9.01", lambda project: None, "duplicate-pin"),
-        ("newest", lambda project: None, "unknown-revision"),
+        ("newest", lambda project: None, "unknown-release"),
         (
             "9.9.2",
             lambda project: platform_wheels(project, {"sglang/version.py": "another\n"}),

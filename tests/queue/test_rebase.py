@@ -109,7 +109,7 @@ def test_a_wheel_and_a_checkout_can_be_named(project, tmp_path):
 @pytest.mark.parametrize(
     ("name", "origin", "code"),
     [
-        ("next", None, "unknown-revision"),
+        ("next", None, "unknown-release"),
         ("9.9.1", None, "too-old"),
         ("9.9.3", None, "not-fetched"),
         ("9.9.3", "bad.whl", "bad-archive"),
@@ -571,7 +571,7 @@ def test_a_file_that_is_gone_must_not_come_back(project, capsys):
         (["--continue"], "no rebase is under way"),
         ([NEXT, "--abort"], "no rebase is under way"),
         ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"),
-        (["next", "--continue"], "is no version, no wheel and no folder"),
+        (["next", "--continue"], "this is not a version, a wheel or a folder"),
     ],
 )
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):

@@ -442,7 +442,7 @@ def test_a_wheel_is_not_looked_for_in_a_repository(project, tmp_path):
     missing = str(tmp_path / "nowhere")
     for wheel_only in (True, False):
         name, text = refused(source.fetch, project.pin, missing, wheel_only)
-        assert name == "not-fetched" and "is no file and no folder" in text
+        assert name == "not-fetched" and "there is no such file or folder" in text
         assert ("git repository" in text) is not wheel_only
 
 
@@ -462,7 +462,7 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
 def test_from_nowhere(project, given, said):
     name, text = refused(source.fetch, project.pin, given)
     assert name == "not-fetched" and (
-        ":" in given or ("is no file and no folder" in text and not said)
+        ":" in given or ("there is no such file or folder" in text and not said)
     )
 
 

@@ -82,6 +82,11 @@ def said(text: str) -> str:
     return ""
 
 
+def run_as(owner: int) -> str:
+    """The step for a user who may not write what `owner` (a user's number) owns."""
+    return f"run it as user {owner}, or as root" if owner else "run it as root"
+
+
 def no_access(error: OSError, place: Place | None) -> Problem:
     """The problem behind an error of access. place: where the tool reads or writes."""
     where = str(error.filename or (place.path if place else "a file"))

@@ -252,7 +252,7 @@ def open_repository(name: str) -> Repository:
         return Refused.of("no-repository", name, what, step)
 
     if not path.is_dir():
-        raise bad("is no folder")
+        raise bad("there is no such folder")
     try:
         top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.strip()
     except Failed as failure:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
+from ..files import disk
 from ..files.tree import PREFIX, SGLANG, hash_python
 from ..laying import own_changes
 from ..laying.matching import listing_with
@@ -111,9 +112,8 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
             raise Refused(_not_writable(folder, user))
     for path in paths:
         if path.exists() and user not in (0, owner := path.stat().st_uid):
-            what = f"belongs to user {owner}, and would not any more"
-            step = f"run it as user {owner}, or as root"
-            raise Refused.of("not-writable", str(path), what, step)
+            what = f"belongs to user {owner}, and would then belong to user {user}"
+            raise Refused.of("not-writable", str(path), what, disk.run_as(owner))
 
 
 def _not_writable(folder: Path, user: int) -> Problem:
@@ -122,4 +122,4 @@ def _not_writable(folder: Path, user: int) -> Problem:
         step = "mount it, or set it, so that it can be written"
         return Problem("not-writable", str(folder), "is read-only", step)
     what = f"cannot be written by user {user}"
-    return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")
+    return Problem("not-writable", str(folder), what, disk.run_as(owner))

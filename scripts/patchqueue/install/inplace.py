@@ -168,7 +168,7 @@ def _opened(site: Path) -> Iterator[Path]:
     except OSError as error:
         owner = place.stat().st_uid
         other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
-        instead = f"run it as user {owner}, or as root" if other_user else ""
+        instead = disk.run_as(owner) if other_user else ""
         places = [disk.Place(place, instead)]
         raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
 

@@ -178,7 +178,7 @@ def find(named: Path) -> Installed:
     meant, where there is none."""
     where = str(named)
     if not named.is_dir():
-        raise Refused.of("no-folder", where, "is no folder", NAME_IT)
+        raise Refused.of("no-folder", where, "there is no such folder", NAME_IT)
     site = named.resolve()
     infos = sorted(site.glob("sglang-*.dist-info"))
     if len(infos) > 1:

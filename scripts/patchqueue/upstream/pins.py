@@ -96,25 +96,27 @@ class Pins:
             version = Version(Version(name).public)
         except InvalidVersion:
             raise Refused(
-                self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
+                self._unknown(
+                    name, "this is not a version", f"name one of these, as {self.default.tag}"
+                )
             ) from None
         for pin in self.all:
             if pin.version == version:
                 return pin
         if near := [pin.tag for pin in self.near(version)]:
-            what = f"is not pinned; did you mean {' or '.join(near)}?"
+            what = f"this release is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(
-                "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
+                "unknown-release", repr(name), what, f"the same command with {near[-1]}"
             )
         step = (
             f"name one of these; {to_type('rebase', version)} says what the queue does on another"
             " release"
         )
-        raise Refused(self._unknown(name, "is not pinned", step))
+        raise Refused(self._unknown(name, "this release is not pinned", step))
 
     def _unknown(self, name: str, why: str, step: str) -> Problem:
         tags = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
+        return Problem("unknown-release", repr(name), f"{why}; pinned are {tags}", step)
 
 
 def _without_post(version: Version) -> Version:
@@ -123,7 +125,7 @@ def _without_post(version: Version) -> Version:
 
 def version(
     name: str,
-    what: str = "is no version, no wheel and no folder",
+    what: str = "this is not a version, a wheel or a folder",
     example: str = to_type("rebase", "0.5.24"),
 ) -> Version:
     """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
@@ -132,7 +134,7 @@ def version(
         return Version(Version(name).public)
     except InvalidVersion:
         step = f"name one as in {example}"
-        raise Refused.of("unknown-revision", repr(name), what, step) from None
+        raise Refused.of("unknown-release", repr(name), what, step) from None
 
 
 def load(root: Path) -> Pins:

@@ -187,7 +187,7 @@ def version_of(path: Path, pins: Pins) -> Version:
 
 def _nameless(where: str, what: str) -> Refused:
     step = f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"
-    return Refused.of("unknown-revision", where, what, step)
+    return Refused.of("unknown-release", where, what, step)
 
 
 def described(path: Path) -> tuple[str, int]:
@@ -269,7 +269,7 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
     pinning.refuse_pinned(root, version)
     if origin and not Path(origin).is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
-        raise Refused.of("not-fetched", origin, "is no folder", step)
+        raise Refused.of("not-fetched", origin, "there is no such folder", step)
     with tempfile.TemporaryDirectory() as space:
         local = Path(origin or "").glob(f"sglang-{version}-*.whl")
         wheels = sorted(local if origin else _offered(version, Path(space)))
@@ -282,7 +282,7 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
 
 def named_version(name: str) -> Version:
     """The version that a user asks to pin. Raises Refused where it is none."""
-    return pinning.version(name, "is no version", to_type("pin", "0.5.24"))
+    return pinning.version(name, "this is not a version", to_type("pin", "0.5.24"))
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:

@@ -168,7 +168,7 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
             return _from_wheel_file(pin, path, cache)
         if wheel_only and not path.exists():
             step = "name a wheel, or a folder of wheels"
-            raise Refused.of("not-fetched", origin, "is no file and no folder", step)
+            raise Refused.of("not-fetched", origin, "there is no such file or folder", step)
         local = [path / wheel.file for wheel in pin.wheels if (path / wheel.file).is_file()]
         if not local and any(path.glob("*.whl")) and not (path / ".git").exists():
             what = f"holds wheels, but none is {_preferred(pin.wheels)[0].file}"
@@ -311,7 +311,7 @@ def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:
     repository = Path(origin)
     if not repository.is_dir() and ":" not in origin:
         step = "name a wheel, a folder of wheels, or a git repository"
-        raise Refused.of("not-fetched", origin, "is no file and no folder", step)
+        raise Refused.of("not-fetched", origin, "there is no such file or folder", step)
     if not repository.is_dir():
         LOG.info(f"cloning {tag} of {origin}")
         repository = space / "clone"
