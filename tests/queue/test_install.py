@@ -1228,6 +1228,8 @@ def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, ca
     code, said = run("--python", none)
     assert code == 1 and "no sglang is installed for" in said and "[no-sglang]" in said
     assert run("--python", "/nowhere/python")[1].count("[no-python]") == 1
+    monkeypatch.chdir(tmp_path)
+    assert run("--python", "one/bin/python")[0] == 0
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "one"))
     assert run()[0] == 0
     monkeypatch.delenv("VIRTUAL_ENV")

@@ -126,8 +126,8 @@ def release(text: str) -> str:
 
 
 def program(text: str) -> str:
-    """A program by its path; else by its name, as a shell finds it."""
-    return str(path(text)) if "/" in text else text
+    """A program by its whole path; else by its name, as a shell finds it."""
+    return str(path(text).absolute()) if "/" in text else text
 
 
 def python(text: str) -> str:
