@@ -375,16 +375,6 @@ def test_a_changed_header_is_laid_anew_and_the_tree_hash_stays(applied):
     assert report.record["patches"] != before["patches"]
 
 
-def test_a_tree_of_an_earlier_tool_is_applied_again(applied):
-    """Its record has the hash of all files as "after", and the tree hash as "patched"."""
-    file = applied.tree / "provenance.json"
-    whole = json.loads(file.read_text())
-    earlier = {"before": "sha256:1", "after": "sha256:2", "patched": whole["tree"]["after"]}
-    patches = [{"name": each["name"], "sha256": each["sha256"]} for each in whole["patches"]]
-    file.write_text(json.dumps(whole | {"tree": earlier, "patches": patches}))
-    assert applied.apply().outcome is Outcome.APPLIED and json.loads(file.read_text()) == whole
-
-
 def test_a_file_that_the_tree_hash_does_not_cover_is_an_edit(applied):
     for name in ("python/sglang/srt/data.json", "test/test_more.py"):
         (applied.tree / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, refused
-from test_install import exactly, in_child, in_the_earlier_form, killed_at
+from test_install import exactly, killed_at
 
 from patchqueue.commands import cli
 from patchqueue.files import tree as trees
@@ -322,24 +321,6 @@ def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
         shutil.rmtree(here)
         number += 5
     assert number > 40
-
-
-def test_an_earlier_version_was_killed_while_it_took_edits_over(
-    edited, site, tmp_path, monkeypatch
-):
-    """It kept the files to restore in a folder of their own."""
-    alone = fakes.install(tmp_path / "alone")
-    inplace.install(edited.root, site)
-    for place in (alone, site):
-        KINDS["behind our hunks"].make(place)
-    with monkeypatch.context() as patch:
-        patch.setattr(undo, "_put", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        killed = in_child(lambda: inplace.uninstall(edited.root, site))
-    assert killed == -signal.SIGKILL and undo.state_of(site) == "removing"
-    (site / undo.FOLDER / undo.AFTER).rename(site / undo.FOLDER / "merged")
-    in_the_earlier_form(site)
-    assert inplace.verify(edited.root, site).outcome is Outcome.EMPTY
-    assert trees.list_package(site) == trees.list_package(alone)
 
 
 # --- by git

@@ -1025,51 +1025,6 @@ def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
     assert name == "edited-install" and PATCHED in text and exactly(site) == before
 
 
-def in_the_earlier_form(site: Path) -> None:
-    """The journal as earlier versions of the tool wrote it: with its state, and each of its notes,
-    in a file of its own."""
-    folder = site / undo.FOLDER
-    written = json.loads((folder / undo.STATE).read_text())
-    notes = written["record"].pop("notes")
-    (folder / "before.sha256").write_bytes(trees.to_sha256sum(notes["found"]))
-    (folder / "patches.json").write_text(json.dumps(notes["texts"]))
-    (folder / "laid.json").write_text(json.dumps(notes["laid"]))
-    (folder / "state").write_text(f"{written.pop('state')}\n")
-    (folder / undo.STATE).write_text(json.dumps(written))
-
-
-@pytest.mark.parametrize("verb", ["install", "verify"])
-@pytest.mark.parametrize("place", ["before the renames", "behind them", "on the way back", "whole"])
-def test_a_journal_of_an_earlier_version(site, do, monkeypatch, place, verb):
-    """Whole, and killed on both ways."""
-    before = exactly(site)
-    with monkeypatch.context() as patch:
-        name = {"before the renames": "_put", "behind them": "_touched"}.get(
-            place, "_remove_folder"
-        )
-        if place != "whole":
-            patch.setattr(undo, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        in_child(do["install"])
-        if place == "on the way back":
-            assert in_child(do["uninstall"]) == -signal.SIGKILL
-    in_the_earlier_form(site)
-    do[verb]()
-    do["uninstall"]()
-    assert exactly(site) == before
-
-
-def test_a_journal_of_an_earlier_version_that_is_done(site, do):
-    """Killed while it went: what says so went last."""
-    do["install"]()
-    in_the_earlier_form(site)
-    shutil.rmtree(site / "sglang")
-    shutil.rmtree(site / INFO)
-    fakes.install(site)
-    (site / undo.FOLDER / undo.STATE).unlink()
-    (site / undo.FOLDER / "state").write_text("removed\n")
-    assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
-
-
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_killed_at_random_moments(site, do, states, verb):
     """SIGKILL to the whole process group, 25 moments spread over the whole running time, from a

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic, disk
-from ..files.tree import digest, from_sha256sum, sha256
+from ..files.tree import digest, sha256
 from ..hint import some, to_type
 from ..outcome import Refused
 from ..upstream.source import LEAVES_THE_TREE
@@ -36,8 +36,6 @@ FOLDER = "sglang.patch-queue"
 PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
 NOTES = ("found", "texts", "laid")  # of the record: see changes.plan
-# of earlier versions' journals: the state; the record's notes; a folder of files to restore
-OLD_STATE, OLD_NOTES, MERGED = "state", ("before.sha256", "patches.json", "laid.json"), "merged"
 PYC = ".pyc"
 UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
@@ -99,7 +97,7 @@ class Journal:
         named = next((path for path in paths if LEAVES_THE_TREE.search(path)), None)
         if named is not None:
             return repr(named)
-        tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER, MERGED))]
+        tops = [self.site, *(self.path / name for name in (BEFORE, LINKS, AFTER))]
         parents = {(top / path).parent for top in tops for path in paths}
         folders = sorted({self.path, *parents, *(self.site / path for path in self.folders)})
         links = (each for each in folders if os.path.realpath(each) != str(each))
@@ -126,14 +124,7 @@ def state_of(site: Path) -> str:
     """How far the work on a folder has got; "" where no journal says so."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((site / FOLDER / STATE).read_text(encoding="utf-8"))["state"])
-    with suppress(OSError, ValueError):
-        return (site / FOLDER / OLD_STATE).read_text(encoding="utf-8").strip()
     return ""
-
-
-def _old_notes(folder: Path) -> dict[str, Any]:
-    found, texts, laid = ((folder / name).read_bytes() for name in OLD_NOTES)
-    return {"found": from_sha256sum(found), "texts": json.loads(texts), "laid": json.loads(laid)}
 
 
 def read(site: Path) -> Journal | None:
@@ -145,9 +136,8 @@ def read(site: Path) -> Journal | None:
     try:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        state, record = State(state_of(site)), {"notes": {}} | written["record"]
-        notes = record["notes"] or _old_notes(folder)
-        record["notes"] = {name: notes[name] for name in NOTES}
+        state, record = State(written["state"]), written["record"]
+        record["notes"] = {name: record["notes"][name] for name in NOTES}
         journal = Journal(site, state, changes, tuple(written["folders"]), record)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
@@ -254,7 +244,7 @@ def back(
 def kept(journal: Journal, path: str, wanted: str) -> Path | None:
     """Where the journal has a file with this sha256: the file itself, unless somebody has written
     to it since, else a copy."""
-    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER, MERGED))
+    places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER))
     return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
@@ -275,8 +265,8 @@ def sweep(site: Path) -> None:
     if folder.is_symlink() or not folder.is_dir():
         return  # what a link leads to is not ours; `read` refuses it
     if state_of(site) == State.REMOVED:
-        rank = {OLD_STATE: 1, STATE: 2}  # what says so goes last
-        for path in sorted(folder.iterdir(), key=lambda path: rank.get(path.name, 0)):
+        # what says so goes last
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()

@@ -158,8 +158,8 @@ class WorkTree:
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*python_part(finished | listing)}
         if stack == [patch["name"] for patch in record["patches"]]:
-            is_whole = tree == hashes.get("patched", hashes["after"])  # the first: an earlier tool
-            return State.APPLIED if is_whole and not others else State.CHANGED
+            is_whole = tree == hashes["after"] and not others
+            return State.APPLIED if is_whole else State.CHANGED
         others -= {file["path"] for file in record["overlay"]}
         is_popped = not stack and tree == hashes["before"] and not others
         return State.UNAPPLIED if is_popped else State.CHANGED
