@@ -242,22 +242,6 @@ def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
         (project.tree / RUNNER).write_text("edited\n")
 
 
-def test_no_patch_declared(project):
-    entries = "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
-    project.write("series", entries)
-    project.edit(
-        "upstream/pins.toml", 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "has all of it"'
-    )
-    report = project.apply()
-    assert report.outcome is Outcome.EMPTY and tree_hash(project) == hash_python(
-        listing_of_release(project)
-    )
-    assert report.pin.no_patches == "has all of it"
-    project.apply()
-    project.unapply()
-    assert tree_hash(project) == hash_python(listing_of_release(project))
-
-
 def test_an_engine_that_makes_other_bytes_is_refused(project, monkeypatch):
     real = quilt.Quilt.run
 

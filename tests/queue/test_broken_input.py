@@ -273,12 +273,6 @@ CASES = [
         lambda p: p.edit(PINS, p.pin.tree, "sha256:" + "0" * 64),
         FROM_WHEELS,
     ),
-    Case(
-        "pins-say-no-patches",
-        "stale-no-patches",
-        TAG,
-        edit(PINS, 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "none"'),
-    ),
     Case("revision-unknown", "unknown-release", "'v9.9.2'", lambda p: None, ("apply", "v9.9.2")),
     # wheels and archives
     Case("wheel-is-another", "wrong-sha256", WHEEL, other_wheel, FROM_WHEELS),

@@ -126,16 +126,6 @@ def test_a_release_without_a_wheel_for_the_target_is_refused(project):
         make(project)
 
 
-def test_a_release_without_patches_is_refused(project):
-    project.edit(
-        "upstream/pins.toml",
-        f'tag = "{fakes.TAG}"',
-        f'tag = "{fakes.TAG}"\nno_patches = "has all of it"',
-    )
-    with pytest.raises(Refused, match="no patch is for it: has all of it"):
-        make(project)
-
-
 def test_files_that_are_not_the_recorded_tree_are_refused(project):
     report = project.apply()
     files = build.patched_files(report.path)

@@ -167,17 +167,6 @@ def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
     assert "--force-reinstall" in out.splitlines()[-1]
 
 
-def test_apply_of_a_release_without_patches_says_so(run):
-    run.project.write(
-        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
-    )
-    run.project.edit(
-        "upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "has all of it"'
-    )
-    code, out, _ = run("apply")
-    assert code == 0 and "No patch is for v9.9.1" in out and "has all of it" in out
-
-
 def test_subjects_are_no_markup(run):
     subject = "Count [steps] once[/] more"
     run.project.edit("patches/steps/count-once-more.patch", "Count the steps once more", subject)
@@ -198,11 +187,20 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
 
 
 def test_check_lists_gaps(run):
+    page = fakes.RELEASE["sglang/srt/page.py"]
     run.project.write(
-        "series", "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+        "series",
+        "steps/count-once-more.patch  # >=9.10\nsteps/name-the-cut.patch  # >=9.10\n"
+        "steps/turn-the-page.patch  # >=9.9\n",
     )
-    run.project.edit(
-        "upstream/pins.toml", f'tag = "{TAG}"', f'tag = "{TAG}"\nno_patches = "none yet"'
+    run.project.write(
+        "patches/steps/turn-the-page.patch",
+        fakes.patch_text(
+            "python/sglang/srt/page.py",
+            page,
+            f"{page}on = 1\n",
+            Probe="python/sglang/srt/page.py :: on = 1",
+        ),
     )
     run.project.edit(
         "patches/steps/count-once-more.patch",

@@ -19,7 +19,7 @@ from patchqueue.upstream import pins
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = series.PACKAGE.removeprefix("python/").strip("/").replace("/", ".")
 FOLDER = ROOT / "overlay" / series.PACKAGE
-PINS = [pin for pin in pins.load(ROOT).all if not pin.no_patches]
+PINS = pins.load(ROOT).all
 
 
 @functools.cache

@@ -35,7 +35,6 @@ BAD = [  # what replaces what in a good pins.toml, and what the refusal says
     ("sglang-9.9.1-py3", "sglang-9.9.2-py3", "9.9.2"),
     ("sglang-9.9.1-py3", "vllm-9.9.1-py3", "vllm"),
     ("sglang-9.9.1-py3", "../sglang-9.9.1-py3", "../sglang"),
-    ('tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = true', "no_patches"),
     ('tag = "v9.9.1"', 'tag = "v9.9.1"\nbranch = "main"', "branch"),
 ]
 

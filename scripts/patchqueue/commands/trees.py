@@ -74,8 +74,6 @@ def _show_left_out(report: Report) -> None:
 
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:
-    if report.outcome is Outcome.EMPTY:
-        OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
     record = report.record
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
     counts = (

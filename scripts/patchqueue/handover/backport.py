@@ -84,9 +84,6 @@ def selected(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     if patches and left_out == patches.keys():
         what = "no patch is left: --without names all that are for it"
         raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
-    if not patches:
-        what = f"no patch is for it: {pin.no_patches}"
-        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
     kept = tuple(entry for entry in queue.entries if entry.base not in left_out)
     return select(replace(queue, entries=kept), pin)
 

@@ -51,9 +51,6 @@ def write(root: Path, pin: Pin, base: Path | None, out: Path, only: str = "") ->
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
     where no patch is for the release, or a hunk does not fit.
     """
-    if pin.no_patches:
-        what = f"no patch is for it: {pin.no_patches}"
-        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
     tree, selection = begin(select(load_queue(root, only), pin), None, base)
     planned = selection.replay(tree.read)
     if planned.problems:

@@ -46,28 +46,24 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
     """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
     not at all; a folder that is there is replaced.
 
-    Raises Refused if no patch is for these releases, if the tag of this number has another content,
-    or if a build or a patch file is refused.
+    Raises Refused if the tag of this number has another content, or if a build or a patch file is
+    refused.
     """
     _refuse_other_content(root)
-    pins = [pin for pin in chosen if not pin.no_patches]
-    if not pins:
-        where = " ".join(pin.tag for pin in chosen)
-        raise Refused.of("nothing-to-build", where, "no patch is for it", "name another release")
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")
     with locked(folder.with_name(f".{folder.name}.lock")):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        for pin in pins:
+        for pin in chosen:
             _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
         (unfinished / SUMS).write_text(_sums(unfinished), encoding="utf-8")
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
-    wheels = sum(len(pin.wheels) for pin in pins)
-    return Made(folder, wheels, tuple(build.local_version(pin) for pin in pins), size)
+    wheels = sum(len(pin.wheels) for pin in chosen)
+    return Made(folder, wheels, tuple(build.local_version(pin) for pin in chosen), size)
 
 
 def _refuse_other_content(root: Path) -> None:

@@ -76,9 +76,6 @@ def install(
         if other := ownership.find(here):
             return other.report(queue, pins)
         known = _known(here, queue, pins, release, pristine)
-        if known.pin.no_patches:
-            what = f"no patch is for it: {known.pin.no_patches}"
-            raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
         return _apply(select(queue, known.pin), here, known)
 
 

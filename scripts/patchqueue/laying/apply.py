@@ -107,8 +107,7 @@ def apply(
         refuse_to_lose(tree, inspection, discard)
         record, listing = _build(tree, pristine, planned, quilt, lock)
         tree.finish(listing)
-    outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
-    return _report(selection, pristine, tree, outcome, record)
+    return _report(selection, pristine, tree, Outcome.APPLIED, record)
 
 
 def begin(

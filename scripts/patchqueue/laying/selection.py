@@ -150,23 +150,14 @@ class Selection:
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
-    """The selection for a pin. Raises Refused when there is no patch and pins.toml does not say
-    why, or says so wrongly."""
+    """The selection for a pin. Raises Refused where no patch is for it."""
     selection = Selection(queue, pin)
     if not selection.patches and queue.profile:
         what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
         raise Refused.of("nothing-to-do", pin.tag, what, step)
-    if not selection.patches and not pin.no_patches:
-        step = (
-            f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
-        )
-        raise Refused.of(
-            str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step
-        )
-    if selection.patches and pin.no_patches:
-        first = selection.patches[0].name
-        what = f"pins.toml says there is no patch ({pin.no_patches}), but {first} is for it"
-        raise Refused.of("stale-no-patches", pin.tag, what, "remove no_patches")
+    if not selection.patches:
+        what = "no patch of the series is for this release"
+        raise Refused.of(str(Outcome.EMPTY), pin.tag, what, to_type("rebase", pin.tag))
     return selection
 
 

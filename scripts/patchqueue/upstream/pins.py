@@ -45,7 +45,6 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     have (see files/tree.py).
     patched: the same of the release with the whole queue on it; empty where it is not known yet.
     resolve_as_of: the revision's environment is resolved as the package index stood on this day.
-    no_patches: why the queue has no patch for this revision; empty where it has some.
     """
 
     version: Version
@@ -55,7 +54,6 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     tree: TreeHash
     wheels: Annotated[tuple[Wheel, ...], Meta(min_length=1)]
     patched: TreeHash | Literal[""] = ""
-    no_patches: str = ""
 
     def __post_init__(self) -> None:
         for wheel in self.wheels:

@@ -118,9 +118,6 @@ def build(
     repack). Raises Refused where no patch is for this release, where it has no wheel for `target`,
     or where apply refuses.
     """
-    if pin.no_patches:
-        what = f"no patch is for it: {pin.no_patches}"
-        raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
     return build_wheel(root, pin, _wheel_for(pin, target), origin, out, only)
 
 
