@@ -6,7 +6,6 @@ The rules are one table (after SUSE kernel-source's header.py): `problems` check
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,21 +18,21 @@ from ..hint import counted
 from ..outcome import Problem
 
 VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
+LONGEST = 9_999  # characters of a field
 TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
 
 
 @dataclass(frozen=True)
 class Rule:
     """One header field. pattern must match the whole value (continuation lines joined by \\n);
-    shortest, longest: its length in characters."""
+    length: of the value, in characters."""
 
     field: str
     pattern: str
     meaning: str
     required: bool = True
     repeats: bool = False
-    shortest: int = 0
-    longest: float = math.inf
+    length: range = range(LONGEST + 1)
 
 
 FIXES = "fixes"
@@ -47,15 +46,14 @@ RULES = (
         r"[A-Z][^\n]*",
         "what the patch does, imperative, 8 to 72 characters, a capital first; a commit's subject"
         " later",
-        shortest=8,
-        longest=72,
+        length=range(8, 73),
     ),
     Rule(
         "Description",
         r"(?s).*",
         "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty"
         " line",
-        shortest=20,
+        length=range(20, LONGEST + 1),
     ),
     Rule(
         "Origin",
@@ -114,7 +112,7 @@ VARIANT_RULES = (
         r"(?s).*",
         "how the variant differs, where it is more than the line numbers",
         required=False,
-        shortest=20,
+        length=range(20, LONGEST + 1),
     ),
     Rule(
         "Overlay",
@@ -237,15 +235,14 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
     if len(values) > 1 and not rule.repeats:
         yield Problem("repeated-field", where, f"has {len(values)} {rule.field} fields")
     for value in values:
-        length = f"has {counted(len(value), 'character')}"
         if not re.fullmatch(rule.pattern, value):
-            yield Problem("bad-field", where, f"{rule.field} is {value!r}; it is {rule.meaning}")
-        elif len(value) < rule.shortest:
-            what = f"{rule.field} {length}, and needs {rule.shortest} or more: {rule.meaning}"
+            what = f"{rule.field} is {value!r}; it is {rule.meaning}"
             yield Problem("bad-field", where, what)
-        elif len(value) > rule.longest:
-            what = f"{rule.field} {length}, and may have {rule.longest}: {rule.meaning}"
-            yield Problem("bad-field", where, what)
+        elif len(value) not in rule.length:
+            least, most = rule.length.start, rule.length.stop - 1
+            bound = f"needs {least} or more" if len(value) < least else f"may have {most}"
+            what = f"{rule.field} has {counted(len(value), 'character')}, and {bound}"
+            yield Problem("bad-field", where, f"{what}: {rule.meaning}")
 
 
 def documentation() -> str:
