@@ -19,6 +19,7 @@ from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, pytho
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
+from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import imports, lint
 from patchqueue.queue.series import PROVENANCE
@@ -249,7 +250,7 @@ def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
             for patch in queue.select(pin.version)
             if queue.base(left.name) in queue.header(patch.name).needs
         ]
-        selection = backport.selected(queue, pin, (stem, *needy))
+        selection = select(queue, pin, (stem, *needy))
         laid = selection.overlay.keys()
         wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
         wanted |= {one for patch in selection.patches for one in lint.called(patch)}

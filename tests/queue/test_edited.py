@@ -247,6 +247,23 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, capsys):
     assert exactly(site) == before
 
 
+def test_a_patch_that_conflicts_can_be_left_out(edited, site, capsys):
+    """By --check and by install; the next install keeps it out by the same words alone."""
+    KINDS["inside our hunks"].make(site)
+    before = exactly(site)
+    words = ["--root", str(edited.root), "install", "--site-packages", str(site)]
+    assert cli.main(words) == 1 and "--without PATCH" in capsys.readouterr().err
+    words += ["--without", "steps/count-once-more"]
+    assert cli.main([*words, "--check"]) == 0 and exactly(site) == before
+    assert f"--site-packages {site} --without steps/count-once-more`" in capsys.readouterr().out
+    assert cli.main(words) == 0 and cli.main(words) == 0
+    assert "already applied" in capsys.readouterr().out
+    assert "added_step" not in (site / PATCHED).read_text() and "six" in (site / CUT).read_text()
+    assert cli.main([*words, "--verify"]) == 1, "every file is compared"
+    inplace.uninstall(edited.root, site)
+    assert exactly(site) == before
+
+
 def test_another_release_is_not_taken_for_edits(edited, site, monkeypatch):
     """So many files differ that the rest says nothing."""
     monkeypatch.setattr(edits, "FEW", 0)

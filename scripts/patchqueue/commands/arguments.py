@@ -161,6 +161,15 @@ ONLY = option(
 )
 
 
+WITHOUT = option(
+    "--without",
+    action="append",
+    default=[],
+    metavar="PATCH",
+    help="leave this patch out, as prefill-graph/log-tree, with the files that it alone needs",
+)
+
+
 def shown(written: Path) -> str:
     """A path below the tool's own folder, as the user can type it."""
     return str(written if _is_here(os.environ.get(CALLED_FROM) or ".") else Path.cwd() / written)

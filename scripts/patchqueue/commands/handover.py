@@ -18,7 +18,7 @@ from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build
 from . import arguments
-from .arguments import FROM, ONLY, Command, chosen_releases, flag, option, shown
+from .arguments import FROM, ONLY, WITHOUT, Command, chosen_releases, flag, option, shown
 from .terminal import ERR, OUT
 
 MB = 10**6
@@ -115,7 +115,7 @@ def _patches(options: argparse.Namespace) -> int:
     (pin,) = chosen_releases(options, pins)
     out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
     console = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.base, out, options.only)
+    made = onefile.write(options.root, pin, options.base, out, options.only, options.without)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
@@ -236,14 +236,7 @@ COMMANDS = (
                 metavar="VERSION",
                 help="the release that a fork is made of, where its tags do not say",
             ),
-            option(
-                "--without",
-                action="append",
-                default=[],
-                metavar="PATCH",
-                help="leave this patch out, as prefill-graph/log-tree, with the files that it alone"
-                " needs",
-            ),
+            WITHOUT,
             ONLY,
             option(
                 "--pull-requests",
@@ -276,6 +269,7 @@ COMMANDS = (
                 help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
             ),
             ONLY,
+            WITHOUT,
             option(
                 "--base",
                 type=arguments.path,

@@ -14,7 +14,7 @@ from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
 from . import arguments
-from .arguments import ONLY, Argument, Command, flag, option
+from .arguments import ONLY, WITHOUT, Argument, Command, flag, option
 from .terminal import OUT
 
 
@@ -39,20 +39,14 @@ def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
         beside = "with --verify, which writes no file of yours"
-        others = "--discard", "--pristine", "--check", "--only"
+        others = "--discard", "--pristine", "--check", "--only", "--without"
         arguments.refuse_ineffective(options, beside, *others)
         return _verify(options)
+    chosen = (options.release, options.pristine, options.only, options.without)
     if options.check:
         arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
-        return _check(options)
-    report = inplace.install(
-        options.root,
-        options.site,
-        options.discard,
-        options.release,
-        options.pristine,
-        options.only,
-    )
+        return _check(options, inplace.check(options.root, options.site, *chosen))
+    report = inplace.install(options.root, options.site, options.discard, *chosen)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -77,10 +71,7 @@ def _install(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> int:
-    report = inplace.check(
-        options.root, options.site, options.release, options.pristine, options.only
-    )
+def _check(options: argparse.Namespace, report: Report) -> int:
     for note in report.notes:
         OUT.print(f"note: {note}")
     version = f"sglang {report.record['version']} in {report.site}"
@@ -93,12 +84,13 @@ def _check(options: argparse.Namespace) -> int:
         f" change {counted(report.changed, 'file')} and add {report.added}; nothing was written"
     )
     _show_edits(report)
-    _say_next(report, "does that", options.only)
+    _say_next(report, "does that", options.only, options.without)
     return 0
 
 
-def _say_next(report: Report, what: str, only: str = "") -> None:
+def _say_next(report: Report, what: str, only: str = "", without: Sequence[str] = ()) -> None:
     words = ["--site-packages", report.site, *(["--only", only] if only else [])]
+    words += [word for patch in without for word in ("--without", patch)]
     OUT.print(f"next: {to_type('install', *words)} {what}")
 
 
@@ -226,6 +218,7 @@ COMMANDS = (
         ),
         flag("--pristine", "refuse an sglang that carries edits of others"),
         ONLY,
+        WITHOUT,
         option(
             "--release",
             default="",

@@ -4,11 +4,10 @@ hashes every time."""
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -63,31 +62,6 @@ class Wishes:
 PLAIN = Wishes()
 
 
-def selected(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
-    """The queue on a release, without some patches. Raises Refused where no patch is left, for a
-    patch that the release does not get, and for one that another one needs."""
-    patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
-    left_out = {f"{stem}.patch" for stem in without}
-    for name in sorted(left_out - patches.keys()):
-        alike = difflib.get_close_matches(name, patches, 1)
-        guess = f"did you mean {alike[0].removesuffix('.patch')}? " if alike else ""
-        step = f"{guess}{to_type('apply', pin.tag, '--verbose')} lists the patches"
-        what = f"{pin.tag} gets no patch of this name"
-        raise Refused.of("unknown-patch", name.removesuffix(".patch"), what, step)
-    for name, patch in patches.items():
-        needed = left_out.intersection(queue.header(patch.name).needs)
-        if needed and name not in left_out:
-            stem = name.removesuffix(".patch")
-            step = f"leave that one out too: --without {stem}"
-            where = min(needed).removesuffix(".patch")
-            raise Refused.of("needed-patch", where, f"{stem} needs it", step)
-    if patches and left_out == patches.keys():
-        what = "no patch is left: --without names all that are for it"
-        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
-    kept = tuple(entry for entry in queue.entries if entry.base not in left_out)
-    return select(replace(queue, entries=kept), pin)
-
-
 def backport(
     root: Path,
     pins: Pins,
@@ -111,7 +85,7 @@ def backport(
     pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = selected(queue, pin, wishes.without)
+    selection = select(queue, pin, wishes.without)
     wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])

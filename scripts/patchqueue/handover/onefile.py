@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,14 +44,21 @@ class Written:
     tree: str = ""
 
 
-def write(root: Path, pin: Pin, base: Path | None, out: Path, only: str = "") -> Written:
+def write(
+    root: Path,
+    pin: Pin,
+    base: Path | None,
+    out: Path,
+    only: str = "",
+    without: Sequence[str] = (),
+) -> Written:
     """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
-    every patch.
+    every patch; without: patches that are left out.
 
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
     where no patch is for the release, or a hunk does not fit.
     """
-    tree, selection = begin(select(load_queue(root, only), pin), None, base)
+    tree, selection = begin(select(load_queue(root, only), pin, without), None, base)
     planned = selection.replay(tree.read)
     if planned.problems:
         raise Refused(planned.problems)

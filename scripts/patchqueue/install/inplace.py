@@ -53,13 +53,14 @@ def install(
     release: str = "",
     pristine: bool = False,
     only: str = "",
+    without: Sequence[str] = (),
 ) -> Report:
     """Apply the queue to the sglang in `site`; what an earlier, killed call began is finished
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
     of, where they do not say; pristine: they may carry no edits of others; only: the profile whose
-    patches are applied, "" for every patch.
+    patches are applied, "" for every patch; without: patches that are left out.
     Raises Refused, with nothing changed, where the files are not those of a pinned release with or
     without edits of others, where a hunk does not fit them, where no patch is for it, where it
     cannot be written, or where it is patched by other means.
@@ -67,7 +68,7 @@ def install(
     queue, pins = load_queue(root, only), pinning.load(root)
     with _opened(site) as place:
         if journal := _recovered(place, pins, discard):
-            selection = select(queue, pins.find(journal.record["version"]))
+            selection = select(queue, pins.find(journal.record["version"]), without)
             differ = _differing(journal)
             if selection.made(journal.record) and not differ.ours:
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
@@ -76,11 +77,16 @@ def install(
         if other := ownership.find(here):
             return other.report(queue, pins)
         known = _known(here, queue, pins, release, pristine)
-        return _apply(select(queue, known.pin), here, known)
+        return _apply(select(queue, known.pin, without), here, known)
 
 
 def check(
-    root: Path, site: Path, release: str = "", pristine: bool = False, only: str = ""
+    root: Path,
+    site: Path,
+    release: str = "",
+    pristine: bool = False,
+    only: str = "",
+    without: Sequence[str] = (),
 ) -> Report:
     """The report of an `install` that writes nothing: EMPTY with the counts of files that it would
     change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
@@ -94,7 +100,7 @@ def check(
         if other := ownership.find(here):
             return other.report(queue, pins)
         known = _known(here, queue, pins, release, pristine)
-        changes, record = plan(select(queue, known.pin), here, known)
+        changes, record = plan(select(queue, known.pin, without), here, known)
         own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
         counts, before = (len(own) - added, added), names(known.edits.paths)

@@ -137,7 +137,10 @@ def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
 def resolve(tag: str) -> str:
     """The step for a conflict with edits of others, which keeps both sides."""
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
-    return f"change one side so that both fit; or {branch}, and `git merge BRANCH` lays both out"
+    return (
+        "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
+        f" {branch}, and `git merge BRANCH` lays both out"
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ Anything else that does not apply is a conflict, and nothing is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -83,7 +84,7 @@ class Selection:
         return {
             "version": str(self.pin.version),
             "release": RELEASE,
-            "queue": "" if self.queue.profile else self.pin.patched,
+            "queue": self.pin.patched if self.queue.whole else "",
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
             "patches": [
                 {
@@ -149,9 +150,12 @@ class Selection:
         return hash_python(listing_with(pristine.listing(), replayed.files))
 
 
-def select(queue: Queue, pin: Pin) -> Selection:
-    """The selection for a pin. Raises Refused where no patch is for it."""
-    selection = Selection(queue, pin)
+def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
+    """The selection for a pin; without: patches that are left out, as prefill-graph/log-tree.
+
+    Raises Refused where no patch is for it, and for patches that cannot be left out.
+    """
+    selection = Selection(_less(queue, pin, without) if without else queue, pin)
     if not selection.patches and queue.profile:
         what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
         raise Refused.of("nothing-to-do", pin.tag, what, step)
@@ -159,6 +163,30 @@ def select(queue: Queue, pin: Pin) -> Selection:
         what = "no patch of the series is for this release"
         raise Refused.of(str(Outcome.EMPTY), pin.tag, what, to_type("rebase", pin.tag))
     return selection
+
+
+def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
+    """The queue without some patches. Raises Refused for a patch that the release does not get, for
+    one that another one needs, and where no patch is left."""
+    patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
+    left_out = {f"{stem}.patch" for stem in without}
+    for name in sorted(left_out - patches.keys()):
+        alike = difflib.get_close_matches(name, patches, 1)
+        guess = f"did you mean {alike[0].removesuffix('.patch')}? " if alike else ""
+        step = f"{guess}{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        what = f"{pin.tag} gets no patch of this name"
+        raise Refused.of("unknown-patch", name.removesuffix(".patch"), what, step)
+    for name, patch in patches.items():
+        needed = left_out.intersection(queue.header(patch.name).needs)
+        if needed and name not in left_out:
+            stem = name.removesuffix(".patch")
+            step = f"leave that one out too: --without {stem}"
+            where = min(needed).removesuffix(".patch")
+            raise Refused.of("needed-patch", where, f"{stem} needs it", step)
+    if left_out == patches.keys():
+        what = "no patch is left: --without names all that are for it"
+        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
+    return queue.less(left_out)
 
 
 def settle(selection: Selection, read: Read, where: str, step: str) -> Selection:

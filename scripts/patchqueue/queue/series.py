@@ -4,7 +4,7 @@ need."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -50,12 +50,14 @@ class Entry:
 @dataclass(frozen=True)
 class Queue:
     """Everything that the project applies to a release. patches: each text as its file has it;
-    overlay: path in the tree -> content; profile: the one whose patches it has, "" for all."""
+    overlay: path in the tree -> content; profile: the one whose patches it has, "" for all; whole:
+    no patch is left out."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
     overlay: dict[str, bytes]
     profile: str = ""
+    whole: bool = True
 
     def select(self, version: Version) -> list[Patch]:
         """The patches for one release, in the series' order."""
@@ -87,7 +89,12 @@ class Queue:
         if not profile:
             return self
         kept = (one for one in self.entries if profile in self.header(one.name).profiles)
-        return replace(self, entries=tuple(kept), profile=profile)
+        return replace(self, entries=tuple(kept), profile=profile, whole=False)
+
+    def less(self, patches: Collection[str]) -> Queue:
+        """The queue without some patches, by the names that their variants share."""
+        kept = (one for one in self.entries if one.base not in patches)
+        return replace(self, entries=tuple(kept), whole=False)
 
     def overlay_of(self, patch: str) -> tuple[str, ...]:
         """The overlay files and folders that a patch names, or else the patch that it varies."""
