@@ -32,6 +32,13 @@ def row(tokens: int, default: float | None, **us: float) -> dict:
     }
 
 
+def test_what_enables_something_is_a_constant_of_a_kernel(sweep):
+    """Releases give enable_fused_moe_sum_all_reduce to the kernel; Triton refuses other objects."""
+    options = sweep.Off()
+    assert options.enable_fused_moe_sum_all_reduce is False
+    assert options().moe.enable_fused_moe_sum_all_reduce is False
+
+
 def test_the_fastest_tile_is_chosen(sweep):
     assert sweep.chosen([[row(16, 100, one=90, two=50)]]) == {16: TWO}
 
