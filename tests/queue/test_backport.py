@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from patchqueue.commands import cli
 from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
@@ -25,7 +26,6 @@ from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
-ROOT = Path(__file__).resolve().parents[2]
 RUNNER = fakes.RUNNER
 
 

@@ -7,11 +7,10 @@ import logging
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG
+from fakes import ROOT, RUNNER, TAG
 from msgspec.structs import replace
 
 from evidence.commands import cli as proving
@@ -19,8 +18,6 @@ from patchqueue import __main__ as program
 from patchqueue.commands import cli, handover, maintain, trees
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
-
-ROOT = Path(__file__).resolve().parents[2]
 
 COMMANDS = [
     "apply",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, refused
+from fakes import ROOT, RUNNER, refused
 from test_install import exactly, in_child, in_the_earlier_form, killed_at
 
 from patchqueue.commands import cli
@@ -33,7 +33,6 @@ from patchqueue.queue import series
 from patchqueue.upstream import edits, pins
 from patchqueue.wheels import build
 
-ROOT = Path(__file__).resolve().parents[2]
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
 OWN = series.PACKAGE.removeprefix("python/")
 MODULE = "report/provenance.py"

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+from gpumodules import GPU
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 # writes which process imported it
 HEAVY = """
 import os

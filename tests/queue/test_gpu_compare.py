@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from fakes import ROOT
+from gpumodules import GPU
 
 from bundle.release import SCRIPTS
 from patchqueue.files.tree import hash_python, list_package
 
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "tests/gpu"
 FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
 # a script of tests/gpu that leaves an engine a second to end by itself, in place of five

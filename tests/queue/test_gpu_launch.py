@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from gpumodules import GPU
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 STUCK = """
 import json, subprocess, sys, time
 

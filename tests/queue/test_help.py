@@ -9,12 +9,12 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from evidence.commands import cli as proving
 from patchqueue.commands import cli
 from patchqueue.hint import counted, to_type
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = sorted(
     path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from patchqueue.commands import cli
 from patchqueue.handover import additions, pull_requests
@@ -16,7 +17,6 @@ from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 TEST = "test/registered/unit/test_steps.py"
 COUNT, CUT = "steps/count-once-more", "steps/name-the-cut"
 REGISTER = "from sglang.test.ci.ci_register import register_cpu_ci"

@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gpumodules import GPU
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 ONE, TWO, THREE = ((m, 64, 64, 1, 4, 3) for m in (16, 32, 64))
 
 
