@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
+import gpumodules
 import pytest
 from fakes import ROOT
 
@@ -15,10 +15,7 @@ UPSTREAMS = (  # 0.5.12.post1, 0.5.23
 )
 
 
-@pytest.fixture
-def judging(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
-    return importlib.import_module("judging")
+judging = gpumodules.fixture("judging")
 
 
 def test_releases_say_it_in_their_words(judging):
