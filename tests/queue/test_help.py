@@ -59,6 +59,13 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     }
 
 
+def test_every_session_of_a_tool_is_a_command_of_one_line():
+    """Each of two command lines lists its own, and no other has it."""
+    names = [command.name for command in cli.COMMANDS + proving.COMMANDS]
+    assert sorted(names) == sorted(parsers())
+    assert {*names} == fakes.sessions() - {"lint", "linted"}
+
+
 @pytest.mark.parametrize("name", [*EXAMPLES])
 def test_the_example_of_a_command_is_one(name):
     words = EXAMPLES[name].split()
