@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tomlkit
+from fakes import ROOT
 from test_install import exactly
 
 from patchqueue.install import inplace
@@ -23,7 +24,6 @@ from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins, source
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = source.cache_folder()  # read before it is redirected
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
