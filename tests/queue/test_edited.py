@@ -147,7 +147,7 @@ KINDS = {
     "a file that we do not touch": Kind(written(PAGE, "mine = 1\n")),
     "a file that we do not touch gone": Kind(lambda site: (site / PAGE).unlink()),
     "a file of data": Kind(written("sglang/srt/table.json", "{}")),
-    "line ends": Kind(with_other_line_ends, r"hunk 1: line 1 reads 'step_1 = 1\r'"),
+    "line ends": Kind(with_other_line_ends, r"hunk 1: line 18 reads 'step_18 = 18\r'"),
 }
 
 
@@ -235,23 +235,6 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, tool):
     assert "steps/count-once-more: these files have that change already" in out
     assert (site / PATCHED).read_text().count("added_step") == 1
     assert inplace.verify(edited.root, site).outcome is Outcome.APPLIED
-    inplace.uninstall(edited.root, site)
-    assert exactly(site) == before
-
-
-def test_a_patch_that_conflicts_can_be_left_out(edited, site, tool):
-    """By --check and by install; the next install keeps it out by the same words alone."""
-    KINDS["inside our hunks"].make(site)
-    before, words = exactly(site), ("install", "--site-packages", str(site))
-    code, _, err = tool(edited, *words)
-    assert code == 1 and "--without PATCH" in err
-    words += ("--without", "steps/count-once-more")
-    code, out, _ = tool(edited, *words, "--check")
-    assert code == 0 and out.rstrip().endswith(f"{' '.join(words)}` does that")
-    assert exactly(site) == before and tool(edited, *words)[0] == 0
-    assert "already applied" in tool(edited, *words)[1]
-    assert "added_step" not in (site / PATCHED).read_text() and "six" in (site / CUT).read_text()
-    assert tool(edited, *words, "--verify")[0] == 1, "every file is compared"
     inplace.uninstall(edited.root, site)
     assert exactly(site) == before
 
@@ -514,6 +497,14 @@ def test_a_change_counts_as_often_as_it_was_laid(before, after, now, lines):
 )
 def test_where_most_of_the_lines_stand(lines, at):
     assert nearest(list(lines), list("cde")) == at
+
+
+def test_a_renamed_block_is_named_where_it_stands(edited, site):
+    """No line of a hunk is there as it was; the file begins with other lines."""
+    text = (site / PATCHED).read_text().replace("step_", "our_step_")
+    (site / PATCHED).write_text(f"# licence\n\n{text}")
+    said = "line 20 reads 'our_step_18 = 18'; the queue's patch needs 'step_18 = 18'"
+    assert said in refused(inplace.install, edited.root, site)[1]
 
 
 def test_a_record_names_the_queue_whatever_the_tree(edited, site):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 
 from ..files.tree import sha256
 from ..hint import to_type
@@ -266,8 +266,9 @@ def _named(outcome: Outcome, where: str, what: str, step: str) -> tuple[Outcome,
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
     """The first line that differs between a hunk's old side and the lines that are there in its
     place."""
-    first = max(nearest(lines, ours) - AROUND, 0)
-    region = lines[first : first + len(ours) + 2 * AROUND]
+    around = AROUND if any(line.strip() and line in lines for line in ours) else 0
+    first = max(nearest(lines, ours) - around, 0)
+    region = lines[first : first + len(ours) + 2 * around]
     for kind, at, end, there, behind in SequenceMatcher(None, ours, region).get_opcodes():
         if kind != "equal" and at < len(ours) and (at or kind != "insert"):
             begins = at == 0 and end < len(ours)  # the region begins before the hunk
@@ -281,7 +282,8 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
     """Where most of the wanted lines are, in order and without a gap, 0-based; the first of these
-    places. Blank lines count for little."""
+    places. Blank lines count for little. Where none is there, the place of the line that is most
+    like the longest one."""
     weights = [1.0 if line.strip() else 0.01 for line in searched]
     scores: dict[int, float] = {}
     numbers: dict[str, list[int]] = {}
@@ -291,4 +293,8 @@ def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
         for number in numbers.get(line, ()):
             scores[at - number] = scores.get(at - number, 0) + weights[number]
     fitting = {start: score for start, score in scores.items() if start >= 0}
+    if max(fitting.values(), default=0) < 1 and searched:
+        wanted = max(searched, key=len)
+        for alike in get_close_matches(wanted, lines, 1):
+            return max(0, lines.index(alike) - searched.index(wanted))
     return max(fitting, key=lambda start: (fitting[start], -start)) if fitting else 0
