@@ -172,6 +172,11 @@ def _programs(world: World) -> None:
         " x86_64-manylinux_2_34",
     )
     fakes.program(found / "python", f'PYTHONPATH="{world.site}" exec "{sys.executable}" "$@"')
+    # uvx builds the tool of a repository, with packages that no test fetches: here it is this one
+    tool = f'PYTHONPATH="{ROOT}/scripts" exec "{sys.executable}" -m patchqueue "$@"'
+    fakes.program(
+        found / "uvx", f'[ "$1 $2 $3" = "--from git+REPOSITORY patchqueue" ] && shift 3 && {tool}'
+    )
 
 
 @dataclass(frozen=True)
@@ -291,6 +296,13 @@ RUN: dict[str, list[Step | Deed]] = {
             "# told\nfrom __future__",
         ),
         Step("scripts/nox check --write", "upstream/pins.toml: trees"),
+        Step("scripts/nox quilt v0.5.9 pop", "Now at patch"),
+        Step("scripts/nox quilt v0.5.9 push", "nsa/skip-pointer-check.patch"),
+        Step(
+            "scripts/nox quilt v0.5.9 add python/sglang/…",
+            "nsa/skip-pointer-check.patch",
+            put={"python/sglang/…": "python/sglang/srt/cut.py"},
+        ),
     ],
     "a release": [
         packages_move,
@@ -386,6 +398,33 @@ RUN: dict[str, list[Step | Deed]] = {
             "scripts/nox build v0.5.9 --release", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"
         ),
         Step("scripts/nox build --release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
+    ],
+    "from nothing": [
+        Step("uv venv --python 3.12", "Creating virtual environment", put={"3.12": sys.executable}),
+        Step(
+            "uv pip install --exclude-newer 2026-05-09 --prerelease=allow sglang==0.5.11",
+            "+ sglang==0.5.11",
+            put={"sglang==0.5.11": f"../../wheels/sglang-0.5.11-{BUILT}.whl"},
+        ),
+        lambda world: (
+            next(world.queue.glob(".venv/lib/*/site-packages"))
+            .joinpath("site.pth")
+            .write_text(f"{world.site}\n")
+        ),
+        Step(
+            "uvx --from git+REPOSITORY patchqueue install --python .venv/bin/python",
+            "2 patches, 2 files changed",
+        ),
+        Step(
+            "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR",
+            "2 files restored",
+            put=SITE,
+        ),
+        Step(
+            "uvx --from git+REPOSITORY patchqueue install --site-packages DIR",
+            "2 patches, 2 files changed",
+            put=SITE,
+        ),
     ],
     "in place": [
         Step("scripts/nox install --check", "nothing was written"),
@@ -489,6 +528,8 @@ CHECKED: dict[str, Check] = {
     "scripts/nox test": planned("the tool, v0.5.9, v0.5.12.post1"),
     "scripts/nox test v0.5.9": planned("v0.5.9"),
     "scripts/nox test --tool": planned("the tool"),
+    "scripts/nox test v0.5.12.post1": planned("v0.5.12.post1"),
+    "scripts/nox test v0.5.9 -k pointer_check": planned("v0.5.9"),
     "scripts/nox test v0.5.9 -k scan": planned("v0.5.9"),
     "scripts/nox gpu v0.5.9": GPU,
     "scripts/nox gpu v0.5.9 --here --site F": SITES,
@@ -501,6 +542,7 @@ CHECKED: dict[str, Check] = {
     "scripts/nox status --merge evidence.json": Check(
         "it takes what a GPU host wrote", 1, "evidence.json"
     ),
+    "scripts/nox status --merge results": Check("it takes what a GPU host wrote", 1, "results"),
     "scripts/nox test v0.5.16 --upstream ~/sglang": Check(
         "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
     ),
@@ -526,8 +568,27 @@ def steps() -> Iterator[str]:
     return (step.command for story in RUN.values() for step in story if isinstance(step, Step))
 
 
+# Commands of blocks that are neither run nor checked, by their beginning, and why.
+UNRUN = {
+    r"(FROM|COPY|RUN) ": "Docker is no part of a test; the words of install in it are checked",
+    r".*tests/gpu/": "it needs a GPU; the words of the script are checked",
+    r"scripts/nox bundle ": "it fetches gigabytes; its words are checked",
+    r"scripts/nox (lint|test --coverage)$": "it needs packages of its own, and runs for minutes",
+    r"python -m sglang.launch_server ": "it needs a GPU and a model",
+    r"(python -m http.server|pip install --find-links) ": "test_find_links.py asks such a folder",
+}
+
+
 def test_pages_show_every_command_that_is_run_here():
     assert {*steps(), *CHECKED} <= {shown.command for shown in COMMANDS}
+
+
+def test_every_command_of_a_block_is_run_or_checked_or_has_a_reason():
+    shown = {each.command for each in COMMANDS if not each.named}
+    left = sorted(shown - {*steps(), *CHECKED})
+    reasons = {command: [one for one in UNRUN if re.match(one, command)] for command in left}
+    assert dict.fromkeys(left, 1) == {one: len(found) for one, found in reasons.items()}
+    assert {reason for found in reasons.values() for reason in found} == UNRUN.keys()
 
 
 def test_a_command_is_found_wherever_it_stands(tmp_path):

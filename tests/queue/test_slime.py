@@ -12,6 +12,7 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
+import fakes
 import pytest
 import tomlkit
 from fakes import ROOT
@@ -27,6 +28,7 @@ from patchqueue.upstream import pins, source
 CACHE = source.cache_folder()  # read before it is redirected
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
+INSTALL = ("install", "--site-packages")
 LEFT_OUT = ("memory-saver/pause-index-keys", "moe/return-routed-experts-of-own-rank")
 
 
@@ -74,7 +76,7 @@ def counted(version: str, site: Path) -> list[int]:
     return [len(HUNKS[version]), theirs, stayed, len(spots) - stayed, hunks - len(spots)]
 
 
-def test_the_page_counts_what_applies_and_every_edit_comes_back(slime):
+def test_the_page_counts_what_applies_and_every_edit_comes_back(slime, tool):
     version, site = slime
     before = exactly(site)
     (row,) = re.findall(rf"(?m)^\| {re.escape(version)} \| (.+) \|$", PAGE)
@@ -86,6 +88,9 @@ def test_the_page_counts_what_applies_and_every_edit_comes_back(slime):
     }
     assert patches == {f"patches/{name}.patch" for name in LEFT_OUT}
     assert "--without PATCH" in caught.value.problems[0].hint and exactly(site) == before
+    words = ["--without", LEFT_OUT[0], "--without", LEFT_OUT[1]]
+    code, out, _ = tool(fakes.Project(ROOT, CACHE, site), *INSTALL, site, *words, "--check")
+    assert code == 0 and f"{site} {' '.join(words)}` does that" in out and exactly(site) == before
     report = inplace.install(ROOT, site, without=LEFT_OUT)
     names = {f"sglang/srt/{name}" for name in HUNKS[version]}
     assert report.outcome is Outcome.APPLIED and set(report.before) == names

@@ -84,14 +84,14 @@ def _check(options: argparse.Namespace, report: Report) -> int:
         f" change {counted(report.changed, 'file')} and add {report.added}; nothing was written"
     )
     _show_edits(report)
-    _say_next(report, "does that", options.only, options.without)
+    words = ["--only", options.only] if options.only else []
+    words += [word for patch in options.without for word in ("--without", patch)]
+    _say_next(report, "does that", *words)
     return 0
 
 
-def _say_next(report: Report, what: str, only: str = "", without: Sequence[str] = ()) -> None:
-    words = ["--site-packages", report.site, *(["--only", only] if only else [])]
-    words += [word for patch in without for word in ("--without", patch)]
-    OUT.print(f"next: {to_type('install', *words)} {what}")
+def _say_next(report: Report, what: str, *words: str) -> None:
+    OUT.print(f"next: {to_type('install', '--site-packages', report.site, *words)} {what}")
 
 
 def _show_edits(report: Report) -> None:

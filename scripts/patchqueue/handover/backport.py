@@ -86,7 +86,7 @@ def backport(
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     selection = select(queue, pin, wishes.without)
-    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
+    wanted, edits = _wanted(repository, selection, start, base)
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -95,13 +95,13 @@ def backport(
 
 
 def _wanted(
-    repository: Repository, selection: Selection, start: str, base: str, without: bool
+    repository: Repository, selection: Selection, start: str, base: str
 ) -> tuple[list[Commit], Edits]:
-    """The commits to make, and what the base has besides the release. without: patches were left
-    out, and others stand at other lines. Raises Refused where a patch does not fit."""
+    """The commits to make, and what the base has besides the release. Raises Refused where a patch
+    does not fit."""
     listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
     edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
-    if edits.paths or without:
+    if edits.paths or not selection.queue.whole:  # patches stand at other lines
         step = resolve(repository, selection.pin) if edits.paths else BESIDE
         selection = settle(selection, read, where, step)
     return list(commits(selection, listing, read, edits)), edits

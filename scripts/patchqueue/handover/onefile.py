@@ -45,12 +45,7 @@ class Written:
 
 
 def write(
-    root: Path,
-    pin: Pin,
-    base: Path | None,
-    out: Path,
-    only: str = "",
-    without: Sequence[str] = (),
+    root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
 ) -> Written:
     """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
     every patch; without: patches that are left out.

@@ -159,6 +159,9 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     if not selection.patches and queue.profile:
         what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
         raise Refused.of("nothing-to-do", pin.tag, what, step)
+    if not selection.patches and without:
+        what = "no patch is left: --without names all that are for it"
+        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
     if not selection.patches:
         what = "no patch of the series is for this release"
         raise Refused.of(str(Outcome.EMPTY), pin.tag, what, to_type("rebase", pin.tag))
@@ -166,14 +169,14 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
 
 
 def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
-    """The queue without some patches. Raises Refused for a patch that the release does not get, for
-    one that another one needs, and where no patch is left."""
+    """The queue without some patches. Raises Refused for one that the release does not get, and
+    for one that another one needs."""
     patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
     left_out = {f"{stem}.patch" for stem in without}
     for name in sorted(left_out - patches.keys()):
-        alike = difflib.get_close_matches(name, patches, 1)
-        guess = f"did you mean {alike[0].removesuffix('.patch')}? " if alike else ""
-        step = f"{guess}{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        step = f"{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        for alike in difflib.get_close_matches(name, patches, 1):
+            step = f"did you mean {alike.removesuffix('.patch')}? {step}"
         what = f"{pin.tag} gets no patch of this name"
         raise Refused.of("unknown-patch", name.removesuffix(".patch"), what, step)
     for name, patch in patches.items():
@@ -183,9 +186,6 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
             step = f"leave that one out too: --without {stem}"
             where = min(needed).removesuffix(".patch")
             raise Refused.of("needed-patch", where, f"{stem} needs it", step)
-    if left_out == patches.keys():
-        what = "no patch is left: --without names all that are for it"
-        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
     return queue.less(left_out)
 
 
