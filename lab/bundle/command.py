@@ -59,7 +59,7 @@ def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
     if options.releases or options.flash:
         what = "a peer is packed on its own, as the package index has it"
-        step = "leave out VERSION and --flash"
+        step = "leave out RELEASE and --flash"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
     wanted = release.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
     pins = pinning.load(options.root)

@@ -85,3 +85,4 @@ def test_help_fits_80_columns(name, monkeypatch):
         re.fullmatch(r"[A-Z].*\.", made.description, re.DOTALL)
         and max(map(len, made.format_help().splitlines())) <= 80
     )
+    assert "VERSION" not in {action.metavar for action in made._actions}, "it is a RELEASE"

@@ -77,7 +77,7 @@ def flag(name: str, help: str, **options: Any) -> Argument:
 def releases(default: str = DEFAULT) -> Argument:
     """The pinned releases that a command is for."""
     text = f"v0.5.9 or 0.5.9 (default: {default})"
-    return option("releases", nargs="*", metavar="VERSION", help=text)
+    return option("releases", nargs="*", metavar="RELEASE", help=text)
 
 
 def chosen_releases(

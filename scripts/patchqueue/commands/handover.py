@@ -233,7 +233,7 @@ COMMANDS = (
             option(
                 "--release",
                 default="",
-                metavar="VERSION",
+                metavar="RELEASE",
                 help="the release that a fork is made of, where its tags do not say",
             ),
             WITHOUT,
@@ -259,7 +259,7 @@ COMMANDS = (
             option(
                 "release",
                 nargs="?",
-                metavar="VERSION",
+                metavar="RELEASE",
                 help=f"v0.5.9 or 0.5.9 (default: {arguments.DEFAULT})",
             ),
             option(

@@ -222,7 +222,7 @@ COMMANDS = (
         option(
             "--release",
             default="",
-            metavar="VERSION",
+            metavar="RELEASE",
             help="the release that it is made of, where its files do not say",
         ),
     ),

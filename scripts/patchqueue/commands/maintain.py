@@ -206,7 +206,7 @@ COMMANDS = (
             option(
                 "words",
                 nargs="*",
-                metavar="VERSION",
+                metavar="RELEASE",
                 help="a release that is not pinned yet, as 0.5.24",
             ),
             option(

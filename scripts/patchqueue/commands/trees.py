@@ -136,7 +136,7 @@ COMMANDS = (
         "run quilt in work/TAG/, with the quilt that apply uses",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
-            option("release", metavar="VERSION", help="v0.5.9 or 0.5.9"),
+            option("release", metavar="RELEASE", help="v0.5.9 or 0.5.9"),
             option(
                 "arguments",
                 nargs=argparse.REMAINDER,
