@@ -43,7 +43,8 @@ def shown(page: Path) -> Iterator[Shown]:
     sentence."""
     text = page.read_text(encoding="utf-8")
     for language, block in BLOCK.findall(text):
-        for line in block.replace("\\\n", "").splitlines() if language in SHELLS else ():
+        whole = re.sub(r"\\\n *", "", block)
+        for line in whole.splitlines() if language in SHELLS else ():
             command = re.sub(r"(^|\s+)# .*", "", line).strip()
             if command:
                 yield Shown(page.name, command)

@@ -10,9 +10,9 @@ from fakes import ROOT
 from msgspec.structs import replace
 from packaging.version import Version
 
-from evidence import cells, harness, matrix
+from evidence import cells, harness, matrix, results
 from evidence.footprints import Validity
-from evidence.pages import status
+from evidence.pages import bench, status
 from evidence.results import Row
 from patchqueue.files import atomic
 from patchqueue.outcome import Refused
@@ -150,6 +150,12 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
     assert status.in_page(text, status.tables(ROOT, PINS)) == text, "`scripts/nox status` writes it"
+
+
+def test_the_benchmarks_are_those_of_today_and_no_pair_wraps():
+    text = bench.page(results.load(ROOT))
+    assert (ROOT / bench.PAGE).read_text(encoding="utf-8") == text
+    assert not re.search(r"\d → \d", text)
 
 
 def test_a_family_can_be_kept_from_a_graph_that_others_have(queue):
