@@ -20,7 +20,7 @@ from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
 from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.queue import imports, lint
+from patchqueue.queue import imports
 from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
@@ -252,7 +252,7 @@ def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
         selection = backport.selected(queue, pin, (stem, *needy))
         laid = selection.overlay.keys()
         wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
-        wanted |= {one for patch in selection.patches for one in lint.called(patch)}
+        wanted |= {one for patch in selection.patches for one in patch.imported}
         assert wanted & every <= laid
 
 

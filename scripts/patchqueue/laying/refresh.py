@@ -42,7 +42,6 @@ Description: TODO
 Origin: own
 Upstream-Status: Pending
 Probe: TODO
-Overlay: none
 Test: TODO
 """
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
-from . import imports
-from .patchfile import Patch
 from .series import FILE, PROVENANCE, Queue, is_named, overlapping
 
 
@@ -51,7 +49,7 @@ def _variants(queue: Queue) -> list[Problem]:
 
 
 def _overlay(root: Path, queue: Queue) -> list[Problem]:
-    unnamed = "no patch's Overlay names it, or a file that imports it"
+    unnamed = "no patch's lines import it, nor a file that one imports, and no Overlay names it"
     problems = [
         Problem("unnamed-overlay", f"overlay/{path}", unnamed) for path in queue.unnamed_overlay()
     ]
@@ -62,8 +60,11 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
     for path, content in queue.overlay.items():
         problems += _overlay_name(path)
         problems += _overlay_text(f"overlay/{path}", content)
-    for name in sorted(queue.patches):
-        problems += _brought(queue, name)
+    for name, patch in sorted(queue.patches.items()):
+        for named in patch.header.overlay:
+            if not any(is_named(named, path) for path in queue.overlay):
+                what = f"names overlay/{named}, which is not there"
+                problems.append(Problem("missing-overlay", f"patches/{name}", what))
     return problems
 
 
@@ -90,28 +91,6 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
     elif not text.endswith("\n"):
         what = "is empty, or its last line has no line end"
         yield Problem("overlay-form", where, what, "give it at least a docstring")
-
-
-def _brought(queue: Queue, name: str) -> Iterator[Problem]:
-    """Whether a patch brings the overlay files that it names, and that its lines import."""
-    where = f"patches/{name}"
-    for named in queue.overlay_of(name):
-        if not any(is_named(named, path) for path in queue.overlay):
-            what = f"needs overlay/{named}, which is not there"
-            yield Problem("missing-overlay", where, what)
-    patch = queue.patches[name]
-    lacking = called(patch) & queue.overlay.keys() - queue.overlay_for([patch]).keys()
-    for missing in sorted(lacking):
-        what = f"its lines import {missing}, which its Overlay does not bring"
-        yield Problem("unclosed-overlay", where, what, "name it there, or a file that imports it")
-
-
-def called(patch: Patch) -> frozenset[str]:
-    """The files that a patch's added lines import."""
-    hunks = (hunk for file in patch.files for hunk in file.hunks)
-    return frozenset().union(
-        *(imports.of_lines(line.text for line in hunk.lines if line.kind == "+") for hunk in hunks)
-    )
 
 
 def _tests(root: Path, queue: Queue) -> list[Problem]:

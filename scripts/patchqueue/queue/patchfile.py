@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -20,6 +21,7 @@ from unidiff.patch import PatchSet
 from ..hint import counted, to_type
 from ..outcome import Problem
 from . import header as headers
+from . import imports
 
 CONTEXT = 3
 SECTION = re.compile(r"(?m)^(@@ -\S+ \+\S+ @@) .*$")  # a hunk's header may name a function
@@ -94,6 +96,13 @@ class Patch:
     def diff(self) -> str:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
+
+    @cached_property
+    def imported(self) -> frozenset[str]:
+        """The files that the added lines import, as paths in the tree."""
+        hunks = (hunk for file in self.files for hunk in file.hunks)
+        added = ([line.text for line in hunk.lines if line.kind == "+"] for hunk in hunks)
+        return frozenset().union(*map(imports.of_lines, added))
 
 
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:

@@ -89,22 +89,19 @@ class Queue:
         kept = (one for one in self.entries if profile in self.header(one.name).profiles)
         return replace(self, entries=tuple(kept), profile=profile)
 
-    def overlay_of(self, patch: str) -> tuple[str, ...]:
-        """The overlay files and folders that a patch names, or else the patch that it varies."""
-        own = self.patches[patch].header
-        return (own if own.get("Overlay") else self.header(patch)).overlay
-
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that these patches name, and those that these import."""
-        named = {name for patch in patches for name in self.overlay_of(patch.name)}
-        brought = imports.closure(
-            {path for path in self.overlay if any(is_named(name, path) for name in named)},
-            self.overlay,
-        )
+        """The overlay files that the lines of these patches import and that their headers name, and
+        those that these import."""
+        needed: set[str] = set()
+        for patch in patches:
+            named = self.header(patch.name).overlay
+            needed |= patch.imported
+            needed |= {path for path in self.overlay for name in named if is_named(name, path)}
+        brought = imports.closure(needed, self.overlay)
         return {path: content for path, content in self.overlay.items() if path in brought}
 
     def unnamed_overlay(self) -> list[str]:
-        """Overlay files that no patch names, and none that is named imports."""
+        """Overlay files that no patch needs."""
         return sorted(self.overlay.keys() - self.overlay_for(self.patches.values()).keys())
 
 
