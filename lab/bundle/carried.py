@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,9 @@ def check(site: Mapping[str, Any], torch: Carried) -> None:
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
 
 
-def asks(site: Path, names: Iterable[str] = MADE_FOR_TORCH) -> list[str]:
+def asks(site: Path, names: Sequence[str]) -> list[str]:
     """The CUDA libraries that these packages, made for one torch, want, less those that they bring
     themselves."""
-    names = list(names)
     files = [file for name in names for file in (site / name).rglob("*.so*")]
     own = {file.name for name in names for file in (site / f"{name}.libs").glob("*.so*")}
     return sorted(asked_of(file for file in files if file.is_file()).keys() - own)
@@ -231,7 +230,7 @@ def pack(
     excluded: packages that the resolution leaves out. Raises Refused with uv's reason.
     """
     words = ["--exclude-newer", until(as_of), "--prerelease=allow"]
-    found = _index(host).resolve([wanted], words, excluded)["packages"]
+    found = packages.Index(host).resolve([wanted], words, excluded)["packages"]
     locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
     version = lock.version_of(locked, "torch")
     if not version:
@@ -256,11 +255,6 @@ def pack(
     return Carried(archive, facts["own_cuda"], facts, holds)
 
 
-def _index(host: Host) -> packages.Index:
-    step = "see the host description's python, platform and torch"
-    return packages.Index(host, "no-bundle", step)
-
-
 def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
     """Those of `names`, as hashed requirements."""
     return body({"packages": [one for one in found if one["name"] in names]})
@@ -269,7 +263,7 @@ def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
 def _host_libraries(host: Host) -> dict[str, Library]:
     """The CUDA libraries that the host's own torch requires, by file name (kept)."""
     names = set(lock.cuda_libraries(LIBRARIES))
-    index = _index(host)
+    index = packages.Index(host)
     locked = _of(index.resolve([f"torch=={host.torch}"])["packages"], names)
     key = packages.key([locked, [rule.patterns for rule in TRIMMED], SCHEMA])
     kept = cache_folder() / "libraries" / f"{key}.json"
@@ -295,7 +289,7 @@ def _made(
 ) -> packages.Packed:
     """Install, choose and trim."""
     site = scratch / "site"
-    _index(host).install(locked, site, INSTALLED)
+    packages.Index(host).install(locked, site, INSTALLED)
     facts = lay(site, own, sm)
     plan = {"torch": host.torch, "libraries": facts["linked"]}
     (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")

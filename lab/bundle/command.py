@@ -86,7 +86,7 @@ def _bundle(options: argparse.Namespace) -> int:
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pins, pin, description, None, wanted)
+        made = release.pack(options.root, pins, pin, description, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
             f"{shown(made.path.relative_to(options.root))}: {sizes},"

@@ -14,10 +14,11 @@ Which entry runs where: CUDA C++ Programming Guide, "Binary Compatibility" and "
 from __future__ import annotations
 
 import mmap
+import operator
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from patchqueue.outcome import Refused
@@ -57,13 +58,7 @@ class Zeroed:
     none: int = 0
 
     def __add__(self, other: Zeroed) -> Zeroed:
-        return Zeroed(
-            self.kept + other.kept,
-            self.zeroed + other.zeroed,
-            self.symbols + other.symbols,
-            self.programs + other.programs,
-            self.none + other.none,
-        )
+        return Zeroed(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
