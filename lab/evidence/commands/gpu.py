@@ -9,9 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from bundle import host
-from patchqueue.commands import arguments
-from patchqueue.commands.arguments import Command, chosen_releases, flag, option, refuse_ineffective
-from patchqueue.commands.terminal import OUT
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import (
+    OUT,
+    Command,
+    chosen_releases,
+    flag,
+    option,
+    refuse_ineffective,
+)
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
@@ -117,20 +123,20 @@ RUN = (
     ),
     option(
         "--python",
-        type=arguments.program,
+        type=terminal.program,
         metavar="PATH",
         help="with --here: run in this interpreter instead, as /usr/bin/python3",
     ),
     option(
         "--out",
-        type=arguments.path,
+        type=terminal.path,
         metavar="FOLDER",
         help="write the result to this new folder, not to evidence/; status --merge gathers such"
         " folders",
     ),
     option(
         "--site",
-        type=arguments.path,
+        type=terminal.path,
         action="append",
         default=[],
         metavar="DIR",
@@ -147,7 +153,7 @@ RUN = (
 )
 
 
-def _repeated(name: str, metavar: str, help: str) -> arguments.Argument:
+def _repeated(name: str, metavar: str, help: str) -> terminal.Argument:
     return option(
         name, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated"
     )
@@ -160,7 +166,7 @@ COMMANDS = (
         "find tiles for Mamba2's prefill kernels on this host's GPU, and print them",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             *RUN,
             flag("--experts", "for routed experts instead, and write the tables that sglang reads"),
         ),
@@ -171,7 +177,7 @@ COMMANDS = (
         "test a release on this host's GPU, and keep the results in evidence/",
         "v0.5.9 --model llama",
         (
-            arguments.releases(f"{arguments.DEFAULT}; with --plan, every pinned release"),
+            terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
             *RUN,
             _repeated("--model", "NAME", "only this model of tests/gpu/models.py"),
             _repeated("--mode", "NAME", "only this mode, as breakable, and its reference"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from patchqueue.commands import arguments
-from patchqueue.commands.arguments import Command, flag, option
-from patchqueue.commands.terminal import OUT
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import OUT, Command, flag, option
 from patchqueue.hint import to_type
 from patchqueue.upstream import pins as pinning
 
@@ -44,7 +43,7 @@ COMMANDS = (
         (
             option(
                 "--merge",
-                type=arguments.path,
+                type=terminal.path,
                 metavar="PATH",
                 help="first add this result, or every result below this folder, to evidence/;"
                 " one about another tree than today's is refused",
