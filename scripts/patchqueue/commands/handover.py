@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..files import atomic
-from ..handover import backport, onefile, pull_requests, release
+from ..handover import backport, pull_requests, release
 from ..hint import counted
 from ..laying.apply import load_queue
 from ..outcome import Outcome
@@ -114,7 +114,7 @@ def _patches(options: argparse.Namespace) -> int:
     (pin,) = chosen_releases(options, pins)
     out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
     console = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.base, out, options.only)
+    made = release.write_patch(options.root, pin, options.base, out, options.only)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
