@@ -183,12 +183,6 @@ CASES = [
         lambda p: p.write(FIRST, (p.root / FIRST).read_bytes() + b"\xff"),
     ),
     Case("patch-hand-edited-counts", "bad-form", FIRST, first("-18,6 +18,7", "-18,6 +18,9")),
-    Case(
-        "patch-hand-edited-start",
-        "wrong-hunk-counts",
-        f"{FIRST}:",
-        first("-18,6 +18,7", "-18,6 +19,7"),
-    ),
     Case("patch-renames", "rename", FIRST, first("--- a/", "rename from a\nrename to b\n--- a/")),
     Case("patch-fits-at-two-places", "conflict", FIRST, fits_twice),
     # the trees

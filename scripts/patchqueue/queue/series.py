@@ -19,6 +19,7 @@ from .header import Header
 from .patchfile import Patch
 
 FILE = Path("series")
+PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch")
 # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
 OVERLAY_PATCH = "overlay.patch"
 
@@ -197,7 +198,7 @@ def _entry(number: int, line: str) -> Entry | Problem:
     if "\r" in line:
         return Problem("crlf", where, "has a carriage return", "save it with LF line ends")
     name, _, guard = (part.strip() for part in line.partition(" #"))
-    if not _is_patch_name(name):
+    if not PATCH_NAME.fullmatch(name):
         what = f"{name!r} is not like topic/verb-object.patch, below patches/"
         return Problem("bad-path", where, what)
     if not guard:
@@ -262,10 +263,3 @@ def as_patch(files: dict[str, bytes]) -> bytes:
 def is_named(name: str, path: str) -> bool:
     """Whether a name in a header means the overlay file: itself, or a folder that holds it."""
     return path == name or (name.endswith("/") and path.startswith(name))
-
-
-def _is_patch_name(name: str) -> bool:
-    return (
-        re.fullmatch(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch", name)
-        is not None
-    )

@@ -83,8 +83,8 @@ class Pins:
 
     def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
-        base = _without_post(version)
-        return [pin for pin in self.all if _without_post(pin.version) == base]
+        base = Version(version.base_version)  # 0.6 is 0.6.0
+        return [pin for pin in self.all if Version(pin.version.base_version) == base]
 
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
@@ -115,10 +115,6 @@ class Pins:
     def _unknown(self, name: str, why: str, step: str) -> Problem:
         tags = " ".join(pin.tag for pin in self.all)
         return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
-
-
-def _without_post(version: Version) -> Version:
-    return Version(version.base_version)
 
 
 def version(
@@ -171,16 +167,13 @@ def with_patched(text: str, trees: Mapping[Version, str]) -> str:
     """The file's text with these trees as `patched` of their releases. A release that it does not
     have is left out."""
     head, *entries = text.split(ENTRY)
-    return ENTRY.join([head, *(_with_patched(entry, trees) for entry in entries)])
-
-
-def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
-    version = re.search(r'(?m)^version = "([^"]+)"', entry)
-    tree = trees.get(Version(version[1])) if version else None
-    if tree is None:
-        return entry
-    rest = re.sub(r"(?m)^patched = .*\n", "", entry)
-    return re.sub(r"(?m)^(tree = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
+    for number, entry in enumerate(entries):
+        version = re.search(r'(?m)^version = "([^"]+)"', entry)
+        if version and (tree := trees.get(Version(version[1]))):
+            rest = re.sub(r"(?m)^patched = .*\n", "", entry)
+            line = rf'\g<1>patched = "{tree}"\n'
+            entries[number] = re.sub(r"(?m)^(tree = .*\n)", line, rest, count=1)
+    return ENTRY.join([head, *entries])
 
 
 def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
