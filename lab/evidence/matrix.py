@@ -17,10 +17,9 @@ from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import cells, harness, questions, results
-from .cells import ALWAYS, Feature
+from . import cells, harness, results
+from .cells import ALWAYS, Feature, Question
 from .footprints import Validity
-from .questions import Question
 from .results import NO_MEASURE, Row
 
 DETAILS = "evidence/findings.md#models-and-releases"
@@ -141,7 +140,7 @@ def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
 
 def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     """The cells of questions.toml for each pin, newest first."""
-    asked, queue, rows = questions.load(root), load_queue(root), results.load(root)
+    asked, queue, rows = cells.questions(root), load_queue(root), results.load(root)
     return [
         (
             pin,

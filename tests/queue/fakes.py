@@ -20,8 +20,8 @@ from types import ModuleType
 
 import pytest
 
+from evidence import commands as proving
 from evidence import harness as rules
-from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
 from patchqueue.laying import apply, check
@@ -228,18 +228,8 @@ def make(root: Path, cache: Path, wheels: Path) -> Project:
 
 def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    who = [
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@b",
-        "-c",
-        "init.defaultBranch=main",
-        "-c",
-        "commit.gpgSign=false",
-        "-c",
-        "tag.gpgSign=false",
-    ]
+    settings = "user.name=a user.email=a@b init.defaultBranch=main commit.gpgSign=false"
+    who = [word for each in f"{settings} tag.gpgSign=false".split() for word in ("-c", each)]
     return subprocess.run(
         ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
     ).stdout

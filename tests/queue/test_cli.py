@@ -14,7 +14,7 @@ import pytest
 from fakes import RUNNER, TAG
 from msgspec.structs import replace
 
-from evidence.commands import cli as proving
+from evidence import commands as proving
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, handover, maintain, trees
 from patchqueue.files import atomic

@@ -51,59 +51,34 @@ def variant_of_nothing(project):
     project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
 
 
+A = "overlay/python/sglang/srt/steps/a.py"
+WRITTEN = [  # problem, where it is, the file that makes it
+    ("unnamed-overlay", "overlay/python/sglang/srt/extra.py", "x = 1\n"),
+    ("reserved-name", f"overlay/{PROVENANCE}", "x = 1\n"),
+    ("bad-path", "overlay/setup.py", "x = 1\n"),
+    ("bad-path", "overlay/python/sglang/srt/steps/a b.py", "x = 1\n"),
+    ("bad-path", 'overlay/python/sglang/srt/steps/a".py', "x = 1\n"),
+    ("not-utf-8", A, b"\xff\n"),
+    ("crlf", A, "x = 1\r\n"),
+    ("overlay-form", A, ""),
+    ("overlay-form", A, "x = 1"),
+]
 CASES = [
+    *(
+        (name, where, lambda p, file=where.partition(":")[0], text=text: p.write(file, text))
+        for name, where, text in WRITTEN
+    ),
     ("overlapping-variants", "series:2", overlap),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
     ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
     (
-        "unnamed-overlay",
-        "overlay/python/sglang/srt/extra.py",
-        lambda p: p.write("overlay/python/sglang/srt/extra.py", "x = 1\n"),
-    ),
-    (
         "symlink",
         "overlay/python/sglang/srt/steps/link.py",
         lambda p: (p.root / "overlay/python/sglang/srt/steps/link.py").symlink_to("__init__.py"),
     ),
     ("symlink", "overlay/test", lambda p: (p.root / "overlay/test").symlink_to("python")),
-    (
-        "reserved-name",
-        f"overlay/{PROVENANCE}",
-        lambda p: p.write(f"overlay/{PROVENANCE}", "x = 1\n"),
-    ),
-    ("bad-path", "overlay/setup.py", lambda p: p.write("overlay/setup.py", "x = 1\n")),
-    (
-        "bad-path",
-        "overlay/python/sglang/srt/steps/a b.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a b.py", "x = 1\n"),
-    ),
-    (
-        "bad-path",
-        'overlay/python/sglang/srt/steps/a".py',
-        lambda p: p.write('overlay/python/sglang/srt/steps/a".py', "x = 1\n"),
-    ),
-    (
-        "not-utf-8",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", b"\xff\n"),
-    ),
-    (
-        "crlf",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1\r\n"),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", ""),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1"),
-    ),
     (
         "missing-overlay",
         "patches/steps/count-once-more.patch",

@@ -13,7 +13,7 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence.commands import cli as proving
+from evidence import commands as proving
 from patchqueue.commands import cli, terminal
 
 
