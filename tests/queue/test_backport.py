@@ -204,8 +204,8 @@ def test_a_branch_tells_edits_of_others_from_the_queues(packaged):
 
 
 def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
-    wishes = backport.Wishes(without=("steps/count-once-more",))
-    made = make(project, checkout, wishes=wishes)
+    without = ("steps/count-once-more",)
+    made = make(project, checkout, without=without)
     assert made.subjects == ("Count the steps once more",), "the fake's header is the same"
     changed = git(checkout, "diff", "--name-only", made.base, BRANCH).split()
     assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
@@ -226,7 +226,7 @@ def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint)
         "Overlay: none",
         "Overlay: none\nNeeds: steps/count-once-more.patch",
     )
-    problem = refusal(project, checkout, wishes=backport.Wishes(without=without))
+    problem = refusal(project, checkout, without=without)
     assert problem.name == name and hint in problem.hint
 
 

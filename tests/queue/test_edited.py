@@ -394,9 +394,7 @@ def test_a_fork_without_tags_says_its_release(edited, checkout):
     every = pins.load(edited.root)
     with pytest.raises(Refused):
         backport.backport(edited.root, every, str(checkout), "graphs", "HEAD")
-    made = backport.backport(
-        edited.root, every, str(checkout), "graphs", "HEAD", wishes=backport.Wishes(fakes.TAG)
-    )
+    made = backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", release=fakes.TAG)
     assert made.edits.paths == (RUNNER,)
 
 

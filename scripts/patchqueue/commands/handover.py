@@ -95,7 +95,9 @@ def _backport(options: argparse.Namespace) -> int:
         options.onto,
         options.branch,
         options.base,
-        backport.Wishes(options.release, tuple(options.without), options.only),
+        options.release,
+        options.without,
+        options.only,
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""

@@ -49,20 +49,6 @@ class Branch:
     tree: str = ""
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """Choices for a branch. release: the one that a fork is made of, where its tags do not say;
-    without: patches that are left out, as prefill-graph/log-tree; only: the profile whose patches
-    the branch gets, "" for every patch."""
-
-    release: str = ""
-    without: tuple[str, ...] = ()
-    only: str = ""
-
-
-PLAIN = Wishes()
-
-
 def selected(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     """The queue on a release, without some patches. Raises Refused where no patch is left, for a
     patch that the release does not get, and for one that another one needs."""
@@ -97,43 +83,41 @@ def backport(
     onto: str,
     name: str,
     base: str,
-    wishes: Wishes = PLAIN,
+    release: str = "",
+    without: Sequence[str] = (),
+    only: str = "",
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
     fork of one, with the queue on it.
 
+    release: the one that a fork is made of, where its tags do not say; without: patches that are
+    left out, as prefill-graph/log-tree; only: the profile whose patches the branch gets, "" for
+    every patch.
+
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
-    edits where `base` is HEAD, no author, patches that do not fit, and wishes that cannot be met.
+    edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
     """
-    queue = load_queue(root, wishes.only)
+    queue = load_queue(root, only)
     repository = open_repository(onto)
     before = repository.branch(name)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
-    pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
+    pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = selected(queue, pin, wishes.without)
-    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
+    selection = selected(queue, pin, without)
+    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
+    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
+    if edits.paths or without or only:  # other lines, or lines at other places
+        step = resolve(repository, pin) if edits.paths else BESIDE
+        selection = settle(selection, read, where, step)
+    wanted = list(commits(selection, listing, read, edits))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(repository.listing(made[-1], PACKAGE))
     return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
-
-
-def _wanted(
-    repository: Repository, selection: Selection, start: str, base: str, without: bool
-) -> tuple[list[Commit], Edits]:
-    """The commits to make, and what the base has besides the release. without: patches were left
-    out, and others stand at other lines. Raises Refused where a patch does not fit."""
-    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
-    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
-    if edits.paths or without:
-        step = resolve(repository, selection.pin) if edits.paths else BESIDE
-        selection = settle(selection, read, where, step)
-    return list(commits(selection, listing, read, edits)), edits
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
@@ -142,7 +126,7 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pi
     if release:
         return pins.find(release)
     tagged = (pin for pin in reversed(pins.all) if repository.has_tag(pin.tag))
-    return next((pin for pin in tagged if repository.is_ancestor(pin.tag, commit)), None)
+    return next((pin for pin in tagged if repository.comes_from(commit, pin.tag)), None)
 
 
 def _edits(

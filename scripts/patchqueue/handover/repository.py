@@ -22,14 +22,6 @@ LINK, SUBMODULE = "120000", "160000"
 
 
 @dataclass(frozen=True)
-class Person:
-    """Who commits, as the user's git configuration says."""
-
-    name: str
-    email: str
-
-
-@dataclass(frozen=True)
 class Commit:
     """A commit to be made. files: path in the tree -> content, for those that it changes or
     adds."""
@@ -63,10 +55,10 @@ class Repository:
         """The same by the user's own configuration."""
         return run.run(run.GIT, *arguments, folder=self.path).stdout
 
-    def person(self) -> Person:
-        """Raises Refused, with the command to type, where the user has not told git who they
-        are."""
-        values = []
+    def person(self) -> tuple[str, str]:
+        """(name, mail address) of who commits, as the user's git configuration says. Raises Refused
+        where it does not."""
+        values: list[str] = []
         for name, example in (("user.name", "Your Name"), ("user.email", "you@example.org")):
             try:
                 values.append(self._as_user("config", "--get", name).decode().strip())
@@ -76,7 +68,7 @@ class Repository:
                 what = f"git has no {name}, and commits need an author"
                 step = f'`git config --global {name} "{example}"`'
                 raise Refused.of("no-identity", self.shown, what, step)
-        return Person(*values)
+        return values[0], values[1]
 
     def refuse_edits(self, base: str) -> None:
         """Raise Refused where the branch begins at HEAD and files that are checked out differ from
@@ -140,7 +132,8 @@ class Repository:
     def has_tag(self, tag: str) -> bool:
         return self._holds("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
 
-    def is_ancestor(self, tag: str, commit: str) -> bool:
+    def comes_from(self, commit: str, tag: str) -> bool:
+        """Whether the tag is the commit or one before it."""
         return self._holds("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
 
     def date(self, commit: str) -> int:
@@ -165,25 +158,23 @@ class Repository:
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
-        return dict(zip(blobs, self._blobs(blobs.values())))
+        wanted = "".join(f"{blob}\n" for blob in blobs.values()).encode()
+        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", content=wanted))))
 
     def listing(self, commit: str, folder: str) -> dict[str, str]:
         """The listing (see files/tree.py) of what lies below `folder` in a commit's tree."""
         return {path: sha256(content) for path, content in self.contents(commit, folder).items()}
 
-    def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
-        """The contents of many blobs, in order, from one process."""
-        wanted = "".join(f"{name}\n" for name in names).encode()
-        return run.blobs(self.git("cat-file", "--batch", content=wanted))
-
-    def build(self, base: str, commits: Iterable[Commit], person: Person, date: int) -> list[str]:
+    def build(
+        self, base: str, commits: Iterable[Commit], person: tuple[str, str], date: int
+    ) -> list[str]:
         """Make the commits on top of `base`, one on the other, and return their hashes; no branch
         has them yet.
 
         date: of author and committer, in seconds since 1970, UTC. The same words give the same
         hashes.
         """
-        facts = {"NAME": person.name, "EMAIL": person.email, "DATE": f"{date} +0000"}
+        facts = {"NAME": person[0], "EMAIL": person[1], "DATE": f"{date} +0000"}
         roles = ("AUTHOR", "COMMITTER")
         who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
         made: list[str] = []
