@@ -76,23 +76,16 @@ TRIMMED = (
 )
 
 
-@dataclass(frozen=True)
-class StoodInFor:
-    """CUDA libraries (a name up to ".so") in whose place a carried torch gets functions that report
-    an error. reason: why no run calls them."""
-
-    reason: str
-    libraries: str
-
-
-STOOD_IN_FOR = (
-    StoodInFor("linear algebra and sparse matrices: no run solves or decomposes", "cusolver"),
-    StoodInFor("sparse matrices: no run has any", "cusparse cusparseLt"),
-    StoodInFor("Fourier transforms: no run makes any", "cufft"),
-    StoodInFor("random numbers on their own: torch calls none of it", "curand"),
-    StoodInFor("files that a GPU reads: no run reads any", "cufile"),
-    StoodInFor("memory that GPUs of several hosts share: runs have one host", "nvshmem_host"),
-)
+# CUDA libraries (names up to ".so") in whose place a carried torch gets functions that report an
+# error, and why no run calls them.
+STOOD_IN_FOR = {
+    "cusolver": "linear algebra and sparse matrices: no run solves or decomposes",
+    "cusparse cusparseLt": "sparse matrices: no run has any",
+    "cufft": "Fourier transforms: no run makes any",
+    "curand": "random numbers on their own: torch calls none of it",
+    "cufile": "files that a GPU reads: no run reads any",
+    "nvshmem_host": "memory that GPUs of several hosts share: runs have one host",
+}
 
 
 class Origin(str, enum.Enum):
@@ -164,9 +157,9 @@ def choose(
             return Chosen(Origin.HOST, f"{own[name].package} has all that is asked of it{instead}")
         lacks = f"{own[name].package} lacks {missing[0] if missing else 'its place'}"
         lacks += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    for rule in STOOD_IN_FOR:
-        if cuda_stubs.stem(name).removeprefix("lib") in rule.libraries.split():
-            return Chosen(Origin.STAND_IN, rule.reason)
+    for names, reason in STOOD_IN_FOR.items():
+        if cuda_stubs.stem(name).removeprefix("lib") in names.split():
+            return Chosen(Origin.STAND_IN, reason)
     return Chosen(Origin.CARRIED, lacks)
 
 
@@ -240,7 +233,7 @@ def pack(
         return None
     own = _host_libraries(host)
     made_of = [locked, sorted(own), [rule.patterns for rule in TRIMMED], sm, EFFORT, SCHEMA]
-    made_of += [[rule.libraries for rule in STOOD_IN_FOR], host.python, host.platform]
+    made_of += [[*STOOD_IN_FOR], host.python, host.platform]
     said = f"packing torch {version} for sm_{sm} (some minutes and GBs, once)"
     archive, facts = packages.kept(
         "torch",

@@ -104,7 +104,11 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
     unasked = [row for row in rows if row.verdict == results.NOT_RUN]
     if not all(row.why.startswith(NO_MEASURE) for row in unasked):
         return None
-    then = _inconclusive(unasked[0]) if unasked else _verdict(rows, validity)
+    if unasked:
+        why = f"the reference of {unasked[0].model} failed ([details]({DETAILS}))"
+        then = Cell(State.INCONCLUSIVE, f"{place(unasked[0])}: {why}")
+    else:
+        then = _verdict(rows, validity)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
@@ -114,11 +118,6 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
         why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
         return Cell(State.STALE, f"{why} {then.reason}", then.state, date)
     return replace(then, date=date)
-
-
-def _inconclusive(row: Row) -> Cell:
-    why = f"{place(row)}: the reference of {row.model} failed ([details]({DETAILS}))"
-    return Cell(State.INCONCLUSIVE, why)
 
 
 def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
