@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tomlkit
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -176,21 +175,21 @@ def with_patched(text: str, trees: Mapping[Version, str]) -> str:
     return ENTRY.join([head, *entries])
 
 
-def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
+def add(root: Path, pin: Pin) -> Pin:
     """Write one more release into the file, which is made where there is none. Raises Refused where
     the file is broken, or has the version already."""
-    check(entry.unwrap())
+    wheels = "".join(f'    {{file = "{w.file}", sha256 = "{w.sha256}"}},\n' for w in pin.wheels)
+    entry = (
+        f'{ENTRY}version = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'
+        f'resolve_as_of = {pin.resolve_as_of}\ntree = "{pin.tree}"\nwheels = [\n{wheels}]\n\n'
+    )
     with atomic.locked(root / atomic.QUEUE_LOCK):
-        refuse_pinned(root, version)  # another run may have pinned one meanwhile
-        text = (
-            (root / FILE).read_text("utf-8")
-            if (root / FILE).is_file()
-            else HEAD + f'default = "{version}"\n\n'
-        )
-        document = tomlkit.parse(text)
-        document.setdefault("revision", tomlkit.aot()).append(entry)
-        atomic.write(root / FILE, tomlkit.dumps(document).encode())
-    return load(root).find(str(version))
+        refuse_pinned(root, pin.version)  # another run may have pinned one meanwhile
+        file = root / FILE
+        head = HEAD + f'default = "{pin.version}"'
+        text = file.read_text("utf-8") if file.is_file() else head
+        atomic.write(file, f"{text.rstrip()}\n\n{entry}".encode())
+    return load(root).find(str(pin.version))
 
 
 def refuse_pinned(root: Path, version: Version) -> None:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomlkit
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -260,8 +259,8 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
         if not wheels:
             what, step = "no wheel of it is available", "check the version, and `pip config list`"
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
-        entry = describe(version, wheels)
-    return pinning.add(root, version, entry)
+        pin = describe(version, wheels)
+    return pinning.add(root, pin)
 
 
 def named_version(name: str) -> Version:
@@ -269,7 +268,7 @@ def named_version(name: str) -> Version:
     return pinning.version(name, "is no version", to_type("pin", "0.5.24"))
 
 
-def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
+def describe(version: Version, wheels: Sequence[Path]) -> Pin:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
     contents = [_look_into(wheel) for wheel in wheels]
     listing = contents[0][0]
@@ -278,20 +277,15 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
         step = "find out which one is the release"
         raise Refused.of("wheels-differ", f"sglang {version}", what, step)
     newest = max(day for _, day in contents)
-    entry = tomlkit.table()
-    entry["version"] = str(version)
-    entry["tag"] = f"v{version}"
-    entry["released"] = newest
-    entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = hash_python(listing)
-    entry["wheels"] = tomlkit.array()
-    for wheel in wheels:
-        item = tomlkit.inline_table()
-        item.update({"file": wheel.name, "sha256": source.file_sha256(wheel)})
-        entry["wheels"].append(item)
-    entry["wheels"].multiline(True)
-    entry.add(tomlkit.nl())
-    return entry
+    entry = {
+        "version": str(version),
+        "tag": f"v{version}",
+        "released": newest,
+        "resolve_as_of": newest + datetime.timedelta(days=DAYS_TO_RESOLVE),
+        "tree": hash_python(listing),
+        "wheels": [{"file": wheel.name, "sha256": source.file_sha256(wheel)} for wheel in wheels],
+    }
+    return pinning.check(entry)
 
 
 def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
