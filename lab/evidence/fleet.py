@@ -81,8 +81,7 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
-        now = pin.patched
-        validity = Validity(root, pin, now, harness.identity(root))
+        validity = Validity(root, pin, pin.patched, harness.identity(root))
         for gpu in kinds:
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:
@@ -91,7 +90,7 @@ def jobs(
                 left = {
                     mode: one
                     for mode, one in modes.items()
-                    if not stale or _is_left(one[1], f"{now} {gpu} {model} {mode}")
+                    if not stale or _is_left(one[1], f"{pin.patched} {gpu} {model} {mode}")
                 }
                 if left:
                     found.append(_job(root, pin, host, gpu, model, left))

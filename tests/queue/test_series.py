@@ -6,7 +6,7 @@ import doctest
 from dataclasses import replace
 
 import pytest
-from fakes import numbered, patch_text
+from fakes import RUNNER, numbered, patch_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
@@ -159,19 +159,16 @@ def test_variant_shares_its_base_header_and_overlay(project):
     assert queue.overlay_for(queue.select(Version("9.9.1"))[1:]) == {}
 
 
-@pytest.mark.parametrize(("sign", "brought"), [("+", ["__init__.py", "other.py"]), ("-", [])])
-def test_a_patch_brings_what_its_added_lines_import(project, sign, brought):
-    folder, line = "python/sglang/srt/steps", "from sglang.srt.steps import other\n"
-    project.write(f"overlay/{folder}/other.py", "name = 1\n")
-    texts = numbered(40), numbered(40).replace("step_20 = 20\n", f"step_20 = 20\n{line}")
-    before, after = texts if sign == "+" else reversed(texts)
-    patch = patch_text(before=before, after=after, Overlay=None)
+@pytest.mark.parametrize("step", [1, -1], ids=["added", "removed"])
+def test_a_patch_brings_what_its_added_lines_import(project, step):
+    project.write("overlay/python/sglang/srt/steps/other.py", "name = 1\n")
+    line = "step_20 = 20\nfrom sglang.srt.steps import other\n"
+    texts = [numbered(40), numbered(40).replace("step_20 = 20\n", line)]
+    patch = patch_text(RUNNER, *texts[::step], Overlay=None)
     project.write("patches/steps/count-once-more.patch", patch)
     queue, problems = series.read(project.root)
-    assert problems == []
-    assert list(queue.overlay_for(queue.select(Version("9.9.1")))) == [
-        f"{folder}/{name}" for name in brought
-    ]
+    brought = queue.overlay_for(queue.select(Version("9.9.1")))
+    assert problems == [] and brought == (queue.overlay if step == 1 else {})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
 from ..rebasing import forecast as report
 from ..rebasing import rebase
+from ..rebasing.conflictrepo import Repository
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
@@ -108,7 +109,7 @@ def _release(
     root: Path, pins: Pins, options: argparse.Namespace, version: Version
 ) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
-    if rebase.laid_out(root, version):
+    if Repository(root, version).state is not None:
         terminal.refuse_ineffective(
             options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
         )

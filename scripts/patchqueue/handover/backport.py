@@ -16,7 +16,7 @@ from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..laying.apply import load_queue
 from ..laying.matching import in_front, replay
-from ..laying.own_changes import in_git
+from ..laying.own_changes import NONE, in_git
 from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
@@ -29,7 +29,6 @@ from .repository import Commit, Repository, open_repository
 
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
-NO_EDITS = Edits()
 WIDTH = 72
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 
@@ -45,7 +44,7 @@ class Branch:
     base: str
     commits: tuple[str, ...]
     subjects: tuple[str, ...]
-    edits: Edits = NO_EDITS
+    edits: Edits = NONE
     tree: str = ""
 
 
@@ -107,17 +106,28 @@ def backport(
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     selection = selected(queue, pin, without)
-    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
-    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
-    if edits.paths or without or only:  # other lines, or lines at other places
-        step = resolve(repository, pin) if edits.paths else BESIDE
-        selection = settle(selection, read, where, step)
-    wanted = list(commits(selection, listing, read, edits))
+    is_part = bool(without or only)
+    wanted, edits = _wanted(repository, selection, start, f"{repository.shown}: {base}", is_part)
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(repository.listing(made[-1], PACKAGE))
     return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
+
+
+def _wanted(
+    repository: Repository, selection: Selection, start: str, where: str, is_part: bool
+) -> tuple[list[Commit], Edits]:
+    """The commits to make, and what the base has besides the release. is_part: patches were left
+    out, and others stand at other lines. Raises Refused where a patch does not fit."""
+    pin, listing = selection.pin, repository.listing(start, PACKAGE)
+    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
+    if edits.paths or is_part:
+        branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
+        merge = "`git merge BRANCH` into the fork lays both sides out"
+        step = f"{branch} begins at the release; {merge}" if edits.paths else BESIDE
+        selection = settle(selection, read, where, step)
+    return list(commits(selection, listing, read, edits)), edits
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
@@ -135,7 +145,7 @@ def _edits(
     """What a commit has besides its release. Raises Refused where that is another release."""
     pin = selection.pin
     if hash_python(listing) == pin.tree:
-        return NO_EDITS
+        return NONE
     tag = f"refs/tags/{pin.tag}"
     whole = repository.has_tag(pin.tag) and pin == release_of(
         repository, tag, Pins((pin,), pin, ())
@@ -154,12 +164,6 @@ def _edits(
     return edits
 
 
-def resolve(repository: Repository, pin: Pin) -> str:
-    """What to do about a conflict with the edits of a fork: both are kept."""
-    branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-    return f"{branch} begins at the release; `git merge BRANCH` into the fork lays both sides out"
-
-
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     """The pinned release whose Python files a commit has, all of them and no other; None where it
     is none."""
@@ -168,7 +172,7 @@ def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
 
 
 def commits(
-    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NO_EDITS
+    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NONE
 ) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.

@@ -156,7 +156,9 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
         for pin in pins:
             _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
-        (unfinished / SUMS).write_text(_sums(unfinished), encoding="utf-8")
+        files = sorted(unfinished.iterdir(), key=lambda path: path.name)
+        sums = "".join(f"{source.file_sha256(path)}  {path.name}\n" for path in files)
+        (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
@@ -196,9 +198,3 @@ def _links(folder: Path) -> str:
     ]
     title = f"sglang, release {RELEASE} of the patch queue"
     return f"<!DOCTYPE html>\n<title>{title}</title>\n{''.join(rows)}"
-
-
-def _sums(folder: Path) -> str:
-    """What `sha256sum *` prints there, in the order of names."""
-    names = sorted(path.name for path in folder.iterdir())
-    return "".join(f"{source.file_sha256(folder / name)}  {name}\n" for name in names)

@@ -183,11 +183,13 @@ class Repository:
             self.git("read-tree", base, more=index)
             for commit in commits:
                 modes = self._modes(commit.files, index)
-                rows = [
-                    f"{modes.get(path, '100644')} {self._store(content)}\t{path}"
-                    for path, content in sorted(commit.files.items())
-                ]
-                listed = "".join(f"{row}\0" for row in rows).encode()
+                rows = []
+                for path, content in sorted(commit.files.items()):
+                    blob = self._word(
+                        "hash-object", "-w", "--stdin", "--no-filters", content=content
+                    )
+                    rows.append(f"{modes.get(path, '100644')} {blob}\t{path}\0")
+                listed = "".join(rows).encode()
                 self.git("update-index", "-z", "--index-info", content=listed, more=index)
                 tree = self._word("write-tree", more=index)
                 words = ["commit-tree", tree, "-p", made[-1] if made else base]
@@ -200,28 +202,20 @@ class Repository:
         found = said.decode("utf-8", "surrogateescape")
         return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
 
-    def _store(self, content: bytes) -> str:
-        words = ("hash-object", "-w", "--stdin", "--no-filters")
-        return self._word(*words, content=content)
-
-    def create(self, branch: str, commit: str) -> None:
-        """Make a branch that must not be there yet. Raises Refused where git will not have it."""
-        where, ref = f"{self.shown}: {branch}", f"refs/heads/{branch}"
-        try:
-            self.git("update-ref", "-m", "patchqueue: created", ref, commit, "0" * len(commit))
-        except Failed as failure:
-            what = f"git does not make it: {failure}"
-            raise Refused.of("bad-branch", where, what, "name another branch") from None
-        if self.branch(branch) != commit:
-            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
-
     def put(self, name: str, before: str | None, tip: str) -> Outcome:
         """Make a branch at `tip`, unless it is there. before: where it is. Raises Refused where
-        that is elsewhere."""
+        that is elsewhere, and where git will not have it."""
         self.refuse_taken(name, before, tip)
         if before == tip:
             return Outcome.ALREADY_APPLIED
-        self.create(name, tip)
+        where, ref = f"{self.shown}: {name}", f"refs/heads/{name}"
+        try:
+            self.git("update-ref", "-m", "patchqueue: created", ref, tip, "0" * len(tip))
+        except Failed as failure:
+            what = f"git does not make it: {failure}"
+            raise Refused.of("bad-branch", where, what, "name another branch") from None
+        if self.branch(name) != tip:
+            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
         return Outcome.APPLIED
 
     def refuse_taken(self, name: str, before: str | None, tip: str) -> None:

@@ -54,22 +54,7 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     """
     patch = name.removesuffix(".patch") + ".patch"
     finish_writing(root)
-    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
-    if patch in (entry.name for entry in entries):
-        raise Refused.of(
-            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
-        )
-    if "@" in patch:
-        what = "names a variant, which `new` does not start"
-        step = (
-            f"edit the patch in work/{pin.tag}: {to_type('refresh', pin.tag)} writes a variant"
-            " where its text does not fit every release"
-        )
-        raise Refused.of("bad-path", repr(name), what, step)
-    if series.parse(f"{patch}  # >=0")[1]:
-        what = "is not like topic/verb-object, in small letters"
-        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
-        raise Refused.of("bad-path", repr(name), what, step)
+    _refuse_name(root, pin, name, patch)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         state = tree.inspect().state
@@ -91,6 +76,26 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
+
+
+def _refuse_name(root: Path, pin: Pin, name: str, patch: str) -> None:
+    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
+    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
+    if patch in (entry.name for entry in entries):
+        raise Refused.of(
+            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
+        )
+    if "@" in patch:
+        what = "names a variant, which `new` does not start"
+        step = (
+            f"edit the patch in work/{pin.tag}: {to_type('refresh', pin.tag)} writes a variant"
+            " where its text does not fit every release"
+        )
+        raise Refused.of("bad-path", repr(name), what, step)
+    if series.parse(f"{patch}  # >=0")[1]:
+        what = "is not like topic/verb-object, in small letters"
+        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
+        raise Refused.of("bad-path", repr(name), what, step)
 
 
 def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], Report | None]:

@@ -299,13 +299,9 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
     )
     recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
     pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    return TreeEdits(
-        texts,
-        {path: text for path, text in overlay.items() if text},
-        recorded,
-        {file["path"]: file["sha256"] for file in inspection.record["overlay"]},
-        listing_with(inspection.listing, pushed),
-    )
+    brought = {path: text for path, text in overlay.items() if text}
+    laid = {file["path"]: file["sha256"] for file in inspection.record["overlay"]}
+    return TreeEdits(texts, brought, recorded, laid, listing_with(inspection.listing, pushed))
 
 
 def _stray(

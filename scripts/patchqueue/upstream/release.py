@@ -121,7 +121,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     if origin and (path.is_dir() or ":" in origin) and not _wheels(path, version):
         return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
     wheels = [path] if origin and path.is_file() else _wheels(path, version) if origin else []
-    file = wheels[0] if wheels else None if origin else _wheel_of(version, space)
+    file = wheels[0] if wheels else None if origin else next(_offered(version, space), None)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
@@ -302,12 +302,6 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
         what, step = "holds no file of sglang", "do not use this archive"
         raise Refused.of("bad-archive", wheel.name, what, step)
     return listing, max(days)
-
-
-def _wheel_of(version: Version, folder: Path) -> Path | None:
-    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
-    there is none."""
-    return next(_offered(version, folder), None)
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
