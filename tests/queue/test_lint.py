@@ -21,28 +21,13 @@ TWO = (
 def problems(project) -> list[tuple[str, str]]:
     queue, found = series.read(project.root)
     assert found == []
-    return [(problem.name, problem.where) for problem in linting.lint(project.root, queue)]
+    found = [*linting.lint(project.root, queue), *linting.unlisted_names(project.root, queue)]
+    return [(problem.name, problem.where) for problem in found]
 
 
 def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
     project.write("series", TWO.format(first, second))
     project.write("patches/steps/count-once-more@9.9.patch", content)
-
-
-def overlap(project):
-    with_variant(project, ">=9.8,<10", ">=9.9")
-
-
-def no_variant_of(project):
-    with_variant(project, "<9.9", ">=9.9", patch_text())
-
-
-def variant_of_another(project):
-    with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
-
-
-def stem_without_variant(project):
-    project.write("patches/steps/name-the-cut.patch", VARIANT)
 
 
 def variant_of_nothing(project):
@@ -51,7 +36,10 @@ def variant_of_nothing(project):
     project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
 
 
+CUT = "steps/name-the-cut"
 A = "overlay/python/sglang/srt/steps/a.py"
+SECOND = "patches/steps/count-once-more@9.9.patch"
+OTHER = VARIANT.replace("count-once-more", "name-the-cut")
 WRITTEN = [  # problem, where it is, the file that makes it
     ("unnamed-overlay", "overlay/python/sglang/srt/extra.py", "x = 1\n"),
     ("reserved-name", f"overlay/{PROVENANCE}", "x = 1\n"),
@@ -62,17 +50,22 @@ WRITTEN = [  # problem, where it is, the file that makes it
     ("crlf", A, "x = 1\r\n"),
     ("overlay-form", A, ""),
     ("overlay-form", A, "x = 1"),
+    ("bad-variant", f"patches/{CUT}.patch", VARIANT),
+    ("unknown-patch", "docs/patches.md:2", "| patch |\n| `steps/count-more` | 9.9 | too few |\n"),
+    ("unknown-patch", "evidence/matrix.toml:2", '[graphs]\nrepairs = ["steps/count-more.patch"]\n'),
+    ("unknown-patch", "evidence/questions.toml:1", 'repairs = ["steps/count-more.patch"]\n'),
+    ("unknown-patch", "pull-requests/steps/count-more/pull-request.toml", 'title = "More"\n'),
+    ("unknown-patch", f"pull-requests/{CUT}/pull-request.toml", 'below = [\n    "a/b",\n]\n'),
 ]
 CASES = [
     *(
         (name, where, lambda p, file=where.partition(":")[0], text=text: p.write(file, text))
         for name, where, text in WRITTEN
     ),
-    ("overlapping-variants", "series:2", overlap),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
-    ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
+    ("overlapping-variants", "series:2", lambda p: with_variant(p, ">=9.8,<10", ">=9.9")),
+    ("bad-variant", SECOND, lambda p: with_variant(p, "<9.9", ">=9.9", patch_text())),
+    ("bad-variant", SECOND, lambda p: with_variant(p, "<9.9", ">=9.9", OTHER)),
+    ("bad-variant", SECOND, variant_of_nothing),
     (
         "symlink",
         "overlay/python/sglang/srt/steps/link.py",
@@ -83,6 +76,11 @@ CASES = [
         "missing-overlay",
         "patches/steps/count-once-more.patch",
         lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink(),
+    ),
+    (
+        "unknown-patch",
+        "patches/steps/name-the-cut.patch",
+        lambda p: p.edit(f"patches/{CUT}.patch", "Test:", "Needs: steps/count-more.patch\nTest:"),
     ),
     (
         "missing-test",
@@ -106,7 +104,10 @@ def test_all_names_are_covered():
 
 
 def test_disjoint_variants_are_good(project):
+    """And a pull request may name a step, by a folder that has no patch."""
     with_variant(project, "<9.9", ">=9.9,<10")
+    for name, text in (("steps/first", f'step_to = "{CUT}"\n'), (CUT, 'below = ["steps/first"]\n')):
+        project.write(f"pull-requests/{name}/pull-request.toml", text)
     assert problems(project) == []
 
 
