@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 
+import fakes
 import pytest
-from fakes import patch_text
+from fakes import COUNT, CUT, patch_text
 
 from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
 from patchqueue.queue.series import PROVENANCE
 
-VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
-TWO = (
-    "steps/count-once-more.patch  # {}\nsteps/count-once-more@9.9.patch  #"
-    " {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
-)
+VARIANT = fakes.variant_text()
+FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 
 
 def problems(project) -> list[tuple[str, str]]:
@@ -26,67 +24,77 @@ def problems(project) -> list[tuple[str, str]]:
 
 
 def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
-    project.write("series", TWO.format(first, second))
+    entries = f"{COUNT}  # {first}\nsteps/count-once-more@9.9.patch  # {second}\n"
+    project.write("series", f"{entries}{CUT}  # ==9.9.1\n")
     project.write("patches/steps/count-once-more@9.9.patch", content)
+
+
+def overlap(project):
+    with_variant(project, ">=9.8,<10", ">=9.9")
+
+
+def no_variant_of(project):
+    with_variant(project, "<9.9", ">=9.9", patch_text())
+
+
+def variant_of_another(project):
+    with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
 
 
 def variant_of_nothing(project):
     with_variant(project, "<9.9", ">=9.9")
-    (project.root / "patches/steps/count-once-more.patch").unlink()
-    project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
+    (project.root / FIRST).unlink()
+    project.edit("series", f"{COUNT}  # <9.9\n", "")
 
 
-CUT = "steps/name-the-cut"
-A = "overlay/python/sglang/srt/steps/a.py"
-SECOND = "patches/steps/count-once-more@9.9.patch"
-OTHER = VARIANT.replace("count-once-more", "name-the-cut")
-WRITTEN = [  # problem, where it is, the file that makes it
-    ("unnamed-overlay", "overlay/python/sglang/srt/extra.py", "x = 1\n"),
-    ("reserved-name", f"overlay/{PROVENANCE}", "x = 1\n"),
-    ("bad-path", "overlay/setup.py", "x = 1\n"),
-    ("bad-path", "overlay/python/sglang/srt/steps/a b.py", "x = 1\n"),
-    ("bad-path", 'overlay/python/sglang/srt/steps/a".py', "x = 1\n"),
-    ("not-utf-8", A, b"\xff\n"),
-    ("crlf", A, "x = 1\r\n"),
-    ("overlay-form", A, ""),
-    ("overlay-form", A, "x = 1"),
-    ("bad-variant", f"patches/{CUT}.patch", VARIANT),
-    ("unknown-patch", "docs/patches.md:2", "| patch |\n| `steps/count-more` | 9.9 | too few |\n"),
-    ("unknown-patch", "evidence/matrix.toml:2", '[graphs]\nrepairs = ["steps/count-more.patch"]\n'),
-    ("unknown-patch", "evidence/questions.toml:1", 'repairs = ["steps/count-more.patch"]\n'),
-    ("unknown-patch", "pull-requests/steps/count-more/pull-request.toml", 'title = "More"\n'),
-    ("unknown-patch", f"pull-requests/{CUT}/pull-request.toml", 'below = [\n    "a/b",\n]\n'),
-]
+def written(name: str, content: str | bytes = "x = 1\n"):
+    """A file of the overlay, and where its problem is."""
+    return f"overlay/{name}", lambda project: project.write(f"overlay/{name}", content)
+
+
+def named(name: str, content: str, line: int = 0):
+    """A file that names a patch, and where its problem is."""
+    return f"{name}:{line}" if line else name, lambda project: project.write(name, content)
+
+
+def gone(name: str):
+    return lambda project: (project.root / name).unlink()
+
+
+def link(name: str, to: str):
+    return name, lambda project: (project.root / name).symlink_to(to)
+
+
+CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
+OURS = "python/sglang/srt/steps/a.py"
 CASES = [
-    *(
-        (name, where, lambda p, file=where.partition(":")[0], text=text: p.write(file, text))
-        for name, where, text in WRITTEN
-    ),
-    ("overlapping-variants", "series:2", lambda p: with_variant(p, ">=9.8,<10", ">=9.9")),
-    ("bad-variant", SECOND, lambda p: with_variant(p, "<9.9", ">=9.9", patch_text())),
-    ("bad-variant", SECOND, lambda p: with_variant(p, "<9.9", ">=9.9", OTHER)),
-    ("bad-variant", SECOND, variant_of_nothing),
-    (
-        "symlink",
-        "overlay/python/sglang/srt/steps/link.py",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/link.py").symlink_to("__init__.py"),
-    ),
-    ("symlink", "overlay/test", lambda p: (p.root / "overlay/test").symlink_to("python")),
-    (
-        "missing-overlay",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink(),
-    ),
+    ("overlapping-variants", "series:2", overlap),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
+    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
+    ("bad-variant", f"patches/{CUT}", lambda p: p.write(f"patches/{CUT}", VARIANT)),
+    ("unnamed-overlay", *written("python/sglang/srt/extra.py")),
+    ("symlink", *link(f"{STEPS}link.py", "__init__.py")),
+    ("symlink", *link("overlay/test", "python")),
+    ("reserved-name", *written(PROVENANCE)),
+    ("bad-path", *written("setup.py")),
+    ("bad-path", *written("python/sglang/srt/steps/a b.py")),
+    ("bad-path", *written('python/sglang/srt/steps/a".py')),
+    ("not-utf-8", *written(OURS, b"\xff\n")),
+    ("crlf", *written(OURS, "x = 1\r\n")),
+    ("overlay-form", *written(OURS, "")),
+    ("overlay-form", *written(OURS, "x = 1")),
+    ("missing-overlay", FIRST, gone(f"{STEPS}__init__.py")),
     (
         "unknown-patch",
-        "patches/steps/name-the-cut.patch",
-        lambda p: p.edit(f"patches/{CUT}.patch", "Test:", "Needs: steps/count-more.patch\nTest:"),
+        *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
     ),
-    (
-        "missing-test",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "tests/revision/test_steps.py").unlink(),
-    ),
+    ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
+    ("unknown-patch", *named("evidence/questions.toml", 'repairs = ["steps/more.patch"]\n', 1)),
+    ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
+    ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
+    ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
+    ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
 
 
@@ -106,13 +114,14 @@ def test_all_names_are_covered():
 def test_disjoint_variants_are_good(project):
     """And a pull request may name a step, by a folder that has no patch."""
     with_variant(project, "<9.9", ">=9.9,<10")
-    for name, text in (("steps/first", f'step_to = "{CUT}"\n'), (CUT, 'below = ["steps/first"]\n')):
-        project.write(f"pull-requests/{name}/pull-request.toml", text)
+    step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
+    project.write("pull-requests/steps/first/pull-request.toml", step)
+    project.write(CUT_TEXT, 'below = ["steps/first"]\n')
     assert problems(project) == []
 
 
 def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
-    project.write("overlay/python/sglang/srt/steps/__pycache__/a.cpython-311.pyc", b"\0")
+    project.write(f"{STEPS}__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
 
