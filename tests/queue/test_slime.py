@@ -1,5 +1,5 @@
-"""Releases with edits where slime's patches change them: the queue's hunks that apply, that move
-and that conflict, as docs/your-own-edits.md counts them, and the way back.
+"""Releases with edits where slime's patches change them: all patches of the queue apply but the two
+that docs/your-own-edits.md leaves out, and every edit comes back.
 
 slime_hunks.toml has the places. Takes the releases from the machine's own cache
 (`scripts/nox check` fills it), and is skipped where that has none.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import fakes
@@ -19,9 +18,6 @@ from fakes import ROOT
 from test_install import exactly
 
 from patchqueue.install import inplace
-from patchqueue.install.installed import read
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins, source
 
@@ -60,27 +56,11 @@ def slime(request, tmp_path, monkeypatch) -> tuple[str, Path]:
     return version, tmp_path / "site"
 
 
-def counted(version: str, site: Path) -> list[int]:
-    """What the page's row has: files and hunks of slime's; the queue's hunks that apply at their
-    own line, at another line, and not at all."""
-    pin = pins.load(ROOT).find(version)
-    selection = select(load_queue(ROOT), pin)
-    with_edits = selection.replay(partial(read, site)).steps
-    pristine = selection.replay(source.fetch(pin, None).read).steps
-    edited_rows = zip(with_edits, pristine, strict=True)
-    rows = [(here.lines, there.lines) for here, there in edited_rows if here.lines is not None]
-    spots = [each for here, there in rows for each in zip(here, there, strict=True)]
-    hunks = sum(len(file.hunks) for patch in selection.patches for file in patch.files)
-    stayed = sum(here == there for here, there in spots)
-    theirs = sum(len(each.split()) for each in HUNKS[version].values())
-    return [len(HUNKS[version]), theirs, stayed, len(spots) - stayed, hunks - len(spots)]
-
-
-def test_the_page_counts_what_applies_and_every_edit_comes_back(slime, tool):
+def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     version, site = slime
     before = exactly(site)
-    (row,) = re.findall(rf"(?m)^\| {re.escape(version)} \| (.+) \|$", PAGE)
-    assert list(map(int, row.split(" | "))) == counted(version, site)
+    files, hunks = len(HUNKS[version]), len(" ".join(HUNKS[version].values()).split())
+    assert f"\n| {version} | {files} | {hunks} | " in PAGE
     with pytest.raises(Refused) as caught:
         inplace.install(ROOT, site)
     patches = {

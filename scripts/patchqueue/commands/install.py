@@ -13,9 +13,8 @@ from ..install import inplace, launch, undo
 from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
-from . import arguments
-from .arguments import ONLY, WITHOUT, Argument, Command, flag, option
-from .terminal import OUT
+from . import terminal
+from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -40,11 +39,11 @@ def _install(options: argparse.Namespace) -> int:
     if options.verify:
         beside = "with --verify, which writes no file of yours"
         others = "--discard", "--pristine", "--check", "--only", "--without"
-        arguments.refuse_ineffective(options, beside, *others)
+        terminal.refuse_ineffective(options, beside, *others)
         return _verify(options)
     chosen = (options.release, options.pristine, options.only, options.without)
     if options.check:
-        arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
+        terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options, inplace.check(options.root, options.site, *chosen))
     report = inplace.install(options.root, options.site, options.discard, *chosen)
     for note in report.notes:
@@ -183,7 +182,7 @@ def _command(
     which = (
         option(
             "--python",
-            type=arguments.program,
+            type=terminal.program,
             default="",
             metavar="PATH",
             help="the Python whose sglang is meant (default: the activated environment's, else the"
@@ -192,7 +191,7 @@ def _command(
         option(
             "--site-packages",
             dest="site",
-            type=arguments.path,
+            type=terminal.path,
             metavar="DIR",
             help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
         ),

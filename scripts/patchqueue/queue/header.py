@@ -39,7 +39,6 @@ FIXES = "fixes"
 SPEED = "speed"
 PROFILES = (FIXES, "rl", SPEED)
 PROFILE = "|".join(PROFILES)
-OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
@@ -89,9 +88,10 @@ RULES = (
     ),
     Rule(
         "Overlay",
-        OVERLAY_FILES,
-        "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
-        " /), or `none`; what these import comes with them",
+        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        "overlay files that come with it besides those that its lines import, as paths below"
+        " overlay/ (or folders, ending in /; default: none)",
+        required=False,
     ),
     Rule(
         "Needs",
@@ -113,12 +113,6 @@ VARIANT_RULES = (
         "how the variant differs, where it is more than the line numbers",
         required=False,
         length=range(20, LONGEST + 1),
-    ),
-    Rule(
-        "Overlay",
-        OVERLAY_FILES,
-        "the overlay files that the variant's lines import, where they are others",
-        required=False,
     ),
 )
 
