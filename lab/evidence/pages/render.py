@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ def render(template: str, **values: Any) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; numbers to the right, and no pair of numbers wraps."""
     lines = [head, ["---", "---", *("---:" for _ in head[2:])], *rows]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return re.sub(r"(?<=\d) → (?=\d)", "\u00a0→\u00a0", text)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace(" → ", "\u00a0→\u00a0")
 
 
 TEMPLATES = Environment(

@@ -180,7 +180,7 @@ def _add(root: Path, pin: Pin, folder: Path) -> None:
     patch = folder / f"sglang-{build.local_version(pin)}.patch"
     write_patch(root, pin, None, patch)
     for wheel in pin.wheels:
-        build.build_wheel(root, pin, wheel, None, folder)
+        build.build(root, pin, wheel, None, folder)
     LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
 
 

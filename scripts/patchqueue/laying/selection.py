@@ -186,7 +186,8 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
             step = f"leave that one out too: --without {stem}"
             where = min(needed).removesuffix(".patch")
             raise Refused.of("needed-patch", where, f"{stem} needs it", step)
-    return queue.less(left_out)
+    kept = tuple(entry for entry in queue.entries if entry.base not in left_out)
+    return replace(queue, entries=kept, whole=False)
 
 
 def settle(selection: Selection, read: Read, where: str, step: str) -> Selection:

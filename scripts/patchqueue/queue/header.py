@@ -18,7 +18,6 @@ from ..hint import counted
 from ..outcome import Problem
 
 VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
-LONGEST = 9_999  # characters of a field
 TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
 
 
@@ -32,7 +31,7 @@ class Rule:
     meaning: str
     required: bool = True
     repeats: bool = False
-    length: range = range(LONGEST + 1)
+    length: range = range(10_000)
 
 
 FIXES = "fixes"
@@ -52,7 +51,7 @@ RULES = (
         r"(?s).*",
         "why: what a user saw without it; continuation lines begin with a space, ` .` is an empty"
         " line",
-        length=range(20, LONGEST + 1),
+        length=range(20, 10_000),
     ),
     Rule(
         "Origin",
@@ -112,7 +111,7 @@ VARIANT_RULES = (
         r"(?s).*",
         "how the variant differs, where it is more than the line numbers",
         required=False,
-        length=range(20, LONGEST + 1),
+        length=range(20, 10_000),
     ),
 )
 

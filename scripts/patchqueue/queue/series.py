@@ -4,7 +4,7 @@ need."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -91,11 +91,6 @@ class Queue:
             return self
         kept = (one for one in self.entries if profile in self.header(one.name).profiles)
         return replace(self, entries=tuple(kept), profile=profile, whole=False)
-
-    def less(self, patches: Collection[str]) -> Queue:
-        """The queue without some patches, by the names that their variants share."""
-        kept = (one for one in self.entries if one.base not in patches)
-        return replace(self, entries=tuple(kept), whole=False)
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
         """The overlay files that the lines of these patches import and that their headers name, and

@@ -92,11 +92,8 @@ class Pins:
             # parses the leading v too; a local part (+cu130) does not matter
             version = Version(Version(name).public)
         except InvalidVersion:
-            raise Refused(
-                self._unknown(
-                    name, "this is not a version", f"name one of these, as {self.default.tag}"
-                )
-            ) from None
+            step = f"name one of these, as {self.default.tag}"
+            raise Refused(self._unknown(name, "this is not a version", step)) from None
         for pin in self.all:
             if pin.version == version:
                 return pin

@@ -109,22 +109,15 @@ def local_version(pin: Pin, only: str = "") -> str:
 
 
 def build(
-    root: Path, pin: Pin, target: Target, origin: str | None, out: Path, only: str = ""
+    root: Path, pin: Pin, target: Target | Wheel, origin: str | None, out: Path, only: str = ""
 ) -> Built:
-    """Apply the queue, then repack the official wheel for `target` into the folder `out`, whole or
-    not at all.
+    """Apply the queue, then repack a wheel of the pin, or the official one for a target, into the
+    folder `out`, whole or not at all.
 
     origin, only: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to
-    repack). Raises Refused where no patch is for this release, where it has no wheel for `target`,
-    or where apply refuses.
+    repack). Raises Refused where the release has no wheel for `target`, or where apply refuses.
     """
-    return build_wheel(root, pin, _wheel_for(pin, target), origin, out, only)
-
-
-def build_wheel(
-    root: Path, pin: Pin, wheel: Wheel, origin: str | None, out: Path, only: str = ""
-) -> Built:
-    """The same of one of the pin's wheels."""
+    wheel = target if isinstance(target, Wheel) else _wheel_for(pin, target)
     archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
     if archive.kind != "wheel":
         step = "give a wheel or a folder of wheels, or leave --from out"
