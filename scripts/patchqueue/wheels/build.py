@@ -240,8 +240,7 @@ def _told(
     record: dict[str, Any],
     address: str,
 ) -> dict[str, bytes]:
-    """What the new wheel's .dist-info/ says of the change: METADATA, the notice, the SBOM and the
-    record."""
+    """What the new wheel's .dist-info/ says of the change: METADATA, the notice and the record."""
     info = f"sglang-{version}.dist-info/"
     metadata = made[f"{info}METADATA"].decode()
     stamped = stamp_metadata(metadata, version.partition("+")[0], version)
@@ -253,7 +252,6 @@ def _told(
     return {
         f"{info}METADATA": notice.metadata(stamped, RELEASE, address).encode(),
         f"{folder}{notice.FILE}": text.encode(),
-        f"{info}{notice.BILL}": notice.bill_of_materials(version, record).encode(),
         f"{info}{PROVENANCE}": (
             json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
         ).encode(),
