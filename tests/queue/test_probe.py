@@ -52,7 +52,7 @@ def test_findings(project, guard, merged, gap, outcome, problem):
             and found.problem.hint
         )
     if outcome is Outcome.NOT_SELECTED and not problem:
-        assert found.reason == "does it in another way"
+        assert found.why == "does it in another way"
 
 
 def test_any_probe_is_enough_and_a_missing_file_is_none(project):

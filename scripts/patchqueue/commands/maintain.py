@@ -83,8 +83,7 @@ def _show_gaps(findings: Sequence[Finding]) -> None:
     """The gaps of each patch, one entry for each reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        reason = finding.reason or "no reason given"
-        gaps.setdefault((finding.patch, reason), []).append(finding.pin.tag)
+        gaps.setdefault((finding.patch, finding.why), []).append(finding.pin.tag)
     if gaps:
         title = "Gaps: releases that lack a change and do not get the patch"
         OUT.print(f"\n{title}", style="bold")

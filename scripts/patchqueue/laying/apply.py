@@ -6,7 +6,7 @@ replay, byte for byte -> record -> rename into work/<tag>/.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,29 +31,19 @@ from ..upstream.source import Source
 from . import own_changes
 from . import quilt as quilts
 from .matching import listing_with
-from .selection import Plan, Selection, probe, select, settle
+from .selection import NO_REASON, Finding, Plan, Selection, probe, select, settle
 from .worktree import Inspection, State, WorkTree, write_patches, write_record
 
 
 @dataclass(frozen=True)
-class ReportRow:
-    """One patch (all its variants together) in a report. why: its subject where it was
-    applied, else why it was not."""
-
-    patch: str
-    outcome: Outcome
-    why: str
-
-
-@dataclass(frozen=True)
 class Report:
-    """The result of an apply or unapply. rows: every patch of the queue; record: the tree's
-    provenance."""
+    """The result of an apply or unapply. rows: every patch of the queue, those of the tree with
+    the tree's outcome; record: the tree's provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[ReportRow, ...]
+    rows: tuple[Finding, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,7 +132,11 @@ def unapply(root: Path, pin: Pin) -> Report:
         for name in (LISTING, LAID):
             (aside / name).unlink(missing_ok=True)
         quilt.run(aside, "pop", "-a", lock=lock)
-        _remove_empty_folders(aside)
+        # quilt leaves an overlay package's folder behind, and Python would still import that
+        inside = (path for root in ROOTS for path in (aside / root).rglob("*"))
+        for folder in sorted((path for path in inside if path.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
         listing = list_folder(aside)
         if hash_python(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
@@ -155,15 +149,6 @@ def unapply(root: Path, pin: Pin) -> Report:
 def no_tree(pin: Pin) -> Refused:
     step = f"{to_type('apply', pin.tag)} makes it"
     return Refused.of("no-tree", f"work/{pin.tag}", "there is no such tree", step)
-
-
-def _remove_empty_folders(tree: Path) -> None:
-    """quilt leaves an overlay package's folder behind, and Python would still import that."""
-    for folder in sorted(
-        (path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True
-    ):
-        if not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
@@ -228,16 +213,15 @@ def _report(
     outcome: Outcome,
     record: dict[str, Any],
 ) -> Report:
-    queue, rows = selection.queue, []
+    queue = selection.queue
     selected = {queue.base(patch.name) for patch in selection.patches}
+    rows = []
     for finding in probe(queue, pristine.pin, pristine.read):
-        header, result, why = queue.header(finding.patch), finding.outcome, finding.reason
         if finding.patch in selected:
-            result, why = outcome, header.get("Subject")
-        elif result is Outcome.MERGED_UPSTREAM:
-            merged = header.get("Upstream-Status").partition("Merged ")[2]
-            why = f"since {merged}" if merged else "the release has it"
+            subject = queue.header(finding.patch).get("Subject")
+            rows.append(replace(finding, outcome=outcome, why=subject))
+        elif finding.outcome is Outcome.APPLIED:  # of a tree of others, which has it already
+            rows.append(replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON))
         else:
-            result, why = Outcome.NOT_SELECTED, why or "no reason given"
-        rows.append(ReportRow(finding.patch, result, why))
+            rows.append(finding)
     return Report(pristine.pin, outcome, tree.path, tuple(rows), record)

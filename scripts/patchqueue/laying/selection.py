@@ -26,6 +26,9 @@ from .context import rendered
 from .matching import Read, Replay, listing_with, replay
 
 
+NO_REASON = "no reason given"
+
+
 @dataclass(frozen=True)
 class Plan:
     """A selection on a tree, before the tree is written.
@@ -199,23 +202,23 @@ def _shadowed(selection: Selection, read: Read, where: str) -> Iterator[Problem]
 
 @dataclass(frozen=True)
 class Finding:
-    """One patch (all its variants together) on one pin. outcome: APPLIED selected, MERGED_UPSTREAM,
-    or NOT_SELECTED, a gap.
+    """One patch (all its variants together) on one pin.
 
-    reason: why it is not offered there, for a gap.
+    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED, a gap. why: the
+    patch's subject, since when upstream has it, or why it is not offered there.
     """
 
     patch: str
     pin: Pin
     outcome: Outcome
-    reason: str = ""
+    why: str
     problem: Problem | None = None
 
     @property
     def is_gap(self) -> bool:
         """Whether users of the release lack the change; a reason may say that they do without
         it."""
-        return self.outcome is Outcome.NOT_SELECTED and not self.reason.startswith(NOT_NEEDED)
+        return self.outcome is Outcome.NOT_SELECTED and not self.why.startswith(NOT_NEEDED)
 
 
 def probe(queue: Queue, pin: Pin, read: Read) -> list[Finding]:
@@ -235,19 +238,21 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     header = queue.patches[base].header
     where = f"patches/{base} on {pin.tag}"
     has = any(passes(line, read) for line in header.probes)
-    if selected and has:
-        name = str(Outcome.MERGED_UPSTREAM)
+    if selected and not has:
+        return Finding(base, pin, Outcome.APPLIED, header.get("Subject"))
+    if has:
+        merged = header.get("Upstream-Status").partition("Merged ")[2]
+        why = f"since {merged}" if merged else "the release has it"
         what = "merged upstream: the pristine release passes the patch's Probe"
-        problem = Problem(name, where, what, "end the guard before this release")
-        return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
-    if selected or has:
-        return Finding(base, pin, Outcome.APPLIED if selected else Outcome.MERGED_UPSTREAM)
+        step = "end the guard before this release"
+        problem = Problem(str(Outcome.MERGED_UPSTREAM), where, what, step) if selected else None
+        return Finding(base, pin, Outcome.MERGED_UPSTREAM, why, problem)
     if gap := header.gap(pin.version):
         return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
     what = "the release lacks the change, and the guard leaves it out"
     step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
     problem = Problem("unexplained-gap", where, what, step)
-    return Finding(base, pin, Outcome.NOT_SELECTED, problem=problem)
+    return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
 
 
 def passes(line: ProbeLine, read: Read) -> bool:
