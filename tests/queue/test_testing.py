@@ -175,7 +175,7 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
     ],
 )
 def test_processors_are_shared_by_releases_first(revisions, processors, side_by_side, workers):
-    assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
+    assert testing.share(revisions, processors) == (side_by_side, workers)
 
 
 def spread_run(folder: Path, *files: str, processes: int = 2) -> str:

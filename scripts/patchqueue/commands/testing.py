@@ -109,11 +109,11 @@ def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[R
     prepared = [prepare(options.root, pin) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    shared = share(len(chosen), os.cpu_count() or 1)
-    workers = 1 if narrowed else shared.workers
+    parallel, workers = share(len(chosen), os.cpu_count() or 1)
+    workers = 1 if narrowed else workers
     with (
         tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
-        ThreadPoolExecutor(shared.releases) as beside,
+        ThreadPoolExecutor(parallel) as beside,
     ):
         logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
         runs = []

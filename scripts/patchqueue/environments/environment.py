@@ -101,7 +101,15 @@ def build(version: str, lock: Path, home: Path) -> Environment:
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         folder = home / f"v{version}"
         try:
-            _build_aside(version, lock, aside, held)
+            # its scripts must survive the rename
+            make = ("venv", "--relocatable", "--python", PYTHON, str(aside))
+            _uv(version, held, f"make a Python {PYTHON} environment", *make)
+            install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
+            where = ("--python", str(aside / "bin/python"), "--requirement", str(lock))
+            _uv(version, held, f"install {lock}", *install, *where)
+            packages = next((aside / "lib").glob("python*/site-packages"))
+            _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
+            (aside / MARKER).write_text(stamp(lock) + "\n")
             if folder.exists():
                 folder.rename(old)
             aside.rename(folder)
@@ -109,13 +117,6 @@ def build(version: str, lock: Path, home: Path) -> Environment:
             for leftover in (aside, old):
                 shutil.rmtree(leftover, ignore_errors=True)
         return _environment(folder)
-
-
-def _build_aside(version: str, lock: Path, aside: Path, held: int) -> None:
-    _install(version, lock, aside, held)
-    packages = next((aside / "lib").glob("python*/site-packages"))
-    _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
-    (aside / MARKER).write_text(stamp(lock) + "\n")
 
 
 def _uv(version: str, held: int, what: str, *arguments: str) -> None:
@@ -133,15 +134,6 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
 
 def _refused(version: str, what: str, step: str) -> Refused:
     return Refused.of("no-environment", f"v{version}", what, step)
-
-
-def _install(version: str, lock: Path, folder: Path, held: int) -> None:
-    # its scripts must survive the rename
-    make = ["venv", "--relocatable", "--python", PYTHON]
-    _uv(version, held, f"make a Python {PYTHON} environment", *make, str(folder))
-    install = ["pip", "install", "--no-deps", "--no-build", "--require-hashes"]
-    where = ["--python", str(folder / "bin" / "python"), "--requirement", str(lock)]
-    _uv(version, held, f"install {lock}", *install, *where)
 
 
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:

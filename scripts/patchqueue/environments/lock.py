@@ -101,9 +101,7 @@ def requirements(version: str) -> list[str]:
 
 def left_out(version: str) -> list[LeftOut]:
     """The rules that hold for a release."""
-    return [
-        rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, prereleases=True)
-    ]
+    return [rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, True)]
 
 
 def header(version: str, as_of: datetime.date) -> str:
@@ -120,10 +118,7 @@ def header(version: str, as_of: datetime.date) -> str:
 
 def until(as_of: datetime.date) -> str:
     """uv's --exclude-newer for everything published up to the end of `as_of` (UTC)."""
-    end = datetime.datetime.combine(
-        as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc
-    )
-    return end.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{as_of + datetime.timedelta(days=1)}T00:00:00Z"
 
 
 def resolve(wanted: Iterable[str], words: Iterable[str], excluded: Iterable[str]) -> dict[str, Any]:

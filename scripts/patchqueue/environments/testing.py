@@ -140,18 +140,11 @@ def prepare(root: Path, pin: Pin) -> Prepared:
     return Prepared(pin, tree.path.absolute(), build_environment(root, pin), as_it_stands)
 
 
-@dataclass(frozen=True)
-class Share:
-    """How many releases are tested in parallel, and in how many processes each."""
-
-    releases: int
-    workers: int
-
-
-def share(releases: int, processors: int) -> Share:
-    """Releases first: a second process of one imports torch and sglang once more."""
+def share(releases: int, processors: int) -> tuple[int, int]:
+    """How many releases are tested in parallel, and in how many processes each. Releases first: a
+    second process of one imports torch and sglang once more."""
     parallel = max(1, min(releases, processors, PARALLEL))
-    return Share(parallel, min(processors // parallel, WORKERS))
+    return parallel, min(processors // parallel, WORKERS)
 
 
 def test_release(
@@ -160,35 +153,28 @@ def test_release(
     """Run pytest in the release's environment. words: further words for it; log: the file for its
     output, None for standard output."""
     pin, tree = prepared.pin, prepared.tree
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
-    }
-    variables |= prepared.environment.variables | {
-        "PYTHONPATH": str(tree / "python"),
-        "PATCHQUEUE_TREE": str(tree),
-        "PATCHQUEUE_REVISION": str(pin.version),
-        # PyTorch's threads spin for each other wherever a processor has other work as well
-        "OMP_NUM_THREADS": "1",
-    }
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    variables = (
+        kept
+        | prepared.environment.variables
+        | {
+            "PYTHONPATH": str(tree / "python"),
+            "PATCHQUEUE_TREE": str(tree),
+            "PATCHQUEUE_REVISION": str(pin.version),
+            # PyTorch's threads spin for each other wherever a processor has other work as well
+            "OMP_NUM_THREADS": "1",
+        }
+    )
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [
-            str(prepared.environment.python),
-            "-m",
-            "pytest",
-            str(root / "tests/revision"),
-            *beside,
-            *words,
-        ]
+        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
+        command += [*beside, *words]
         with log.open("wb") if log else contextlib.nullcontext() as output:
-            code = subprocess.run(
-                command, cwd=root, env=variables, stdout=output, stderr=output
-            ).returncode
-    return Result(pin, code, prepared.as_it_stands)
+            done = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output)
+    return Result(pin, done.returncode, prepared.as_it_stands)
 
 
 def spread(folder: Path, workers: int) -> list[str]:
@@ -204,10 +190,5 @@ def spread(folder: Path, workers: int) -> list[str]:
         return []
     for name, origin in places.items():
         (folder / name).symlink_to(Path(origin).parent)
-    return [
-        "-p",
-        "xdist.plugin",
-        f"--numprocesses={workers}",
-        "--dist=loadfile",
-        "--no-loadscope-reorder",
-    ]
+    plugin = ["-p", "xdist.plugin", f"--numprocesses={workers}"]
+    return [*plugin, "--dist=loadfile", "--no-loadscope-reorder"]

@@ -62,8 +62,11 @@ STAND_IN = """def __getattr__(name):
         raise AttributeError(name)
     return missing
 """
-# variables of the caller that no test gets: other packages, and how upstream's CI runs them
-DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "CI", "GITHUB_ACTIONS")
+# variables of the caller that no test gets: other packages, how upstream's CI runs them, and those
+# that change sglang and its tests
+DROPPED = re.compile(
+    "(?:PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|PYTEST_ADDOPTS|CI|GITHUB_ACTIONS)$|SGLANG_"
+)
 
 
 def find(checkout: Path) -> tuple[list[str], int]:
@@ -243,13 +246,8 @@ def _reason(child: ElementTree.Element) -> str:
 
 
 def _variables(side: Path, run: Run) -> dict[str, str]:
-    """Those of the release's own tests (testing.py), and a folder for temporary files. No SGLANG_…
-    of the caller's: they change sglang and its tests."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in DROPPED and not name.startswith("SGLANG_")
-    }
+    """Those of the release's own tests (testing.py), and a folder for temporary files."""
+    kept = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
     path = ((side / "python").resolve(), run.stand_ins)  # byte code is kept by the tree's own path
     own = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),

@@ -16,7 +16,7 @@ from ..files.tree import PREFIX, SGLANG, hash_python
 from ..laying import own_changes
 from ..laying.matching import listing_with
 from ..laying.selection import Selection, settle
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..queue.series import PROVENANCE
 from ..wheels import build, plugin
 from . import ownership, undo
@@ -107,19 +107,16 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
     user = os.geteuid()
     paths = [site / name for name in changes]
     for folder in sorted({site, *(path.parent for path in paths if path.parent.is_dir())}):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise Refused(_not_writable(folder, user))
+        if os.access(folder, os.W_OK | os.X_OK):
+            continue
+        owner = folder.stat().st_uid
+        what = f"cannot be written by user {user}"
+        step = f"run it as user {owner}, or as root"
+        if user in (0, owner):
+            what, step = "is read-only", "mount it, or set it, so that it can be written"
+        raise Refused.of("not-writable", str(folder), what, step)
     for path in paths:
         if path.exists() and user not in (0, owner := path.stat().st_uid):
             what = f"belongs to user {owner}, and would not any more"
             step = f"run it as user {owner}, or as root"
             raise Refused.of("not-writable", str(path), what, step)
-
-
-def _not_writable(folder: Path, user: int) -> Problem:
-    owner = folder.stat().st_uid
-    if user in (0, owner):
-        step = "mount it, or set it, so that it can be written"
-        return Problem("not-writable", str(folder), "is read-only", step)
-    what = f"cannot be written by user {user}"
-    return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,16 +20,7 @@ from pathlib import Path
 
 from ..files import disk
 from ..files.atomic import locked
-from ..files.tree import (
-    LAID,
-    LISTING,
-    PREFIX,
-    differing,
-    digest,
-    list_package,
-    names,
-    sha256,
-)
+from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
 from ..hint import some, to_type
 from ..laying.apply import load_queue
 from ..laying.selection import Selection, select, settle
@@ -125,8 +116,15 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
         undo.back(journal, discard, left)
         others = names(differing(before, list_package(place)))
         kept = tuple(sorted({*others, *left}))
-        notes = tuple(_without_its_import(journal, kept))
-        return replace(_report(journal, Outcome.APPLIED, Differing(others=kept)), notes=notes)
+        notes = list[str]()
+        gone = {PREFIX + change.path for change in journal.changes if not change.before}
+        for name in kept:  # a copy of a patched module, say: one line for each
+            lines = by_line(PREFIX + name, read(place, PREFIX + name) or b"")
+            for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
+                what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
+                notes.append(f"{name}:{line} {what}: that module cannot be imported any more")
+        report = _report(journal, Outcome.APPLIED, Differing(others=kept))
+        return replace(report, notes=tuple(notes))
 
 
 def verify(root: Path, site: Path, release: str = "") -> Report:
@@ -266,8 +264,11 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
     would not fit what is left.
     """
-    if not discard:
-        _refuse_edits(journal, differ.ours)
+    if differ.ours and not discard:
+        again = to_type("install", "--site-packages", journal.site, "--discard")
+        what = f"is patched, but has edits of the queue's own lines: {some(differ.ours)}"
+        step = f"keep a copy of them; {again} makes the patched files anew"
+        raise Refused.of("edited-install", str(journal.site), what, step)
     left = _without_queue(journal, differ)
     if differ.others or differ.both or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
@@ -292,26 +293,6 @@ def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
         return {}
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
     return ownership.taken_off(applied, differ.both, files_of, str(journal.site))
-
-
-def _refuse_edits(journal: Journal, edited: tuple[str, ...]) -> None:
-    """Raise Refused where files of the queue itself were edited: they must be taken off first."""
-    if edited:
-        again = to_type("install", "--site-packages", journal.site, "--discard")
-        what = f"is patched, but has edits of the queue's own lines: {some(edited)}"
-        step = f"keep a copy of them; {again} makes the patched files anew"
-        raise Refused.of("edited-install", str(journal.site), what, step)
-
-
-def _without_its_import(journal: Journal, kept: Sequence[str]) -> Iterator[str]:
-    """Of the edits of others, the modules that import what went with the queue, as a copy of a
-    patched module does: one line each."""
-    gone = {PREFIX + change.path for change in journal.changes if not change.before}
-    for name in kept:
-        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
-        for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
-            what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
-            yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
 def _differing(journal: Journal) -> Differing:

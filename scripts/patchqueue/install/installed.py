@@ -206,13 +206,19 @@ def find(named: Path) -> Installed:
     return Installed(site, info, version, list_package(site))
 
 
-def _install_in(folder: Path | str) -> str:
-    return to_type("install", "--site-packages", folder)
+def _install_in(*words: Path | str) -> str:
+    return to_type("install", "--site-packages", *words)
 
 
 def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
-    if checkout := _editable(info) if info else None:
+    try:
+        origin = json.loads((info / "direct_url.json").read_bytes()) if info else {}
+        is_editable = bool(origin["dir_info"]["editable"])
+    except (OSError, ValueError, KeyError, TypeError):
+        is_editable = False
+    if is_editable and "url" in origin:
+        checkout = Path(unquote(urlparse(origin["url"]).path))
         what = f"has an editable install; its files are those of the checkout {checkout}"
         step = (
             f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
@@ -227,16 +233,6 @@ def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
     step = _install_in(inside[0].parent) if inside else NAME_IT
     return Problem("no-sglang", where, "has no sglang in it", step)
-
-
-def _editable(info: Path) -> Path | None:
-    """The folder that an editable install points to."""
-    try:
-        origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-        is_editable = origin["dir_info"]["editable"]
-        return Path(unquote(urlparse(origin["url"]).path)) if is_editable else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _version(info: Path | None) -> str:
@@ -335,37 +331,35 @@ def _self_named(here: Installed, pins: Pins) -> Pin | None:
 def _sibling(version: str, pins: Pins) -> Pin | None:
     """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12. What
     differs then counts as edits of others."""
-    try:
-        parsed = Version(version)
-    except InvalidVersion:
-        return None
-    near = [] if parsed.is_devrelease else pins.near(parsed)
+    parsed = _parsed(version)
+    near = pins.near(parsed) if parsed and not parsed.is_devrelease else []
     return near[-1] if near else None
 
 
 def _unknown(here: Installed, pins: Pins) -> Problem:
+    """The problem of files that are no pinned release's. Its step: a release can be pinned; a
+    development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
     known = " ".join(pin.tag for pin in pins.all)
     what = (
         f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem(UNKNOWN, str(here.site), what, _next_step(here.version, here.site, pins))
-
-
-def _next_step(version: str, site: Path, pins: Pins) -> str:
-    """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits
-    show) cannot."""
-    try:
-        parsed = Version(version)
-        if not parsed.is_devrelease and not parsed.local:
-            steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
-            if near := pins.near(parsed):
-                steps = f"install sglang {near[-1].version}, which is pinned; or {steps}"
-            return f"{steps} carries the queue to it; {_install_in(site)} then takes it"
-    except InvalidVersion:
-        pass
-    again = to_type("install", "--site-packages", site, "--release v0.5.9")
-    return (
-        f"say which release it is made of, as in {again}; what fits a checkout of another commit,"
+    step = (
+        f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
+        " what fits a checkout of another commit,"
         f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
     )
+    parsed = _parsed(here.version)
+    if parsed and not parsed.is_devrelease and not parsed.local:
+        step = f"{to_type('pin', parsed)}, then {to_type('rebase', parsed)}"
+        if near := pins.near(parsed):
+            step = f"install sglang {near[-1].version}, which is pinned; or {step}"
+        step = f"{step} carries the queue to it; {_install_in(here.site)} then takes it"
+    return Problem(UNKNOWN, str(here.site), what, step)
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return None

@@ -179,7 +179,10 @@ class Patched:
         """Every file against what was applied: a wheel's RECORD, or the tree's own listing."""
         here = self.here
         if self.wheel:
-            differ = _unlike_record(here)
+            listed = here.recorded()
+            differ = names(differing(listed, here.listing))
+            if not listed:  # the package's files are in no RECORD
+                differ = (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
             step = (
                 f"{to_type('build', 'v' + self.record['version'])}, then `pip install"
                 " --force-reinstall --no-deps` with that wheel; keep a copy of edits of yours"
@@ -225,14 +228,6 @@ def find(here: Installed) -> Patched | None:
 def _reinstall(here: Installed) -> str:
     public = here.version.partition(f"+{build.LABEL}.")[0]
     return f"`pip install --force-reinstall --no-deps sglang=={public}`"
-
-
-def _unlike_record(here: Installed) -> tuple[str, ...]:
-    """The package's files, below the folder, that are not as RECORD lists them, or not listed;
-    RECORD where it lists none."""
-    if listed := here.recorded():
-        return names(differing(listed, here.listing))
-    return (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
 
 
 def _unlike_listing(here: Installed) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from ..upstream.source import Source
 from .context import rendered
 from .matching import Read, Replay, listing_with, replay
 
-
 NO_REASON = "no reason given"
 
 
