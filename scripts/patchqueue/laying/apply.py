@@ -6,19 +6,14 @@ replay, byte for byte -> record -> rename into work/<tag>/.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.tree import (
-    LAID,
-    LISTING,
-    ROOTS,
-    differing,
-    hash_python,
-    list_folder,
-)
+from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
 from ..hint import some, to_type
 from ..outcome import Outcome, Refused
 from ..queue import series
@@ -32,7 +27,7 @@ from . import own_changes
 from . import quilt as quilts
 from .matching import listing_with
 from .selection import NO_REASON, Finding, Plan, Selection, probe, select, settle
-from .worktree import Inspection, State, WorkTree, write_patches, write_record
+from .worktree import RECORD, Inspection, State, WorkTree, write_patches
 
 
 @dataclass(frozen=True)
@@ -89,16 +84,14 @@ def apply(
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
         inspection = tree.inspect()
-        if (
-            inspection.state is State.APPLIED
-            and planned.record.items() <= inspection.record.items()
-        ):
-            return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, inspection.record)
-        refuse_to_lose(tree, inspection, discard)
-        record, listing = _build(tree, pristine, planned, quilt, lock)
-        tree.finish(listing)
-    outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
-    return _report(selection, pristine, tree, outcome, record)
+        record, outcome = inspection.record, Outcome.ALREADY_APPLIED
+        if inspection.state is not State.APPLIED or not planned.record.items() <= record.items():
+            refuse_to_lose(tree, inspection, discard)
+            record, listing = _build(tree, pristine, planned, quilt, lock)
+            tree.finish(listing)
+            outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
+    rows = tuple(_rows(selection, pristine, outcome))
+    return Report(pin, outcome, tree.path, rows, record)
 
 
 def begin(
@@ -177,11 +170,7 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 
 def _build(
-    tree: WorkTree,
-    pristine: Source | Edited,
-    planned: Plan,
-    quilt: quilts.Quilt,
-    lock: int,
+    tree: WorkTree, pristine: Source | Edited, planned: Plan, quilt: quilts.Quilt, lock: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
@@ -198,7 +187,7 @@ def _build(
     edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
         record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
-    write_record(aside, record)
+    (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:
         about = own_changes.described(planned.files, pristine.read, after, edits)
         for path, content in own_changes.records(about, after).items():
@@ -206,22 +195,15 @@ def _build(
     return record, after
 
 
-def _report(
-    selection: Selection,
-    pristine: Source | Edited,
-    tree: WorkTree,
-    outcome: Outcome,
-    record: dict[str, Any],
-) -> Report:
+def _rows(selection: Selection, pristine: Source | Edited, outcome: Outcome) -> Iterator[Finding]:
+    """Every patch of the queue. outcome: of those that the tree has."""
     queue = selection.queue
     selected = {queue.base(patch.name) for patch in selection.patches}
-    rows = []
     for finding in probe(queue, pristine.pin, pristine.read):
         if finding.patch in selected:
             subject = queue.header(finding.patch).get("Subject")
-            rows.append(replace(finding, outcome=outcome, why=subject))
+            yield replace(finding, outcome=outcome, why=subject)
         elif finding.outcome is Outcome.APPLIED:  # of a tree of others, which has it already
-            rows.append(replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON))
+            yield replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON)
         else:
-            rows.append(finding)
-    return Report(pristine.pin, outcome, tree.path, tuple(rows), record)
+            yield finding

@@ -165,22 +165,19 @@ def fitted(patch: Patch, below: Files) -> Patch | None:
     Each change goes to the one place that matches most of its context. below: the other release's
     files. None where a change has no such place.
     """
-    texts = {path: content.decode("utf-8", "surrogateescape") for path, content in below.items()}
-    files = [
-        _fitted(each, texts[each.path]) if each.path in texts else None for each in patch.files
-    ]
-    return None if None in files else of_files(patch, [file for file in files if file])
-
-
-def _fitted(file: FileDiff, text: str) -> FileDiff | None:
-    runs, done = [], 0
-    for run in (run for hunk in file.hunks for run in _runs(hunk)):
-        start = _start(run, text, done)
-        if start is None:
+    files = []
+    for file in patch.files:
+        if file.path not in below:
             return None
-        runs.append(replace(run, start=start, above=(), below=()))
-        done = sum(map(len, split_lines(text)[: start + run.gone]))
-    return _widened(replace(file, hunks=tuple(_hunk([run], [], [], 0) for run in runs)), text)
+        text, hunks, done = below[file.path].decode("utf-8", "surrogateescape"), list[Hunk](), 0
+        for run in (run for hunk in file.hunks for run in _runs(hunk)):
+            start = _start(run, text, done)
+            if start is None:
+                return None
+            hunks.append(_hunk([replace(run, start=start, above=(), below=())], [], [], 0))
+            done = sum(map(len, split_lines(text)[: start + run.gone]))
+        files.append(_widened(replace(file, hunks=tuple(hunks)), text))
+    return of_files(patch, files)
 
 
 def _start(run: _Run, text: str, done: int) -> int | None:

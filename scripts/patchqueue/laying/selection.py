@@ -7,7 +7,7 @@ Anything else that does not apply is a conflict, and nothing is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -112,9 +112,7 @@ class Selection:
 
         origin: what the files are, as kind, name and sha256.
         """
-        replayed = self.replay(read)
-        if replayed.problems:
-            raise Refused(replayed.problems)
+        replayed = self._applied(read)
         rows, texts = {row.patch: row for row in replayed.steps}, self._texts
         overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
         stack = overlay | {
@@ -145,10 +143,14 @@ class Selection:
     def patched_tree(self, pristine: Source) -> str:
         """The tree hash (see files/tree.py) of the release with this selection on it. Raises
         Refused where a patch does not apply."""
-        replayed = self.replay(pristine.read)
+        files = self._applied(pristine.read).files
+        return hash_python(listing_with(pristine.listing(), files))
+
+    def _applied(self, read: Read) -> Replay:
+        replayed = self.replay(read)
         if replayed.problems:
             raise Refused(replayed.problems)
-        return hash_python(listing_with(pristine.listing(), replayed.files))
+        return replayed
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
@@ -179,24 +181,21 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
     with a problem for each hunk that does not fit, by both sides.
     """
     replayed = replay(selection.patches, selection.overlay, read, where, step)
-    if problems := [*_shadowed(selection, read, where), *replayed.problems]:
-        raise Refused(problems)
-    rows = replayed.steps
-    present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
-    return replace(selection, already_present=tuple(present))
-
-
-def _shadowed(selection: Selection, read: Read, where: str) -> Iterator[Problem]:
-    """Files of the tree that have the name of one that the queue adds."""
+    problems = [*replayed.problems]
     taken = [path for path in selection.overlay if read(path) is not None]
     if PROVENANCE in taken:
         what = "carries a queue already: it has the files of its package"
         step = "take that one off first, or begin with a commit that has none"
-        yield Problem("patched-already", where, what, step)
+        problems.insert(0, Problem("patched-already", where, what, step))
     elif taken:
         what = f"the queue adds {some(taken)}, and this tree has a file of that name"
         step = "rename the one of the tree, with what imports it"
-        yield Problem(str(Outcome.CONFLICT), where, what, step)
+        problems.insert(0, Problem(str(Outcome.CONFLICT), where, what, step))
+    if problems:
+        raise Refused(problems)
+    rows = replayed.steps
+    present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
+    return replace(selection, already_present=tuple(present))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,17 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..files import tree as trees
 from ..files.atomic import locked
-from ..files.tree import (
-    ROOTS,
-    differing,
-    from_sha256sum,
-    hash_python,
-    list_folder,
-    python_part,
-    sha256,
-    to_sha256sum,
-)
+from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
 from ..hint import to_type
 from ..outcome import Refused
 from ..queue import patchfile
@@ -110,7 +102,7 @@ class WorkTree:
     def finish(self, listing: dict[str, str]) -> None:
         """Put what was built in the tree's place. Killed between the renames, the next run puts the
         old tree back: it is whole for as long as it has that name."""
-        self._aside("sha256sum").write_bytes(to_sha256sum(listing))
+        self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
             if _is_there(self.path):
@@ -132,7 +124,7 @@ class WorkTree:
         """The listing of the tree as it was finished, kept to tell which files were edited since;
         empty where it is lost."""
         kept = self._aside("sha256sum")
-        return from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
+        return trees.from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
     def inspect(self) -> Inspection:
         """The tree's state. Hashes all of its files (0.1 to 0.5 s)."""
@@ -156,7 +148,7 @@ class WorkTree:
         """
         tree, hashes, stack = hash_python(listing), record["tree"], quilt.applied(self.path)
         finished = self.finished_listing() or listing
-        others = {*differing(finished, listing)} - {*python_part(finished | listing)}
+        others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
         if stack == [patch["name"] for patch in record["patches"]]:
             is_whole = tree == hashes.get("patched", hashes["after"])  # the first: an earlier tool
             return State.APPLIED if is_whole and not others else State.CHANGED
@@ -210,10 +202,6 @@ def read_record(tree: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_record(tree: Path, record: dict[str, Any]) -> None:
-    (tree / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
     """The selected patches and quilt's series, as any quilt user expects them in a tree."""
     for name, content in patches.items():
@@ -227,14 +215,11 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
 def _untracked(tree: Path) -> Iterator[str]:
     """The user's own files: what lies beside the tool's own names, and compiled extensions (the
     tool puts none there)."""
-    yield from (
-        path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED)
-    )
-    yield from (
-        path.relative_to(tree).as_posix()
-        for root in ROOTS
-        for path in sorted((tree / root).rglob("*.so"))
-    )
+    names = sorted(path.name for path in tree.iterdir())
+    yield from (name for name in names if name not in (*OWN_NAMES, *IGNORED))
+    for root in ROOTS:
+        compiled = sorted((tree / root).rglob("*.so"))
+        yield from (path.relative_to(tree).as_posix() for path in compiled)
 
 
 def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
@@ -286,7 +271,12 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
             name: patchfile.split(quilt.content(file).decode())[0] for name, file in files.items()
         }
     if stray and not (add and layers):
-        raise _in_no_patch(pin, stray)
+        step = (
+            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
+            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
+        )
+        what = f"edited, but in no patch: {' '.join(stray)}"
+        raise Refused.of("stray-edits", where, what, step)
     if stray:
         original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
         layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
@@ -298,12 +288,8 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
     )
     recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
     pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    return TreeEdits(
-        texts,
-        {path: text for path, text in overlay.items() if text},
-        recorded,
-        listing_with(inspection.listing, pushed),
-    )
+    new_files = {path: text for path, text in overlay.items() if text}
+    return TreeEdits(texts, new_files, recorded, listing_with(inspection.listing, pushed))
 
 
 def _stray(
@@ -348,18 +334,9 @@ def _popped(tree: Path, where: str, layers: list[quilt.Layer]) -> Iterator[quilt
         row = apply_patch(patch, read)
         if row.lines is None:
             step = "correct it in the tree, or the files below it, then refresh again"
-            raise Refused([each for _, each in misfits(patch, read, where, step)])
+            raise Refused(misfits(patch, read, where, step))
         files |= row.after
         yield quilt.Layer(name, dict(row.before), dict(row.after))
-
-
-def _in_no_patch(pin: Pin, stray: Iterable[str]) -> Refused:
-    step = (
-        f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-        f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-    )
-    what = f"edited, but in no patch: {' '.join(stray)}"
-    return Refused.of("stray-edits", f"work/{pin.tag}", what, step)
 
 
 def foreign(pin: Pin) -> Refused:
