@@ -52,7 +52,11 @@ def _test(options: argparse.Namespace) -> int:
     tool, chosen = _chosen(options, pins)
     without = [pin for pin in chosen if not has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused(map(_no_lock, without))
+        what, problems = "has no lock in upstream/locks/", list[Problem]()
+        for pin in without:
+            step = f"{to_type('pin', pin.tag, '--lock')} makes one"
+            problems.append(Problem("no-environment", pin.tag, what, step))
+        raise Refused(problems)
     chosen = [pin for pin in chosen if pin not in without]
     _show_plan(options.root, tool, chosen)
     if options.plan:
@@ -82,11 +86,6 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
         return True, []
     default = pins.all if options.all else pins.tested or [pins.default]
     return options.tool or not narrowed, chosen_releases(options, pins, default)
-
-
-def _no_lock(pin: Pin) -> Problem:
-    step = f"{to_type('pin', pin.tag, '--lock')} makes one"
-    return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
 
 
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:

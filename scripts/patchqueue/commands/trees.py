@@ -30,7 +30,11 @@ def _apply(options: argparse.Namespace) -> int:
         if options.verbose:
             show_rows(report.rows)
         elif len(chosen) == 1:
-            _show_left_out(report)
+            applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+            kinds = [row.outcome for row in report.rows if row.outcome not in applied]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            if kinds:
+                OUT.print(f"not for {pin.tag}: {counts} (--verbose lists all patches)")
         _show_summary(report, options.root, seconds)
         if len(chosen) == 1 or options.verbose:
             _show_tree(report, options.verbose)
@@ -62,15 +66,6 @@ def _quilt(options: argparse.Namespace) -> int:
             env=engine.environment(),
             pass_fds=(*engine.opened, lock),
         ).returncode
-
-
-def _show_left_out(report: Report) -> None:
-    """How many patches are not for the release."""
-    applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    kinds = [row.outcome for row in report.rows if row.outcome not in applied]
-    if kinds:
-        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists all patches)")
 
 
 def _show_summary(report: Report, root: Path, seconds: float) -> None:

@@ -83,20 +83,17 @@ def find(checkout: Path) -> tuple[list[str], int]:
         for path in paths
         if path.name not in NO_TESTS and path.is_file()
     }
-    chosen = [name for name, text in names.items() if _is_for_cpus(text, name.startswith(units))]
+    chosen = []
+    for name, text in names.items():
+        # a unit test with the mark of a GPU alone often needs none
+        is_unit = name.startswith(units) and TEST.search(text) and not SERVERS.search(text)
+        if (MARK.search(text) or is_unit) and not DISABLED.search(text):
+            chosen.append(name)
     if not chosen:
         what = f"holds no unit tests for CPUs in {' or '.join(FOLDERS)}"
         step = "name a whole checkout of sgl-project/sglang at the release's tag"
         raise Refused.of("no-tests", str(checkout), what, step)
     return chosen, len(names) - len(chosen)
-
-
-def _is_for_cpus(text: str, is_unit: bool) -> bool:
-    """Whether a file is run. A unit test with the mark of a GPU alone often needs none."""
-    if DISABLED.search(text):
-        return False
-    is_test = is_unit and TEST.search(text) and not SERVERS.search(text)
-    return bool(MARK.search(text) or is_test)
 
 
 @dataclass(frozen=True)
@@ -228,8 +225,13 @@ def read(report: str, file: str) -> Results:
     tests: dict[str, str] = {}
     ended = ""
     for case in ElementTree.fromstring(report).iter("testcase"):
-        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        why = " ".join(f"{child.tag}: {_reason(child)}" for child in bad)
+        reasons = []
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                marked = re.findall(r"(?m)^E {2,}(\S.*)$", child.text or "")  # by pytest
+                lines = marked or (child.get("message") or "").splitlines() or [""]
+                reasons.append(f"{child.tag}: {lines[-1]}")
+        why = " ".join(reasons)
         group = (case.get("classname") or "").removeprefix(module).replace(".", "::")
         if case.get("name") == module:
             ended = why
@@ -237,12 +239,6 @@ def read(report: str, file: str) -> Results:
             name = f"{file}{group}::{case.get('name')}"
             tests[name] = tests.get(name) or why
     return Results(tests, ended)
-
-
-def _reason(child: ElementTree.Element) -> str:
-    """The last line that pytest marks as an error; else the message's first line."""
-    marked = re.findall(r"(?m)^E {2,}(\S.*)$", child.text or "")
-    return str((marked or (child.get("message") or "").splitlines() or [""])[-1])
 
 
 def _variables(side: Path, run: Run) -> dict[str, str]:

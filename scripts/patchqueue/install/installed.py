@@ -22,15 +22,8 @@ from urllib.parse import unquote, urlparse
 from packaging.version import InvalidVersion, Version
 
 from ..files import disk
-from ..files.tree import (
-    PREFIX,
-    SGLANG,
-    differing,
-    hash_python,
-    is_part_of_tree,
-    list_package,
-    sglang_part,
-)
+from ..files import tree as trees
+from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..upstream.edits import Edits, between, pristine, refuse_other
@@ -203,7 +196,7 @@ def find(named: Path) -> Installed:
             f" sglang=={version or 'VERSION'}`"
         )
         raise Refused.of("linked-install", str(link), what, step)
-    return Installed(site, info, version, list_package(site))
+    return Installed(site, info, version, trees.list_package(site))
 
 
 def _install_in(*words: Path | str) -> str:
@@ -282,13 +275,20 @@ def recognise(
     except Refused as refusal:
         if refusal.problems[0].name != UNKNOWN:
             raise
-        pin = pins.find(release) if release else _release_of(here, pins)
+        # as the user says, the .dist-info, the package's own source, or the checkout's nearest
+        # tag; else the pinned release of nearly that number
+        pin = (
+            (pins.find(release) if release else _named(here.version, pins))
+            or _self_named(here, pins)
+            or _named(described(here.site.parent)[0], pins)
+            or _sibling(here.version, pins)
+        )
         if pin is None:
             raise
     listed = here.recorded()
     whole = hash_python(listed) == pin.tree
     if not whole:
-        listed = sglang_part(pristine(pin, here.site.parent).listing())
+        listed = trees.sglang_part(pristine(pin, here.site.parent).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
@@ -300,17 +300,6 @@ def _notes(here: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
     called = f"calls itself {here.version}" if here.version else "has no .dist-info"
     named = _named(here.version, pins)
     return () if named else (f"it {called}; its files are those of {pin.tag}",)
-
-
-def _release_of(here: Installed, pins: Pins) -> Pin | None:
-    """The release of edited files: as the .dist-info says, else the package's own source, else the
-    nearest tag of the checkout; else the pinned one of nearly that number."""
-    return (
-        _named(here.version, pins)
-        or _self_named(here, pins)
-        or _named(described(here.site.parent)[0], pins)
-        or _sibling(here.version, pins)
-    )
 
 
 def _named(version: str, pins: Pins) -> Pin | None:

@@ -8,7 +8,7 @@ leave the tree's own record alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..laying import own_changes
 from ..laying.matching import Read, inverted, match
 from ..laying.selection import Plan, select
 from ..outcome import Outcome, Problem, Refused
-from ..queue.patchfile import FileDiff, parse_diff
+from ..queue.patchfile import parse_diff
 from ..queue.patchfile import split as split_text
 from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.edits import between
@@ -110,7 +110,12 @@ def taken_off(
             name = path.removeprefix(PREFIX)
             if name not in now:
                 continue
-            without = next(_without(now[name], [form[path] for form in forms]), None)
+            text = now[name].decode("utf-8", "surrogateescape")
+            matches = (match(text, inverted(form[path])) for form in forms)
+            at_one_place = (
+                each.text for each in matches if all(len(spot.lines) == 1 for spot in each.spots)
+            )
+            without = next(at_one_place, None)
             if without is None:
                 what = "lines were edited since beside those of the queue, or among them"
                 step = (
@@ -120,18 +125,10 @@ def taken_off(
                 at = f"patches/{patch['name']} on {where}: {name}"
                 problems.append(Problem(str(Outcome.CONFLICT), at, what, step))
             else:
-                now[name] = without
+                now[name] = without.encode("utf-8", "surrogateescape")
     if problems:
         raise Refused(problems)
     return now
-
-
-def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
-    text = content.decode("utf-8", "surrogateescape")
-    for form in forms:
-        without = match(text, inverted(form))
-        if all(len(spot.lines) == 1 for spot in without.spots):
-            yield without.text.encode("utf-8", "surrogateescape")
 
 
 def resolve(tag: str) -> str:

@@ -39,7 +39,7 @@ OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
 IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leaves these behind
 
 
-class State(str, enum.Enum):
+class State(enum.Enum):
     """The state of a work tree by its own record."""
 
     ABSENT = "absent"
@@ -47,9 +47,6 @@ class State(str, enum.Enum):
     UNAPPLIED = "unapplied"  # no patch, the pristine tree
     CHANGED = "changed"  # patches partly popped, or edits that no patch of the record holds
     FOREIGN = "foreign"  # not made by this tool
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -171,25 +168,13 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class NamedFile(Struct):
-    """A file, or the archive that a tree was made of."""
-
-    name: str
-    sha256: str
-
-
-class Hashes(Struct):
-    before: str
-    after: str
-
-
 class Provenance(Struct):
     """The fields that every tree's record has. source: what the tree was made of."""
 
-    source: NamedFile
-    patches: list[NamedFile]
+    source: dict[str, str]
+    patches: list[dict[str, str]]
     overlay: list[dict[str, str]]
-    tree: Hashes
+    tree: dict[str, str]
 
 
 def read_record(tree: Path) -> dict[str, Any] | None:

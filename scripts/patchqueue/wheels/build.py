@@ -24,34 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
 from ..files import atomic
-from ..files.tree import (
-    GENERATED,
-    LAID,
-    LISTING,
-    hash_python,
-    is_part_of_tree,
-    list_folder,
-    own_listing,
-    sha256,
-    to_sha256sum,
-)
+from ..files import tree as trees
+from ..files.tree import LAID, LISTING, is_part_of_tree, sha256
 from ..hint import to_type
 from ..laying.apply import apply
 from ..outcome import Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
+from ..upstream.edits import Edits
 from ..upstream.pins import Pin, Wheel
 from . import notice, plugin
-from .notice import Changes
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
-VERSION_FILE = GENERATED.removeprefix("python/")
+VERSION_FILE = trees.GENERATED.removeprefix("python/")
 # where releases up to 0.5.6 say it, which were not made with setuptools-scm
 PLAIN_VERSION_FILE = "sglang/version.py"
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755
@@ -70,13 +60,11 @@ class Target:
         return cls(f"{sys.version_info.major}.{sys.version_info.minor}", os.uname().machine)
 
     def takes(self, wheel: Wheel) -> bool:
-        tags = parse_wheel_filename(wheel.file)[3]
-        return any(self._takes(tag) for tag in tags)
-
-    def _takes(self, tag: Tag) -> bool:
         pythons = (f"cp{self.python.replace('.', '')}", "py3")
-        return tag.interpreter in pythons and (
-            tag.platform == "any" or tag.platform.endswith(f"_{self.machine}")
+        return any(
+            tag.interpreter in pythons
+            and (tag.platform == "any" or tag.platform.endswith(f"_{self.machine}"))
+            for tag in parse_wheel_filename(wheel.file)[3]
         )
 
     def __str__(self) -> str:
@@ -98,7 +86,7 @@ class Built:
     sha256: str
     origin: str
     record: dict[str, Any]
-    changes: Changes
+    changes: Edits
     upstream: Path
     replaced: bool
 
@@ -181,7 +169,7 @@ def name_of(wheel: Wheel, version: str) -> str:
 def patched_files(tree: Path) -> dict[str, bytes]:
     """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel
     (test/) is left out."""
-    names = [name for name in list_folder(tree) if name.startswith("python/sglang/")]
+    names = [name for name in trees.list_folder(tree) if name.startswith("python/sglang/")]
     names += [LAID] if (tree / LAID).is_file() else []
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
@@ -206,7 +194,7 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    if hash_python(_listing(patched)) != record["tree"]["after"]:
+    if trees.hash_python(_listing(patched)) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
     version = local_version(pin, only)
@@ -221,9 +209,9 @@ def repack(
         (stamp_plain_module, PLAIN_VERSION_FILE) if is_plain else (stamp_module, VERSION_FILE)
     )
     made[name] = stamp(made.get(name, b"").decode(), str(pin.version), version).encode()
-    listing = own_listing(_listing(made))
+    listing = trees.own_listing(_listing(made))
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
-        made[LISTING.removeprefix("python/")] = to_sha256sum(listing)
+        made[LISTING.removeprefix("python/")] = trees.to_sha256sum(listing)
     points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
     if points is not None:
         made[f"{new}{plugin.FILE}"] = points

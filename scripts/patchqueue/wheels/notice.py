@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from ..files import record
+from ..upstream.edits import Edits
 
 ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
@@ -40,18 +40,9 @@ def repository(root: Path) -> str:
     return record.toml(content, About, str(ABOUT), "bad-releases").repository
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Members of a patched wheel that differ from the upstream wheel's; each sorted."""
-
-    changed: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-
-
-def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes:
-    """The difference of two wheels; their RECORDs and the version in .dist-info's name do not
-    count."""
+def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Edits:
+    """The members in which two wheels differ; their RECORDs and the version in .dist-info's name do
+    not count."""
     old, new = (
         {
             INFO.sub(".dist-info/", name): content
@@ -61,10 +52,10 @@ def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes
         for wheel in (upstream, made)
     )
     changed = sorted(name for name in old.keys() & new if old[name] != new[name])
-    return Changes(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
+    return Edits(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
 
 
-def text(version: str, wheel: str, found: Changes, address: str) -> str:
+def text(version: str, wheel: str, found: Edits, address: str) -> str:
     """The notice of the wheel `version`, which was made of upstream's file `wheel`.
 
     address: the queue's repository; "" where it has none.
