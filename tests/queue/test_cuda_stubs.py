@@ -7,7 +7,7 @@ import sys
 import fakes
 import pytest
 
-from patchqueue.environments import cuda_stubs, environment, lock
+from patchqueue.environments import cuda_stubs, lock, testing
 from patchqueue.environments.cuda_stubs import Wants, missing_libraries, read_wants, shared_library
 from patchqueue.outcome import Refused
 
@@ -108,18 +108,18 @@ def test_a_package_without_a_hashed_wheel_is_refused(package):
 def test_an_environment_counts_only_with_its_own_locks_mark(tmp_path):
     locked, home = tmp_path / "0.5.9.txt", tmp_path / "home"
     locked.write_text("a==1\n")
-    assert environment.find("0.5.9", locked, home) is None
+    assert testing.find("0.5.9", locked, home) is None
     (home / "v0.5.9").mkdir(parents=True)
-    assert environment.find("0.5.9", locked, home) is None
-    (home / "v0.5.9" / environment.MARKER).write_text(environment.stamp(locked))
-    assert environment.find("0.5.9", locked, home) is not None
+    assert testing.find("0.5.9", locked, home) is None
+    (home / "v0.5.9" / testing.MARKER).write_text(testing.stamp(locked))
+    assert testing.find("0.5.9", locked, home) is not None
     locked.write_text("a==2\n")
-    assert environment.find("0.5.9", locked, home) is None
+    assert testing.find("0.5.9", locked, home) is None
 
 
 def test_no_lock_no_environment(tmp_path):
     with pytest.raises(Refused, match="scripts/nox pin .* --lock"):
-        environment.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
+        testing.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
 
 
 def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch):
@@ -128,10 +128,10 @@ def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch
     (home / "v0.5.9").mkdir(parents=True)
     (home / "v0.5.9" / "old").touch()
     fakes.program(tmp_path / "uv", "echo no space left >&2; exit 1")
-    monkeypatch.setattr(environment.run, "find_uv", lambda: str(tmp_path / "uv"))
-    monkeypatch.setattr(environment.sys, "platform", "linux")
-    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setattr(testing.sys, "platform", "linux")
+    monkeypatch.setattr(testing.platform, "machine", lambda: "x86_64")
     with pytest.raises(Refused, match="no space left"):
-        environment.build("0.5.9", locked, home)
+        testing.build("0.5.9", locked, home)
     assert sorted(path.name for path in home.iterdir()) == [".v0.5.9.lock", "v0.5.9"]
     assert (home / "v0.5.9" / "old").exists()

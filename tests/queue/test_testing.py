@@ -36,9 +36,7 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         command,
         "prepare",
-        lambda root, pin, *_: testing.Prepared(
-            pin, root, testing.environment.Environment(root, {}), False
-        ),
+        lambda root, pin, *_: testing.Prepared(pin, root, testing.Environment(root, {}), False),
     )
     monkeypatch.setattr(
         command,
@@ -124,7 +122,7 @@ def pythons(project, monkeypatch):
     def make(line: str) -> fakes.Project:
         python = fakes.program(project.root / "python", line)
         monkeypatch.setattr(
-            testing, "build_environment", lambda *_: testing.environment.Environment(python, {})
+            testing, "build_environment", lambda *_: testing.Environment(python, {})
         )
         return project
 

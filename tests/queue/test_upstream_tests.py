@@ -15,7 +15,7 @@ from fakes import TAG
 
 from patchqueue.commands import cli
 from patchqueue.environments import testing, upstream_tests
-from patchqueue.environments.environment import Environment
+from patchqueue.environments.testing import Environment
 
 UNIT = "test/registered/unit"
 MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.text import Text
 
 from ..environments import upstream_tests
-from ..environments.environment import SIZE
 from ..environments.testing import (
+    SIZE,
     Result,
     build_environment,
     has_environment,

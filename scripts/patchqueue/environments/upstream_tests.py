@@ -32,8 +32,7 @@ from ..hint import some
 from ..outcome import Outcome, Refused
 from ..upstream import source
 from ..upstream.pins import Pin
-from .environment import Environment
-from .testing import Prepared
+from .testing import Environment, Prepared
 
 FOLDERS = ("test/registered", "test/srt")  # test/manual holds what upstream runs nowhere
 UNIT = "test/registered/unit"

@@ -18,7 +18,7 @@ from ..laying.matching import listing_with
 from ..laying.selection import Selection, settle
 from ..outcome import Refused
 from ..queue.series import PROVENANCE
-from ..wheels import build, plugin
+from ..wheels import build, notice
 from . import ownership, undo
 from .installed import Identity, Installed, read
 
@@ -78,13 +78,13 @@ def _records(
     """
     if here.info is None or not (here.info / "RECORD").is_file():
         return {}
-    file, entry_points = here.info / "RECORD", here.info / plugin.FILE
-    there = {plugin.LIST} if (here.site / plugin.LIST).is_file() else set()
+    file, entry_points = here.info / "RECORD", here.info / notice.ENTRY_POINTS
+    there = {notice.PLUGINS} if (here.site / notice.PLUGINS).is_file() else set()
     before = entry_points.read_bytes() if entry_points.is_file() else None
-    entries = plugin.listed(before, there | files.keys())
+    entries = notice.entry_points(before, there | files.keys())
     name = here.info.name
     own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
-    own |= {} if entries is None else {f"{name}/{plugin.FILE}": entries}
+    own |= {} if entries is None else {f"{name}/{notice.ENTRY_POINTS}": entries}
     all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
     listed = undo.own_names(all_changes, here.site)
     return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}

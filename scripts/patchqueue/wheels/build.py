@@ -2,7 +2,7 @@
 
 The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts
 included, comes byte for byte from the wheel that the pin names. Of the .dist-info, METADATA and
-RECORD are changed, and entry_points.txt from 0.5.11 on (plugin.py). The same input gives the same
+RECORD are changed, and entry_points.txt from 0.5.11 on (notice.py). The same input gives the same
 bytes.
 """
 
@@ -37,7 +37,7 @@ from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.edits import Edits
 from ..upstream.pins import Pin, Wheel
-from . import notice, plugin
+from . import notice
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
@@ -212,9 +212,9 @@ def repack(
     listing = trees.own_listing(_listing(made))
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
         made[LISTING.removeprefix("python/")] = trees.to_sha256sum(listing)
-    points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
+    points = notice.entry_points(made.get(f"{new}{notice.ENTRY_POINTS}"), made)
     if points is not None:
-        made[f"{new}{plugin.FILE}"] = points
+        made[f"{new}{notice.ENTRY_POINTS}"] = points
     made |= _told(made, upstream, version, record, address)
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))

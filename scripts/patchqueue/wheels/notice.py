@@ -1,12 +1,16 @@
-"""What a patched wheel says of itself to people: that it is changed, where, and who answers for it.
+"""What a patched wheel says of itself. To people: that it is changed, where, and who answers for
+it; the Apache License 2.0 asks for prominent notices in section 4(b). To upstream's own list of
+plugins, a line of .dist-info/entry_points.txt: the queue's name.
 
-The Apache License 2.0 asks for it in section 4(b): modified files carry prominent notices.
+From 0.5.11 on every process of a server asks for the group sglang.srt.plugins, logs each name, and
+calls it (sglang/srt/plugins/__init__.py, load_plugins; the file is the same up to 0.5.23). What is
+named here logs one line and changes nothing. A plugin that fails is logged, and the server goes on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +25,14 @@ QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
 LABEL = re.compile(r"[^a-z0-9]")
+GROUP, NAME = "sglang.srt.plugins", "prefill_graph_queue"
+ENTRY_POINTS = "entry_points.txt"
+CALLED = "sglang.srt.prefill_graph.report.provenance:log_plugin"
+# the release's list of plugins, and the module of what it is to call
+PLUGINS, MODULE = (
+    "sglang/srt/plugins/__init__.py",
+    "sglang/srt/prefill_graph/report/provenance.py",
+)
 INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 
@@ -125,3 +137,19 @@ def _line(line: str, release: int) -> list[str]:
 
 def _summary(release: int) -> str:
     return f"Patched by {QUEUE}, release {release}"
+
+
+def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
+    """entry_points.txt with the queue in upstream's list of plugins; None where it stays as it is.
+
+    before: its content, None where there is no such file. files: the package's, by their names in a
+    wheel: one of them is the release's list of plugins, and one the queue's, or nothing is named.
+    """
+    text = (before or b"").decode("utf-8")
+    if PLUGINS not in files or MODULE not in files or f"\n{NAME} " in text:
+        return None
+    line, head = f"{NAME} = {CALLED}\n", f"[{GROUP}]\n"
+    if re.search(rf"(?m)^{re.escape(head)}", text):
+        return text.replace(head, head + line, 1).encode()
+    blank = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    return f"{text}{blank}{head}{line}".encode()
