@@ -30,16 +30,16 @@ def ran(project, monkeypatch, capsys):
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
     monkeypatch.setattr(
-        command, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
+        testing, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
     )
-    monkeypatch.setattr(command, "test_tool", lambda root: done.append("tool") or 0)
+    monkeypatch.setattr(testing, "test_tool", lambda root: done.append("tool") or 0)
     monkeypatch.setattr(
-        command,
+        testing,
         "prepare",
         lambda root, pin, *_: testing.Prepared(pin, root, testing.Environment(root, {}), False),
     )
     monkeypatch.setattr(
-        command,
+        testing,
         "test_release",
         lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
     )
@@ -73,7 +73,7 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
 
 
 def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(command, "test_tool", lambda root: 3)
+    ran.monkeypatch.setattr(testing, "test_tool", lambda root: 3)
     code, _, done = ran()
     assert code == 1 and TAG not in done
 
@@ -88,7 +88,7 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
     def refuse(root, pin):
         raise command.Refused(command.Problem("no-environment", pin.tag, "no network"))
 
-    ran.monkeypatch.setattr(command, "build_environment", refuse)
+    ran.monkeypatch.setattr(testing, "build_environment", refuse)
     assert ran()[0] == 1
 
 

@@ -45,14 +45,8 @@ def _install(options: argparse.Namespace) -> int:
     if options.check:
         arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
-    report = inplace.install(
-        options.root,
-        options.site,
-        options.discard,
-        options.release,
-        options.pristine,
-        options.only,
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.install(options.root, options.site, options.discard, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -78,9 +72,8 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    report = inplace.check(
-        options.root, options.site, options.release, options.pristine, options.only
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.check(options.root, options.site, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     version = f"sglang {report.record['version']} in {report.site}"

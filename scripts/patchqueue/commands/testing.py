@@ -12,20 +12,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ..environments import upstream_tests
-from ..environments.testing import (
-    SIZE,
-    Result,
-    build_environment,
-    has_environment,
-    is_built,
-    measure_coverage,
-    prepare,
-    share,
-    test_release,
-    test_tool,
-)
-from ..environments.upstream_tests import Compared
+from ..environments import testing, upstream_tests
 from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
@@ -43,14 +30,14 @@ def _test(options: argparse.Namespace) -> int:
     if options.coverage:
         beside = "with --coverage, which runs the tool's tests"
         arguments.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
-        return measure_coverage(options.root)
+        return testing.measure_coverage(options.root)
     if options.upstream:
         beside = "with --upstream, which runs upstream's tests"
         arguments.refuse_ineffective(options, beside, *NARROW)
         return _test_upstream(options)
     pins = pinning.load(options.root)
     tool, chosen = _chosen(options, pins)
-    without = [pin for pin in chosen if not has_environment(options.root, pin)]
+    without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
     if without and not options.all:
         what, problems = "has no lock in upstream/locks/", list[Problem]()
         for pin in without:
@@ -93,8 +80,8 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     code."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(build_environment, root, pin) for pin in chosen]
-        if code := test_tool(root):
+        built = [beside.submit(testing.build_environment, root, pin) for pin in chosen]
+        if code := testing.test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
         for environment in built:
@@ -102,13 +89,13 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     return 0
 
 
-def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
+def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[testing.Result]:
     """Test releases in parallel. The output of the first comes as it is written, that of the others
     when they have ended."""
-    prepared = [prepare(options.root, pin) for pin in chosen]
+    prepared = [testing.prepare(options.root, pin) for pin in chosen]
     narrowed = ["-k", options.expression] if options.expression else []
     colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    parallel, workers = share(len(chosen), os.cpu_count() or 1)
+    parallel, workers = testing.share(len(chosen), os.cpu_count() or 1)
     workers = 1 if narrowed else workers
     with (
         tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
@@ -121,13 +108,13 @@ def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[R
                 if not log:
                     _begin(one.pin.tag)
                 words = (options.root, one, [*narrowed, *colour], workers, log)
-                runs.append(beside.submit(test_release, *words))
+                runs.append(beside.submit(testing.test_release, *words))
             return [_shown(run, pin, log) for run, pin, log in zip(runs, chosen, logs)]
         finally:
             beside.shutdown(cancel_futures=True)
 
 
-def _shown(run: Future[Result], pin: Pin, log: Path | None) -> Result:
+def _shown(run: Future[testing.Result], pin: Pin, log: Path | None) -> testing.Result:
     """Wait for a release's tests, and print what they wrote to a log."""
     result = run.result()
     if log:
@@ -146,9 +133,11 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
     OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
-    lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
+    lacking = [pin.tag for pin in chosen if not testing.is_built(root, pin)]
     if lacking:
-        OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)")
+        OUT.print(
+            f"to be built first: the environment of {', '.join(lacking)} ({testing.SIZE} each)"
+        )
     OUT.file.flush()
 
 
@@ -168,8 +157,8 @@ def _test_upstream(options: argparse.Namespace) -> int:
         what = "is in no path of a file of tests for CPUs"
         raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
     OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
-    results: list[Compared] = []
-    with upstream_tests.trees(prepare(options.root, pin), checkout, pristine) as run:
+    results: list[upstream_tests.Compared] = []
+    with upstream_tests.trees(testing.prepare(options.root, pin), checkout, pristine) as run:
         for result in upstream_tests.run_all(run, files, os.cpu_count() or 1):
             results.append(result)
             OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")

@@ -35,9 +35,8 @@ def _apply(options: argparse.Namespace) -> int:
             counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
             if kinds:
                 OUT.print(f"not for {pin.tag}: {counts} (--verbose lists all patches)")
-        _show_summary(report, options.root, seconds)
-        if len(chosen) == 1 or options.verbose:
-            _show_tree(report, options.verbose)
+        is_whole = len(chosen) == 1 or options.verbose
+        _show(report, options.root, seconds, is_whole, options.verbose)
     if len(chosen) > 1:
         OUT.print(f"next: {to_type('build', chosen[0].tag)} makes the wheel of one")
     return 0
@@ -68,21 +67,19 @@ def _quilt(options: argparse.Namespace) -> int:
         ).returncode
 
 
-def _show_summary(report: Report, root: Path, seconds: float) -> None:
-    if report.outcome is Outcome.EMPTY:
-        OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
-    record = report.record
-    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = (
-        f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches,"
-        f" {counted(len(record['overlay']), 'overlay file')}"
-    )
-    OUT.print(f"{arguments.relative(report.path, root)}: {again}{counts}, {seconds:.1f} s")
-
-
-def _show_tree(report: Report, verbose: bool) -> None:
-    """The contents of the tree, and what to type next. verbose: also the pristine tree's hash."""
+def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool) -> None:
+    """The tree in a line; whole: its contents, and what to type next; verbose: also the pristine
+    tree's hash."""
     record, tag = report.record, report.pin.tag
+    if report.outcome is Outcome.EMPTY:
+        OUT.print(f"No patch is for {tag}: {report.pin.no_patches}.", style="yellow")
+    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches"
+    files = counted(len(record["overlay"]), "overlay file")
+    path = arguments.relative(report.path, root)
+    OUT.print(f"{path}: {again}{counts}, {files}, {seconds:.1f} s")
+    if not whole:
+        return
     OUT.print(f"from {record['source']['name']}")
     if verbose:
         OUT.print(f"release {report.pin.tree}")

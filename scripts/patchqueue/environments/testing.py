@@ -222,21 +222,16 @@ def test_tool(root: Path) -> int:
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)
-    command = [*_with_plots(root), "-m", "pytest", str(root / "tests/queue")]
+    python = [*with_packages(root, "plots"), "python"]  # with matplotlib, which plots alone need
+    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
+    if tried.returncode:
+        reason = tried.stderr.strip()
+        LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {reason}")
+        python = [sys.executable]
+    command = [*python, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
     return subprocess.run(command, cwd=root, env=variables).returncode
-
-
-def _with_plots(root: Path) -> list[str]:
-    """The Python that runs the tests of the tool: with matplotlib, which plots alone need; this one
-    with the reason logged where matplotlib cannot be had."""
-    python = [*with_packages(root, "plots"), "python"]
-    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
-    if tried.returncode == 0:
-        return python
-    LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {tried.stderr.strip()}")
-    return [sys.executable]
 
 
 def measure_coverage(root: Path) -> int:

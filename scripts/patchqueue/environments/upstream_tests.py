@@ -240,8 +240,9 @@ def read(report: str, file: str) -> Results:
     return Results(tests, ended)
 
 
-def _variables(side: Path, run: Run) -> dict[str, str]:
-    """Those of the release's own tests (testing.py), and a folder for temporary files."""
+def _exit_code(command: Sequence[str], side: Path, run: Run, log: int) -> int | None:
+    """Run a process; its exit code, None where it was killed at the limit. It gets the variables of
+    the release's own tests (testing.py), and a folder for temporary files."""
     kept = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
     path = ((side / "python").resolve(), run.stand_ins)  # byte code is kept by the tree's own path
     own = {
@@ -250,15 +251,10 @@ def _variables(side: Path, run: Run) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(side / "tmp"),
     }
-    return {**kept, **run.environment.variables, **own}
-
-
-def _exit_code(command: Sequence[str], side: Path, run: Run, log: int) -> int | None:
-    """Run a process; its exit code, None where it was killed at the limit."""
     process = subprocess.Popen(
         command,
         cwd=side / "test",
-        env=_variables(side, run),
+        env={**kept, **run.environment.variables, **own},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

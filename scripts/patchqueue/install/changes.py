@@ -62,12 +62,13 @@ def _ordered(here: Installed, files: dict[str, bytes], record: dict[str, Any]) -
     changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
     in_order = sorted(files, key=lambda name: ((here.site / name).exists(), name))
     changes |= {name: files[name] for name in in_order if name != LAST}
-    changes |= _records(here, files, record, changes)
+    if here.info and (here.info / "RECORD").is_file():
+        changes |= _records(here.site, here.info, files, record, changes)
     return changes | ({LAST: files[LAST]} if LAST in files else {})
 
 
 def _records(
-    here: Installed, files: dict[str, bytes], record: dict[str, Any], changes: Changes
+    site: Path, info: Path, files: dict[str, bytes], record: dict[str, Any], changes: Changes
 ) -> dict[str, bytes]:
     """The files by which pip knows the package: RECORD with the files as they are now, the queue's
     provenance beside it, and the queue in upstream's list of plugins.
@@ -76,30 +77,21 @@ def _records(
     cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
     The journal is listed too: it goes with the package.
     """
-    if here.info is None or not (here.info / "RECORD").is_file():
-        return {}
-    file, entry_points = here.info / "RECORD", here.info / notice.ENTRY_POINTS
-    there = {notice.PLUGINS} if (here.site / notice.PLUGINS).is_file() else set()
+    entry_points = info / notice.ENTRY_POINTS
+    there = {notice.PLUGINS} if (site / notice.PLUGINS).is_file() else set()
     before = entry_points.read_bytes() if entry_points.is_file() else None
     entries = notice.entry_points(before, there | files.keys())
-    name = here.info.name
-    own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
-    own |= {} if entries is None else {f"{name}/{notice.ENTRY_POINTS}": entries}
-    all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
-    listed = undo.own_names(all_changes, here.site)
-    return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
-
-
-def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
-    """A RECORD with the rows of `contents` replaced or added, and rows without a hash for
-    `unhashed`."""
-    before = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
-    rows = {row[0]: row for row in csv.reader(before) if row}
-    rows |= {name: build.record_row(name, content) for name, content in contents.items()}
-    rows |= {name: [name, "", ""] for name in unhashed}
-    after, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
-    csv.writer(after, lineterminator=end).writerows(rows.values())
-    return after.getvalue().encode("utf-8", "surrogateescape")
+    own = {f"{info.name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
+    own |= {} if entries is None else {f"{info.name}/{notice.ENTRY_POINTS}": entries}
+    name, text = f"{info.name}/RECORD", (info / "RECORD").read_bytes()
+    listed = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
+    rows = {row[0]: row for row in csv.reader(listed) if row}
+    rows |= {path: build.record_row(path, content) for path, content in (files | own).items()}
+    journal = undo.own_names({**changes, **files, **own, name: b""}, site)
+    rows |= {path: [path, "", ""] for path in journal}
+    made, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
+    csv.writer(made, lineterminator=end).writerows(rows.values())
+    return own | {name: made.getvalue().encode("utf-8", "surrogateescape")}
 
 
 def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:

@@ -179,26 +179,23 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     journal, or `git restore` was run.
     """
     journal = undo.read(place)
-    if journal is None or not journal.faults() or not _is_replaced(journal, pins):
+    if journal is None or not journal.faults():
         return journal
+    is_installed = journal.state is State.INSTALLED
+    if not is_installed or _any_in_place(journal):  # no release was put over all of it
+        try:
+            here = installed.find(journal.site)
+            installed.identify(here, pins)
+        except Refused:
+            return journal
+        # cut short before the first file, or behind the last: the journal is still about them
+        if not is_installed and here.listing == journal.record["notes"]["found"]:
+            return journal
     LOG.info(
         "the sglang that was patched here has been replaced since; the journal of it is dropped"
     )
     undo.forget(journal)
     return None
-
-
-def _is_replaced(journal: Journal, pins: pinning.Pins) -> bool:
-    """Whether no file is as the install made it, or all are a release's again."""
-    if journal.state is State.INSTALLED and not _any_in_place(journal):
-        return True
-    try:
-        here = installed.find(journal.site)
-        installed.identify(here, pins)
-    except Refused:
-        return False
-    # cut short before the first file, or behind the last: the journal is still about them
-    return journal.state is State.INSTALLED or here.listing != journal.record["notes"]["found"]
 
 
 def _any_in_place(journal: Journal) -> bool:

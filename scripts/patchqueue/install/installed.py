@@ -114,13 +114,21 @@ def read(site: Path, path: str) -> bytes | None:
 
 def site_packages(python: str = "") -> tuple[Path, str]:
     """(the folder that holds sglang/, the Python that imports it from there): of `python`, else of
-    the activated environment, else of the Pythons on PATH. Raises Refused for none, and for
-    several."""
+    the activated environment, else of the Pythons on PATH. Raises Refused for none, for several,
+    and where there is no such Python."""
     tried = [python] if python else _pythons()
+    own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": "/", "env": own}
     sites: dict[Path, str] = {}
     for each in tried:
-        if site := _site_of(each):
-            sites.setdefault(site, each)
+        try:
+            package = subprocess.run([each, "-c", ASK], timeout=SECONDS, **how).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = getattr(error, "strerror", None) or "does not answer"
+            step = "name the Python of the environment that has sglang"
+            raise Refused.of("no-python", each, f"cannot be run: {why}", step) from None
+        if package:
+            sites.setdefault(Path(package).resolve().parent, each)
     if not sites:
         what = f"no sglang is installed for {' or '.join(tried) or 'any Python on PATH'}"
         step = (
@@ -147,23 +155,6 @@ def _pythons() -> list[str]:
     names = [(name, folder) for folder in folders for name in ("python", "python3")]
     pythons = (shutil.which(name, path=folder) for name, folder in names)
     return list(dict.fromkeys(filter(None, pythons)))
-
-
-def _site_of(python: str) -> Path | None:
-    """The folder from which a Python imports sglang. Raises Refused where there is no such
-    Python."""
-    own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    words = [python, "-c", ASK]
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=SECONDS, cwd="/", env=own
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = getattr(error, "strerror", None) or "does not answer"
-        step = "name the Python of the environment that has sglang"
-        raise Refused.of("no-python", python, f"cannot be run: {why}", step) from None
-    package = done.stdout.strip()
-    return Path(package).resolve().parent if package else None
 
 
 def find(named: Path) -> Installed:
@@ -275,14 +266,15 @@ def recognise(
     except Refused as refusal:
         if refusal.problems[0].name != UNKNOWN:
             raise
-        # as the user says, the .dist-info, the package's own source, or the checkout's nearest
-        # tag; else the pinned release of nearly that number
-        pin = (
-            (pins.find(release) if release else _named(here.version, pins))
-            or _self_named(here, pins)
-            or _named(described(here.site.parent)[0], pins)
-            or _sibling(here.version, pins)
-        )
+        # as the user says; the .dist-info, or without one the package's own source; the checkout's
+        # nearest tag; else the pinned release of nearly that number
+        sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
+        texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
+        own = [found[1] for text in texts if (found := re.search(OWN_VERSION, text))]
+        names = (here.version, *own, described(here.site.parent)[0])
+        pin = pins.find(release) if release else None
+        pin = pin or next(filter(None, (_named(name, pins) for name in names)), None)
+        pin = pin or _sibling(here.version, pins)
         if pin is None:
             raise
     listed = here.recorded()
@@ -307,14 +299,6 @@ def _named(version: str, pins: Pins) -> Pin | None:
         return pins.find(version)
     except Refused:
         return None
-
-
-def _self_named(here: Installed, pins: Pins) -> Pin | None:
-    """Without a .dist-info: the release that the package names in its own source."""
-    sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
-    texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
-    versions = [said[1] for text in texts if (said := re.search(OWN_VERSION, text))]
-    return next(filter(None, (_named(version, pins) for version in versions)), None)
 
 
 def _sibling(version: str, pins: Pins) -> Pin | None:

@@ -185,7 +185,17 @@ class Patched:
                 " --force-reinstall --no-deps` with that wheel; keep a copy of edits of yours"
             )
         else:
-            differ = _unlike_listing(here)
+            listed = from_sha256sum(read(here.site, LISTING) or b"")
+            rest, present = _about(here.site).get("rest"), here.listing
+            if rest:  # a branch's listing has the queue's files alone, and one hash of the others
+                present = {
+                    path: digest
+                    for path, digest in present.items()
+                    if path in listed or path.startswith(PACKAGE)
+                }
+            differ = names(between(listed, present, whole=False).paths)
+            if rest and own_changes.rest(own_listing(here.listing), listed) != rest:
+                differ += (REST,)
             step = "`git diff` shows them; lay the branch or the file anew"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         own |= {name for name in differ if ".dist-info/" in name}
@@ -225,19 +235,3 @@ def find(here: Installed) -> Patched | None:
 def _reinstall(here: Installed) -> str:
     public = here.version.partition(f"+{build.LABEL}.")[0]
     return f"`pip install --force-reinstall --no-deps sglang=={public}`"
-
-
-def _unlike_listing(here: Installed) -> tuple[str, ...]:
-    """The names of what is not as the tree's own listing has it; one for all that a branch's
-    listing has not, and knows by one hash."""
-    listed = from_sha256sum(read(here.site, LISTING) or b"")
-    rest = _about(here.site).get("rest")
-    if not rest:
-        return names(between(listed, here.listing, whole=False).paths)
-    ours = {
-        path: digest
-        for path, digest in here.listing.items()
-        if path in listed or path.startswith(PACKAGE)
-    }
-    is_same = own_changes.rest(own_listing(here.listing), listed) == rest
-    return names(between(listed, ours, whole=False).paths) + (() if is_same else (REST,))

@@ -203,24 +203,21 @@ def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
     """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
     Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
     program."""
-    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
-        return "".join(
-            _diff(Path(space), path, before[path], after[path])
-            for path in sorted(after)
-            if before[path] != after[path]
-        )
-
-
-def _diff(space: Path, path: str, before: bytes, after: bytes) -> str:
-    (space / "before").write_bytes(before)
-    (space / "after").write_bytes(after)
-    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
-    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
-    try:
-        return programs.run(programs.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
-    except programs.Failed as failure:
-        raise Refused.of("diff-failed", path, failure.said, "report this") from None
-    except UnicodeDecodeError:
-        what = "has text that is not UTF-8 beside the change"
-        step = "a patch is UTF-8; leave those lines alone"
-        raise Refused.of("not-utf-8", path, what, step) from None
+    diffs = []
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
+        space = Path(name)
+        for path in sorted(path for path in after if before[path] != after[path]):
+            (space / "before").write_bytes(before[path])
+            (space / "after").write_bytes(after[path])
+            labels = ("--label", f"a/{path}", "--label", f"b/{path}")
+            words = ("-a", "-U", str(CONTEXT), *labels, "before", "after")
+            try:
+                done = programs.run(programs.DIFF, *words, folder=space, good=(1,))
+                diffs.append(done.stdout.decode("utf-8"))
+            except programs.Failed as failure:
+                raise Refused.of("diff-failed", path, failure.said, "report this") from None
+            except UnicodeDecodeError:
+                what = "has text that is not UTF-8 beside the change"
+                step = "a patch is UTF-8; leave those lines alone"
+                raise Refused.of("not-utf-8", path, what, step) from None
+    return "".join(diffs)

@@ -138,7 +138,11 @@ def apply_patch(patch: Patch, read: Read) -> Row:
         matched = match(content.decode("utf-8", "surrogateescape"), file)
         bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
         if bad:
-            why = f"{file.path}: hunk {bad.number} fits {_where(bad)}"
+            first = next((line.text for line in bad.hunk.lines if line.kind != " "), "")
+            where = f"at {len(bad.lines)} places"
+            if not bad.lines:
+                where = f"nowhere; it begins {first.strip()[:60]!r}"
+            why = f"{file.path}: hunk {bad.number} fits {where}"
             return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
         lines += [spot.lines[0] for spot in matched.spots]
         before[file.path], after[file.path] = (
@@ -146,13 +150,6 @@ def apply_patch(patch: Patch, read: Read) -> Row:
             matched.text.encode("utf-8", "surrogateescape"),
         )
     return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
-
-
-def _where(spot: Spot) -> str:
-    if spot.lines:
-        return f"at {len(spot.lines)} places"
-    first = next((line.text for line in spot.hunk.lines if line.kind != " "), "").strip()[:60]
-    return f"nowhere; it begins {first!r}"
 
 
 def inverted(file: FileDiff) -> FileDiff:
@@ -189,7 +186,14 @@ def replay(
         below = in_front(files, read)
         row = apply_patch(patch, below)
         if row.lines is None:
-            row = _unfit(patch, row, below, where, edited)
+            backwards = of_files(patch, map(inverted, patch.files))
+            if edited and apply_patch(backwards, below).lines is not None:
+                row = replace(row, outcome=Outcome.ALREADY_APPLIED)
+            else:
+                problems = tuple(misfits(patch, below, where, edited))
+                named = [problem.name for problem in problems]
+                worst = next(outcome for outcome in WORST_FIRST if outcome in named)
+                row = replace(row, outcome=worst, problems=problems)
         if edited and row.problems:
             paths = {file.path for file in patch.files}
             # a patch on top of one that does not fit says nothing of its own
@@ -209,16 +213,6 @@ def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
     )
     if problems:
         yield Row("overlay", Outcome.CONFLICT, problems=problems)
-
-
-def _unfit(patch: Patch, row: Row, below: Read, where: str, edited: str) -> Row:
-    """The outcome of a patch that cannot be applied."""
-    if edited and apply_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
-        return replace(row, outcome=Outcome.ALREADY_APPLIED)
-    problems = tuple(misfits(patch, below, where, edited))
-    named = [problem.name for problem in problems]
-    worst = next(outcome for outcome in WORST_FIRST if outcome in named)
-    return replace(row, outcome=worst, problems=problems)
 
 
 def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[Problem]:

@@ -102,19 +102,19 @@ class WorkTree:
         self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
-            if _is_there(self.path):
+            if os.path.lexists(self.path):
                 os.rename(self.path, old)
             os.rename(building, self.path)
         except BaseException:
             self._put_back()
             raise
-        if _is_there(old):
+        if os.path.lexists(old):
             os.rename(old, building)
         _remove(building)
 
     def _put_back(self) -> None:
         """Give the tree its place again where it was moved away and no other came."""
-        if _is_there(self._aside("old")) and not _is_there(self.path):
+        if os.path.lexists(self._aside("old")) and not os.path.lexists(self.path):
             os.rename(self._aside("old"), self.path)
 
     def finished_listing(self) -> dict[str, str]:
@@ -125,18 +125,28 @@ class WorkTree:
 
     def inspect(self) -> Inspection:
         """The tree's state. Hashes all of its files (0.1 to 0.5 s)."""
-        if not _is_there(self.path):
+        if not os.path.lexists(self.path):
             return Inspection(State.ABSENT, {}, {})
         record = read_record(self.path)
         if record is None:
             return Inspection(State.FOREIGN, {}, {})
         listing = list_folder(self.path)
-        untracked = tuple(_untracked(self.path))
-        edited = tuple(_edited_patches(self.path, record))
-        state = State.CHANGED
-        if not untracked and not edited:
-            state = self._state(record, listing)
-        return Inspection(state, record, listing, untracked, edited)
+        # what lies beside the tool's own names; and compiled extensions: the tool puts none there
+        names = sorted(path.name for path in self.path.iterdir())
+        untracked = [name for name in names if name not in (*OWN_NAMES, *IGNORED)]
+        for root in ROOTS:
+            compiled = sorted((self.path / root).rglob("*.so"))
+            untracked += [path.relative_to(self.path).as_posix() for path in compiled]
+        folder = self.path / "patches"
+        recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
+        present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
+        series = (folder / "series").read_text().split() if present.pop("series", None) else []
+        edited = [f"patches/{name}" for name in differing(recorded, present)]
+        edited += [] if series == list(recorded) else ["patches/series"]
+        is_own = not untracked and not edited
+        state = self._state(record, listing) if is_own else State.CHANGED
+        return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
         """How far the patches are applied, where no file of patches/ was edited.
@@ -155,10 +165,6 @@ class WorkTree:
 
     def _aside(self, what: str) -> Path:
         return self._own / f"{self.tag}.{what}"
-
-
-def _is_there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
 
 
 def _remove(path: Path) -> None:
@@ -195,28 +201,6 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
         path.write_bytes(content)
     (tree / "patches").mkdir(exist_ok=True)
     (tree / "patches/series").write_text("".join(f"{name}\n" for name in patches))
-
-
-def _untracked(tree: Path) -> Iterator[str]:
-    """The user's own files: what lies beside the tool's own names, and compiled extensions (the
-    tool puts none there)."""
-    names = sorted(path.name for path in tree.iterdir())
-    yield from (name for name in names if name not in (*OWN_NAMES, *IGNORED))
-    for root in ROOTS:
-        compiled = sorted((tree / root).rglob("*.so"))
-        yield from (path.relative_to(tree).as_posix() for path in compiled)
-
-
-def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
-    """The files of the tree's patches/ that are not as the record says."""
-    folder = tree / "patches"
-    recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("~"))
-    present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
-    series = (folder / "series").read_text().split() if present.pop("series", None) else []
-    yield from (f"patches/{name}" for name in differing(recorded, present))
-    if series != list(recorded):
-        yield "patches/series"
 
 
 @dataclass(frozen=True)

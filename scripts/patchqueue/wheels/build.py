@@ -109,7 +109,13 @@ def build(
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
-    return build_wheel(root, pin, _wheel_for(pin, target), origin, out, only)
+    wheel = next(filter(target.takes, pin.wheels), None)
+    if wheel is None:
+        tags = {"-".join(each.file.removesuffix(".whl").split("-")[2:]) for each in pin.wheels}
+        what = f"has no wheel for {target}; its wheels are for {' '.join(sorted(tags))}"
+        step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
+        raise Refused.of("no-wheel", pin.tag, what, step)
+    return build_wheel(root, pin, wheel, origin, out, only)
 
 
 def build_wheel(
@@ -131,7 +137,8 @@ def build_wheel(
     address = notice.repository(root)
     version = local_version(pin, only)
     made = repack(members, patched_files(report.path), pin, record, address, only)
-    path = out / name_of(wheel, version)
+    name, _, tags = wheel.file.split("-", 2)
+    path = out / f"{name}-{version}-{tags}"
     before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, pin.released))
     digest = source.file_sha256(path)
@@ -146,24 +153,6 @@ def build_wheel(
         archive.archive,
         before not in ("", digest),
     )
-
-
-def _wheel_for(pin: Pin, target: Target) -> Wheel:
-    fitting = [wheel for wheel in pin.wheels if target.takes(wheel)]
-    if not fitting:
-        known = sorted(
-            {"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels}
-        )
-        what = f"has no wheel for {target}; its wheels are for {' '.join(known)}"
-        step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
-        raise Refused.of("no-wheel", pin.tag, what, step)
-    return fitting[0]
-
-
-def name_of(wheel: Wheel, version: str) -> str:
-    """The file name of the repacked wheel."""
-    name, _, rest = wheel.file.split("-", 2)
-    return f"{name}-{version}-{rest}"
 
 
 def patched_files(tree: Path) -> dict[str, bytes]:
