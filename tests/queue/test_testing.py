@@ -29,9 +29,7 @@ def ran(project, monkeypatch, capsys):
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
-    monkeypatch.setattr(
-        testing, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
-    )
+    monkeypatch.setattr(testing, "build", lambda root, pin: done.append(f"built {pin.tag}"))
     monkeypatch.setattr(testing, "test_tool", lambda root: done.append("tool") or 0)
     monkeypatch.setattr(
         testing,
@@ -41,7 +39,7 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(
         testing,
         "test_release",
-        lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
+        lambda root, one, *_: done.append(one.pin.tag) or 0,
     )
 
     def call(*words: str) -> tuple[int, str, list[str]]:
@@ -88,7 +86,7 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
     def refuse(root, pin):
         raise command.Refused(command.Problem("no-environment", pin.tag, "no network"))
 
-    ran.monkeypatch.setattr(testing, "build_environment", refuse)
+    ran.monkeypatch.setattr(testing, "build", refuse)
     assert ran()[0] == 1
 
 
@@ -121,9 +119,7 @@ def pythons(project, monkeypatch):
 
     def make(line: str) -> fakes.Project:
         python = fakes.program(project.root / "python", line)
-        monkeypatch.setattr(
-            testing, "build_environment", lambda *_: testing.Environment(python, {})
-        )
+        monkeypatch.setattr(testing, "build", lambda *_: testing.Environment(python, {}))
         return project
 
     return make
@@ -132,8 +128,8 @@ def pythons(project, monkeypatch):
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; echo told >&2; exit 3')
     prepared, log = testing.prepare(project.root, project.pin), project.root / "log"
-    result = testing.test_release(project.root, prepared, ["-k", "steps"], 1, log)
-    assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
+    code = testing.test_release(project.root, prepared, ["-k", "steps"], 1, log)
+    assert (code, prepared.passes(code), prepared.as_it_stands) == (3, False, False)
     assert log.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\ntold\n"
 
 

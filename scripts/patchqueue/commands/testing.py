@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.text import Text
@@ -50,15 +50,16 @@ def _test(options: argparse.Namespace) -> int:
         return 0
     if tool and (not show_check(options.root, pins.all) or _test_tool(options.root, chosen)):
         return 1
-    results = _test_releases(options, chosen)
-    for result in results:
-        failed = f"failed (pytest exit code {result.exit_code})"
-        verdict = Text("passed", "green") if result.passed else Text(failed, "red")
-        edits = "(the tree has edits of yours)" if result.as_it_stands else ""
-        OUT.print(f"{result.pin.tag}:", verdict, edits)
+    prepared = [testing.prepare(options.root, pin) for pin in chosen]
+    codes = _test_releases(options, prepared)
+    passed = [each.passes(code) for each, code in zip(prepared, codes)]
+    for each, code, is_good in zip(prepared, codes, passed):
+        failed = Text(f"failed (pytest exit code {code})", "red")
+        edits = "(the tree has edits of yours)" if each.as_it_stands else ""
+        OUT.print(f"{each.pin.tag}:", Text("passed", "green") if is_good else failed, edits)
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
-    return 0 if all(result.passed for result in results) else 1
+    return 0 if all(passed) else 1
 
 
 def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
@@ -80,7 +81,7 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     code."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(testing.build_environment, root, pin) for pin in chosen]
+        built = [beside.submit(testing.build, root, pin) for pin in chosen]
         if code := testing.test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
@@ -89,10 +90,9 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     return 0
 
 
-def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[testing.Result]:
-    """Test releases in parallel. The output of the first comes as it is written, that of the others
-    when they have ended."""
-    prepared = [testing.prepare(options.root, pin) for pin in chosen]
+def _test_releases(options: argparse.Namespace, chosen: Sequence[testing.Prepared]) -> list[int]:
+    """Test releases in parallel; pytest's exit codes. The output of the first comes as it is
+    written, that of the others when they have ended."""
     narrowed = ["-k", options.expression] if options.expression else []
     colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
     parallel, workers = testing.share(len(chosen), os.cpu_count() or 1)
@@ -101,26 +101,22 @@ def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[t
         tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
         ThreadPoolExecutor(parallel) as beside,
     ):
-        logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
-        runs = []
+        logs = [None, *(Path(space, each.pin.tag) for each in chosen[1:])]
+        runs, codes = [], []
         try:
-            for one, log in zip(prepared, logs):
+            for each, log in zip(chosen, logs):
                 if not log:
-                    _begin(one.pin.tag)
-                words = (options.root, one, [*narrowed, *colour], workers, log)
+                    _begin(each.pin.tag)
+                words = (options.root, each, [*narrowed, *colour], workers, log)
                 runs.append(beside.submit(testing.test_release, *words))
-            return [_shown(run, pin, log) for run, pin, log in zip(runs, chosen, logs)]
+            for each, run, log in zip(chosen, runs, logs):
+                codes.append(run.result())
+                if log:
+                    _begin(each.pin.tag)
+                    OUT.file.write(log.read_text(errors="replace"))
         finally:
             beside.shutdown(cancel_futures=True)
-
-
-def _shown(run: Future[testing.Result], pin: Pin, log: Path | None) -> testing.Result:
-    """Wait for a release's tests, and print what they wrote to a log."""
-    result = run.result()
-    if log:
-        _begin(pin.tag)
-        OUT.file.write(log.read_text(errors="replace"))
-    return result
+    return codes
 
 
 def _begin(title: str) -> None:
@@ -133,7 +129,7 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
     OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
-    lacking = [pin.tag for pin in chosen if not testing.is_built(root, pin)]
+    lacking = [pin.tag for pin in chosen if not testing.find(root, pin)]
     if lacking:
         OUT.print(
             f"to be built first: the environment of {', '.join(lacking)} ({testing.SIZE} each)"

@@ -80,38 +80,50 @@ def _environment(folder: Path) -> Environment:
     )
 
 
-def find(version: str, lock: Path, home: Path) -> Environment | None:
-    """The environment of `version` below `home` if it is finished and made from this very lock."""
-    folder = home / f"v{version}"
+def lock_file(root: Path, pin: Pin) -> Path:
+    return root / "upstream/locks" / f"{pin.version}.txt"
+
+
+def pinned_torch(root: Path, pin: Pin) -> str:
+    """The torch that a release's lock names; empty where there is no lock, or no torch in it."""
+    file = lock_file(root, pin)
+    return version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
+
+
+def has_environment(root: Path, pin: Pin) -> bool:
+    return lock_file(root, pin).is_file()
+
+
+def find(root: Path, pin: Pin) -> Environment | None:
+    """The release's environment if it is finished and made from this very lock."""
+    folder = root / HOME / f"v{pin.version}"
     try:
         made_from = (folder / MARKER).read_text().strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _environment(folder) if made_from == stamp(lock) else None
+    return _environment(folder) if made_from == stamp(lock_file(root, pin)) else None
 
 
-def build(version: str, lock: Path, home: Path) -> Environment:
-    """The environment of `version`, built from `lock` unless home/v<version> was already made from
-    it.
+def build(root: Path, pin: Pin) -> Environment:
+    """The release's environment, built from its lock unless it was already made from that.
 
     It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
     leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
 
-    Raises Refused.
+    Raises Refused with the reason.
     """
+    version, lock, home = str(pin.version), lock_file(root, pin), (root / HOME).absolute()
     if not lock.is_file():
         step = f"{to_type('pin', version, '--lock')} makes one"
         raise _refused(version, f"{version} has no environment: there is no {lock}", step)
     if sys.platform != "linux" or platform.machine() != "x86_64":
         what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
         raise _refused(version, what, "run the tests there, or in CI")
-    home = home.absolute()
     with locked(home / f".v{version}.lock") as held:
         aside, old = home / f".building-v{version}", home / f".old-v{version}"
         for leftover in (aside, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        found = find(version, lock, home)
-        if found:
+        if found := find(root, pin):
             return found
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         folder = home / f"v{version}"
@@ -156,18 +168,11 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
     instead of a reason."""
     environment = _environment(folder)
     variables = os.environ | environment.variables
-    done = subprocess.run(
-        [str(environment.python), "-c", "import torch, sgl_kernel"],
-        env=variables,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    command = [str(environment.python), "-c", "import torch, sgl_kernel"]
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        last = (
-            "\n".join(done.stderr.strip().splitlines()[-4:])
-            or f"killed by signal {-done.returncode}"
-        )
+        last = "\n".join(done.stderr.strip().splitlines()[-4:])
+        last = last or f"killed by signal {-done.returncode}"
         raise _refused(
             version,
             f"{version}: torch and sgl_kernel do not load with stand-ins for"
@@ -175,44 +180,6 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
             "a library named there is missing on this host, or belongs into STANDS_IN_FOR"
             " (scripts/patchqueue/environments/cuda_stubs.py)",
         )
-
-
-@dataclass(frozen=True)
-class Result:
-    """One release's run. as_it_stands: the tree had edits that the queue does not hold, and was
-    tested with them."""
-
-    pin: Pin
-    exit_code: int
-    as_it_stands: bool
-
-    @property
-    def passed(self) -> bool:
-        return self.exit_code == 0 or (self.exit_code == NO_TESTS and bool(self.pin.no_patches))
-
-
-def lock_file(root: Path, pin: Pin) -> Path:
-    return root / "upstream/locks" / f"{pin.version}.txt"
-
-
-def pinned_torch(root: Path, pin: Pin) -> str:
-    """The torch that a release's lock names; empty where there is no lock, or no torch in it."""
-    file = lock_file(root, pin)
-    return version_of(file.read_text(encoding="utf-8"), "torch") if file.is_file() else ""
-
-
-def has_environment(root: Path, pin: Pin) -> bool:
-    return lock_file(root, pin).is_file()
-
-
-def is_built(root: Path, pin: Pin) -> bool:
-    return find(str(pin.version), lock_file(root, pin), root / HOME) is not None
-
-
-def build_environment(root: Path, pin: Pin) -> Environment:
-    """The release's environment, built from its lock where it is not there yet. Raises Refused
-    with the reason."""
-    return build(str(pin.version), lock_file(root, pin), root / HOME)
 
 
 def test_tool(root: Path) -> int:
@@ -255,12 +222,18 @@ def with_packages(root: Path, *names: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A release's tree and environment, ready for its tests. as_it_stands: as in Result."""
+    """A release's tree and environment, ready for its tests. as_it_stands: the tree has edits that
+    the queue does not hold, and is tested with them."""
 
     pin: Pin
     tree: Path
     environment: Environment
     as_it_stands: bool
+
+    def passes(self, exit_code: int) -> bool:
+        """Whether pytest's exit code is good; of a release without patches it has no tests to
+        run."""
+        return exit_code == 0 or (exit_code == NO_TESTS and bool(self.pin.no_patches))
 
 
 def prepare(root: Path, pin: Pin) -> Prepared:
@@ -277,7 +250,7 @@ def prepare(root: Path, pin: Pin) -> Prepared:
         )
     else:
         apply(root, pin, None)
-    return Prepared(pin, tree.path.absolute(), build_environment(root, pin), as_it_stands)
+    return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
 
 
 def share(releases: int, processors: int) -> tuple[int, int]:
@@ -289,9 +262,9 @@ def share(releases: int, processors: int) -> tuple[int, int]:
 
 def test_release(
     root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
-) -> Result:
-    """Run pytest in the release's environment. words: further words for it; log: the file for its
-    output, None for standard output."""
+) -> int:
+    """Run pytest in the release's environment; its exit code. words: further words for it; log: the
+    file for its output, None for standard output."""
     pin, tree = prepared.pin, prepared.tree
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -314,7 +287,7 @@ def test_release(
         command += [*beside, *words]
         with log.open("wb") if log else contextlib.nullcontext() as output:
             done = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output)
-    return Result(pin, done.returncode, prepared.as_it_stands)
+    return done.returncode
 
 
 def spread(folder: Path, workers: int) -> list[str]:
