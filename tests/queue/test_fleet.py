@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from msgspec.structs import replace
 
 from bundle.host import DEFAULT
@@ -25,7 +26,6 @@ from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 SCRIPT = ROOT / "scripts/slurm/prove.sbatch"
 WORKFLOW = (ROOT / ".github/workflows/gpu.yml").read_text(encoding="utf-8")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 
+import fakes
 import pytest
-from fakes import numbered, patch_text
+from fakes import COUNT, CUT, numbered, patch_text
 
 from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
 from patchqueue.queue.series import PROVENANCE
 
-VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
-TWO = (
-    "steps/count-once-more.patch  # {}\nsteps/count-once-more@9.9.patch  #"
-    " {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
-)
+VARIANT = fakes.variant_text()
+FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 
 
 def problems(project) -> list[tuple[str, str]]:
@@ -25,7 +23,8 @@ def problems(project) -> list[tuple[str, str]]:
 
 
 def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
-    project.write("series", TWO.format(first, second))
+    entries = f"{COUNT}  # {first}\nsteps/count-once-more@9.9.patch  # {second}\n"
+    project.write("series", f"{entries}{CUT}  # ==9.9.1\n")
     project.write("patches/steps/count-once-more@9.9.patch", content)
 
 
@@ -41,91 +40,58 @@ def variant_of_another(project):
     with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
 
 
-def import_of_a_file_not_named(project):
-    after = numbered(40).replace(
-        "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
-    )
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(after=after, Overlay="python/sglang/srt/steps/__init__.py"),
-    )
-    project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
+def with_an_import(project, before: str, after: str) -> None:
+    """A patch between two texts, of which IMPORTS imports a file of the overlay."""
+    text = patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/__init__.py")
+    project.write(FIRST, text)
+    project.write(f"{STEPS}count.py", "one = 1\n")
 
 
-def stem_without_variant(project):
-    project.write("patches/steps/name-the-cut.patch", VARIANT)
+IMPORTS = numbered(40).replace(
+    "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
+)
 
 
 def variant_of_nothing(project):
     with_variant(project, "<9.9", ">=9.9")
-    (project.root / "patches/steps/count-once-more.patch").unlink()
-    project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
+    (project.root / FIRST).unlink()
+    project.edit("series", f"{COUNT}  # <9.9\n", "")
 
 
+def written(name: str, content: str | bytes = "x = 1\n"):
+    """A file of the overlay, and where its problem is."""
+    return f"overlay/{name}", lambda project: project.write(f"overlay/{name}", content)
+
+
+def gone(name: str):
+    return lambda project: (project.root / name).unlink()
+
+
+def link(name: str, to: str):
+    return name, lambda project: (project.root / name).symlink_to(to)
+
+
+OURS = "python/sglang/srt/steps/a.py"
 CASES = [
     ("overlapping-variants", "series:2", overlap),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
-    ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
-    (
-        "unnamed-overlay",
-        "overlay/python/sglang/srt/extra.py",
-        lambda p: p.write("overlay/python/sglang/srt/extra.py", "x = 1\n"),
-    ),
-    (
-        "symlink",
-        "overlay/python/sglang/srt/steps/link.py",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/link.py").symlink_to("__init__.py"),
-    ),
-    ("symlink", "overlay/test", lambda p: (p.root / "overlay/test").symlink_to("python")),
-    (
-        "reserved-name",
-        f"overlay/{PROVENANCE}",
-        lambda p: p.write(f"overlay/{PROVENANCE}", "x = 1\n"),
-    ),
-    ("bad-path", "overlay/setup.py", lambda p: p.write("overlay/setup.py", "x = 1\n")),
-    (
-        "bad-path",
-        "overlay/python/sglang/srt/steps/a b.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a b.py", "x = 1\n"),
-    ),
-    (
-        "bad-path",
-        'overlay/python/sglang/srt/steps/a".py',
-        lambda p: p.write('overlay/python/sglang/srt/steps/a".py', "x = 1\n"),
-    ),
-    (
-        "not-utf-8",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", b"\xff\n"),
-    ),
-    (
-        "crlf",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1\r\n"),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", ""),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1"),
-    ),
-    (
-        "missing-overlay",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink(),
-    ),
-    ("unclosed-overlay", "patches/steps/count-once-more.patch", import_of_a_file_not_named),
-    (
-        "missing-test",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "tests/revision/test_steps.py").unlink(),
-    ),
+    ("bad-variant", f"patches/{CUT}", lambda p: p.write(f"patches/{CUT}", VARIANT)),
+    ("unnamed-overlay", *written("python/sglang/srt/extra.py")),
+    ("symlink", *link(f"{STEPS}link.py", "__init__.py")),
+    ("symlink", *link("overlay/test", "python")),
+    ("reserved-name", *written(PROVENANCE)),
+    ("bad-path", *written("setup.py")),
+    ("bad-path", *written("python/sglang/srt/steps/a b.py")),
+    ("bad-path", *written('python/sglang/srt/steps/a".py')),
+    ("not-utf-8", *written(OURS, b"\xff\n")),
+    ("crlf", *written(OURS, "x = 1\r\n")),
+    ("overlay-form", *written(OURS, "")),
+    ("overlay-form", *written(OURS, "x = 1")),
+    ("missing-overlay", FIRST, gone(f"{STEPS}__init__.py")),
+    ("unclosed-overlay", FIRST, lambda p: with_an_import(p, numbered(40), IMPORTS)),
+    ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
 
 
@@ -138,15 +104,7 @@ def test_refuses(project, name, where, change):
 
 
 def test_an_import_that_a_patch_takes_away_wants_nothing(project):
-    after = numbered(40)
-    before = after.replace(
-        "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
-    )
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/__init__.py"),
-    )
-    project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
+    with_an_import(project, IMPORTS, numbered(40))
     assert "unclosed-overlay" not in [name for name, _ in problems(project)]
 
 
@@ -161,7 +119,7 @@ def test_disjoint_variants_are_good(project):
 
 
 def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
-    project.write("overlay/python/sglang/srt/steps/__pycache__/a.cpython-311.pyc", b"\0")
+    project.write(f"{STEPS}__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
 

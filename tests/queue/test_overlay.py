@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from packaging.version import Version
 
 from patchqueue.queue import imports, lint, series
 from patchqueue.queue.patchfile import Patch
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = series.PACKAGE.removeprefix("python/").strip("/").replace("/", ".")
 FOLDER = ROOT / "overlay" / series.PACKAGE
 PINS = [pin for pin in pins.load(ROOT).all if not pin.no_patches]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG, VERSION
+from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
 from evidence import incoming, matrix, questions, results
@@ -21,7 +21,6 @@ from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 RULES = "sha256:rules"
 
