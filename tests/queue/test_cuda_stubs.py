@@ -3,7 +3,6 @@
 import ctypes
 import datetime
 import sys
-from pathlib import Path
 
 import fakes
 import pytest
@@ -108,7 +107,7 @@ def test_a_package_without_a_hashed_wheel_is_refused(package):
 
 
 @pytest.fixture
-def locked(project) -> Path:
+def locked(project):
     """The lock of the project's release."""
     return project.write(f"upstream/locks/{project.pin.version}.txt", "a==1\n")
 
@@ -131,8 +130,7 @@ def test_no_lock_no_environment(project):
 
 def test_a_failed_install_leaves_the_environment_before_it(project, locked, tmp_path, monkeypatch):
     home = project.root / testing.HOME
-    (home / TAG).mkdir(parents=True)
-    (home / TAG / "old").touch()
+    old = project.write(f"{testing.HOME}/{TAG}/old", "")
     fakes.program(tmp_path / "uv", "echo no space left >&2; exit 1")
     monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "uv"))
     monkeypatch.setattr(testing.sys, "platform", "linux")
@@ -140,4 +138,4 @@ def test_a_failed_install_leaves_the_environment_before_it(project, locked, tmp_
     with pytest.raises(Refused, match="no space left"):
         testing.build(project.root, project.pin)
     assert sorted(path.name for path in home.iterdir()) == [f".{TAG}.lock", TAG]
-    assert (home / TAG / "old").exists()
+    assert old.exists()

@@ -29,16 +29,10 @@ def ran(project, monkeypatch, capsys):
     done = []
     monkeypatch.setattr(testing, "build", lambda root, pin: done.append(f"built {pin.tag}"))
     monkeypatch.setattr(testing, "test_tool", lambda root: done.append("tool") or 0)
-    monkeypatch.setattr(
-        testing,
-        "prepare",
-        lambda root, pin, *_: testing.Prepared(pin, root, testing.Environment(root, {}), False),
-    )
-    monkeypatch.setattr(
-        testing,
-        "test_release",
-        lambda root, one, *_: done.append(one.pin.tag) or 0,
-    )
+    empty = testing.Environment(project.root, {})
+    ready = testing.Prepared(project.pin, project.root, empty, False)
+    monkeypatch.setattr(testing, "prepare", lambda *_: ready)
+    monkeypatch.setattr(testing, "test_release", lambda _, one, *__: done.append(one.pin.tag) or 0)
 
     def call(*words: str) -> tuple[int, str, list[str]]:
         code = cli.main(["--root", str(project.root), "test", *words])
