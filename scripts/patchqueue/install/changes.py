@@ -49,22 +49,18 @@ def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Change
     if PROVENANCE in after:
         files |= own_changes.records(about, after)
     own = {path.removeprefix(PREFIX): content for path, content in files.items()}
-    changes = _ordered(here, own, record)
+    # byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's own
+    # records, and last the file with which a server says that it is patched
+    compiled = (path for name in own for path in undo.byte_code(here.site / name))
+    changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
+    in_order = sorted(own, key=lambda name: ((here.site / name).exists(), name))
+    changes |= {name: own[name] for name in in_order if name != LAST}
+    if here.info and (here.info / "RECORD").is_file():
+        changes |= _records(here.site, here.info, own, record, changes)
+    changes |= {LAST: own[LAST]} if LAST in own else {}
     _refuse_unwritable(here.site, changes)
     notes = {"found": here.listing, "texts": ownership.texts(planned), "laid": about}
     return changes, record | {"notes": notes}
-
-
-def _ordered(here: Installed, files: dict[str, bytes], record: dict[str, Any]) -> Changes:
-    """The changes: byte code goes, the overlay comes (nothing imports it yet), then the patched
-    files, pip's own records, and last the file with which a server says that it is patched."""
-    compiled = (path for name in files for path in undo.byte_code(here.site / name))
-    changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
-    in_order = sorted(files, key=lambda name: ((here.site / name).exists(), name))
-    changes |= {name: files[name] for name in in_order if name != LAST}
-    if here.info and (here.info / "RECORD").is_file():
-        changes |= _records(here.site, here.info, files, record, changes)
-    return changes | ({LAST: files[LAST]} if LAST in files else {})
 
 
 def _records(

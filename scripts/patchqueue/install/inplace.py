@@ -286,8 +286,6 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
 
 def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
-    if not differ.both:
-        return {}
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
     return ownership.taken_off(applied, differ.both, files_of, str(journal.site))
 

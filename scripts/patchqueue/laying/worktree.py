@@ -240,10 +240,8 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
             name: patchfile.split(quilt.content(file).decode())[0] for name, file in files.items()
         }
     if stray and not (add and layers):
-        step = (
-            f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-            f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-        )
+        adds, before = to_type("refresh", pin.tag, "--add"), to_type("quilt", pin.tag, "add FILE")
+        step = f"{adds} takes these into the top patch; {before} comes before an edit"
         what = f"edited, but in no patch: {' '.join(stray)}"
         raise Refused.of("stray-edits", where, what, step)
     if stray:
