@@ -59,7 +59,7 @@ def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Change
         changes |= _records(here.site, here.info, own, record, changes)
     changes |= {LAST: own[LAST]} if LAST in own else {}
     _refuse_unwritable(here.site, changes)
-    notes = {"found": here.listing, "texts": ownership.texts(planned), "laid": about}
+    notes = {"found": here.listing, "texts": ownership.applied_diffs(planned), "laid": about}
     return changes, record | {"notes": notes}
 
 

@@ -56,21 +56,21 @@ def install(
     cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
-    with _opened(site) as place:
-        if journal := _recovered(place, pins, discard):
+    with _exclusive_access(site) as place:
+        if journal := _finish_interrupted(place, pins, discard):
             selection = select(queue, pins.find(journal.record["version"]))
             differ = _differing(journal)
             if selection.made(journal.record) and not differ.ours:
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
-            _take_off(journal, selection, differ, discard)
+            _remove_earlier_install(journal, selection, differ, discard)
         here = installed.find(place)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _known(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release, pristine)
         if known.pin.no_patches:
             what = f"no patch is for it: {known.pin.no_patches}"
             raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
-        return _apply(select(queue, known.pin), here, known)
+        return _make_changes(select(queue, known.pin), here, known)
 
 
 def check(
@@ -82,12 +82,12 @@ def check(
     queue, pins = load_queue(root, only), pinning.load(root)
     with locked(site.resolve()) if site.is_dir() else nullcontext():
         journal = undo.read(site.resolve())
-        if journal and journal.state is State.INSTALLED and _any_in_place(journal):
+        if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
             return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
         here = installed.find(site)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _known(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release, pristine)
         changes, record = plan(select(queue, known.pin), here, known)
         own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
@@ -102,20 +102,20 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
     or cannot be done.
     """
-    with _opened(site) as place:
-        journal = _current(place, pinning.load(root))
+    with _exclusive_access(site) as place:
+        journal = _load_journal(place, pinning.load(root))
         if journal is None:
-            if other := ownership.find(installed.find(place)):
+            if other := ownership.find_other_install(installed.find(place)):
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
-        before, left = dict(journal.record["notes"]["found"]), dict[str, bytes]()
+        before, remaining = dict(journal.record["notes"]["found"]), dict[str, bytes]()
         if journal.state is State.INSTALLED and not discard:
-            left = _without_queue(journal, _differing(journal))
-            before |= {PREFIX + name: sha256(content) for name, content in left.items()}
-        undo.back(journal, discard, left)
+            remaining = _without_changes(journal, _differing(journal))
+            before |= {PREFIX + name: sha256(content) for name, content in remaining.items()}
+        undo.back(journal, discard, remaining)
         others = names(differing(before, list_package(place)))
-        kept = tuple(sorted({*others, *left}))
+        kept = tuple(sorted({*others, *remaining}))
         notes = list[str]()
         gone = {PREFIX + change.path for change in journal.changes if not change.before}
         for name in kept:  # a copy of a patched module, say: one line for each
@@ -134,9 +134,9 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
     The outcome is APPLIED where every change of the queue is in place, EMPTY where none is,
     TREE_MISMATCH with the faults else. Edits of others are told apart.
     """
-    with _opened(site) as place:
+    with _exclusive_access(site) as place:
         pins = pinning.load(root)
-        if journal := _recovered(place, pins):
+        if journal := _finish_interrupted(place, pins):
             differ = _differing(journal)
             step = (
                 f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's"
@@ -145,15 +145,15 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
             state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
             return replace(_report(journal, state, differ), next_step=step)
         here = installed.find(place)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.verify()
-        known = _known(here, load_queue(root), pins, release)
+        known = _identify_release(here, load_queue(root), pins, release)
         record = {"version": str(known.pin.version)}
         return Report(here.site, Outcome.EMPTY, record, before=names(known.edits.paths))
 
 
 @contextmanager
-def _opened(site: Path) -> Iterator[Path]:
+def _exclusive_access(site: Path) -> Iterator[Path]:
     """Be the only one at work in the folder; what a killed run left aside is removed. No file is
     left for the lock."""
     if not site.is_dir():
@@ -171,7 +171,7 @@ def _opened(site: Path) -> Iterator[Path]:
         raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
 
 
-def _current(place: Path, pins: pinning.Pins) -> Journal | None:
+def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
     """The folder's journal, unless it is about another sglang than the one that lies there now:
     such a one is dropped.
 
@@ -182,7 +182,7 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     if journal is None or not journal.faults():
         return journal
     is_installed = journal.state is State.INSTALLED
-    if not is_installed or _any_in_place(journal):  # no release was put over all of it
+    if not is_installed or _any_file_installed(journal):  # no release was put over all of it
         try:
             here = installed.find(journal.site)
             installed.identify(here, pins)
@@ -198,16 +198,16 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     return None
 
 
-def _any_in_place(journal: Journal) -> bool:
+def _any_file_installed(journal: Journal) -> bool:
     """Whether a file of the package is as the install made it."""
     own = (change for change in journal.changes if change.path.startswith("sglang/"))
     return any(each.after and digest(journal.site / each.path) == each.after for each in own)
 
 
-def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
+def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
-    journal = _current(place, pins)
+    journal = _load_journal(place, pins)
     if journal and journal.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
         return undo.forward(journal, discard)
@@ -218,7 +218,7 @@ def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journa
     return journal
 
 
-def _known(
+def _identify_release(
     here: Installed, queue: Queue, pins: pinning.Pins, release: str, pristine: bool = False
 ) -> Identity:
     """Which release it is. release, pristine, Raises: as for `install`."""
@@ -233,7 +233,7 @@ def _known(
     return known
 
 
-def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
+def _make_changes(selection: Selection, here: Installed, known: Identity) -> Report:
     """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
     the next call."""
     changes, record = plan(selection, here, known)
@@ -255,7 +255,9 @@ def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
     return replace(_report(journal, Outcome.APPLIED, Differing()), notes=known.notes)
 
 
-def _take_off(journal: Journal, selection: Selection, differ: Differing, discard: bool) -> None:
+def _remove_earlier_install(
+    journal: Journal, selection: Selection, differ: Differing, discard: bool
+) -> None:
     """Take an earlier install off, for the selection to follow it. What others edited since stays.
 
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
@@ -266,14 +268,14 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
         what = f"is patched, but has edits of the queue's own lines: {some(differ.ours)}"
         step = f"keep a copy of them; {again} makes the patched files anew"
         raise Refused.of("edited-install", str(journal.site), what, step)
-    left = _without_queue(journal, differ)
+    remaining = _without_changes(journal, differ)
     if differ.others or differ.both or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
             name = path.removeprefix(PREFIX)
-            if name in left:
-                return left[name]
+            if name in remaining:
+                return remaining[name]
             if name not in changed:
                 return read(journal.site, path)
             file = undo.kept(journal, name, changed[name])
@@ -281,13 +283,13 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
 
         settle(selection, content, str(journal.site), ownership.resolve(selection.pin.tag))
     LOG.info(f"queue release {journal.record['release']} is taken off first")
-    undo.back(journal, discard, left)
+    undo.back(journal, discard, remaining)
 
 
-def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
+def _without_changes(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
-    return ownership.taken_off(applied, differ.both, files_of, str(journal.site))
+    return ownership.without_changes(applied, differ.both, files_of, str(journal.site))
 
 
 def _differing(journal: Journal) -> Differing:
@@ -299,7 +301,7 @@ def _differing(journal: Journal) -> Differing:
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
     changed = {change.path for change in journal.changes}
-    return ownership.split(journal.site, differ, changed, journal.record["notes"]["laid"])
+    return ownership.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
 
 
 def _is_own(name: str) -> bool:
@@ -317,5 +319,5 @@ def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
         len(changed) - sum(changed),
         faults=differ.ours,
         others=tuple(sorted((*differ.others, *differ.both))),
-        before=ownership.edited(journal.record),
+        before=ownership.edited_before(journal.record),
     )

@@ -44,7 +44,7 @@ class Differing:
     both: tuple[str, ...] = ()
 
 
-def split(
+def attribute(
     site: Path, paths: Iterable[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
     """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
@@ -65,7 +65,7 @@ def split(
     return Differing(tuple(ours), tuple(others), tuple(both))
 
 
-def _about(site: Path) -> dict[str, Any]:
+def _tree_record(site: Path) -> dict[str, Any]:
     """laid.json of the tree itself; empty where it has none."""
     return own_changes.read(read(site, LAID) or b"")
 
@@ -73,10 +73,10 @@ def _about(site: Path) -> dict[str, Any]:
 def named_tree(site: Path) -> str:
     """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
     where no queue's record is there. It does not count edits of others since then."""
-    return str(_about(site).get("tree", ""))
+    return str(_tree_record(site).get("tree", ""))
 
 
-def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
+def edited_before(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that others had edited before the queue was applied, as a record of that says."""
     try:
         return tuple(sorted(name for paths in record["edits"].values() for name in paths))
@@ -84,7 +84,7 @@ def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def texts(planned: Plan) -> list[dict[str, Any]]:
+def applied_diffs(planned: Plan) -> list[dict[str, Any]]:
     """The diffs of the patches as they were applied, for a journal: each with three lines of the
     tree's context, and with its own."""
     return [
@@ -94,13 +94,14 @@ def texts(planned: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def taken_off(
+def without_changes(
     applied: Sequence[Mapping[str, Any]], paths: Collection[str], read: Read, where: str
 ) -> dict[str, bytes]:
     """Files without the queue's changes, and with all that others made of them since.
 
-    applied: see `texts`; paths: below the folder; read: the files as they are, in git's layout.
-    Raises Refused, naming patch and file, where a change has no one place from which to take it.
+    applied: see `applied_diffs`; paths: below the folder; read: the files as they are, in git's
+    layout. Raises Refused, naming patch and file, where a change has no one place from which to
+    take it.
     """
     now = {name: read(PREFIX + name) or b"" for name in paths}
     problems: list[Problem] = []
@@ -186,7 +187,7 @@ class Patched:
             )
         else:
             listed = from_sha256sum(read(here.site, LISTING) or b"")
-            rest, present = _about(here.site).get("rest"), here.listing
+            rest, present = _tree_record(here.site).get("rest"), here.listing
             if rest:  # a branch's listing has the queue's files alone, and one hash of the others
                 present = {
                     path: digest
@@ -199,19 +200,19 @@ class Patched:
             step = "`git diff` shows them; lay the branch or the file anew"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         own |= {name for name in differ if ".dist-info/" in name}
-        whose = split(here.site, differ, own, _about(here.site))
+        whose = attribute(here.site, differ, own, _tree_record(here.site))
         return Report(
             here.site,
             Outcome.TREE_MISMATCH if whose.ours else Outcome.APPLIED,
             self.record,
             faults=whose.ours,
             others=tuple(sorted((*whose.others, *whose.both))),
-            before=edited(_about(here.site)),
+            before=edited_before(_tree_record(here.site)),
             next_step=step,
         )
 
 
-def find(here: Installed) -> Patched | None:
+def find_other_install(here: Installed) -> Patched | None:
     """The queue that an sglang carries by other means; None for none. Raises Refused where an
     install in place did, and the journal of that is gone: nothing can be taken back then."""
     try:

@@ -78,25 +78,18 @@ class Selection:
         """The overlay files that the patches need; the overlay's package with its provenance."""
         if not any(path.startswith(PACKAGE) for path in self._own):
             return self._own
-        return self._own | {PROVENANCE: record.text_of(self._provenance()).encode()}
-
-    def _provenance(self) -> dict[str, Any]:
-        """The record that a server can read of its patches."""
-        return {
+        provenance = {  # what a server can read of its patches
             "version": str(self.pin.version),
             "release": RELEASE,
             "queue": "" if self.queue.profile else self.pin.patched,
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
             "patches": [
-                {
-                    "name": name,
-                    "sha256": digest,
-                    "subject": self.queue.header(name).get("Subject"),
-                }
-                for name, digest in self._texts.items()
+                {"name": name, "sha256": each, "subject": self.queue.header(name).get("Subject")}
+                for name, each in self._texts.items()
             ],
             "overlay": _digests(self._own),
         }
+        return self._own | {PROVENANCE: record.text_of(provenance).encode()}
 
     @cached_property
     def _texts(self) -> dict[str, str]:

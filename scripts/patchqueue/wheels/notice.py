@@ -107,10 +107,21 @@ def metadata(content: str, release: int, address: str) -> str:
     file where upstream lists its own.
     """
     head, blank, body = content.partition("\n\n")
-    lines = [kept for line in head.split("\n") for kept in _line(line, release)]
+    summary, lines = f"Summary: Patched by {QUEUE}, release {release}", list[str]()
+    for line in head.split("\n"):
+        name, _, value = line.partition(": ")
+        label, _, url = value.partition(", ")
+        if name == "Summary":
+            lines.append(f"{summary}: {value}")
+        elif name == "Home-page":
+            lines.append(f"Project-URL: Upstream Homepage, {value}")
+        elif name != "Project-URL":
+            lines.append(line)
+        elif LABEL.sub("", label.lower()) not in REPORTS:
+            lines.append(f"Project-URL: Upstream {label}, {url}")
     if not any(line.startswith("Summary: ") for line in lines):
         at = next(n for n, line in enumerate(lines) if line.startswith("Version: ")) + 1
-        lines.insert(at, f"Summary: {_summary(release)}")
+        lines.insert(at, summary)
     if address:
         at = next(n for n, line in enumerate(lines) if line.startswith("Summary: ")) + 1
         own = {"Homepage": address, "Bug Tracker": f"{address}/issues"}
@@ -119,24 +130,6 @@ def metadata(content: str, release: int, address: str) -> str:
     if files:
         lines.insert(files[-1] + 1, f"License-File: {FILE}")
     return "\n".join(lines) + blank + body
-
-
-def _line(line: str, release: int) -> list[str]:
-    """What becomes of one line of the head: itself, another, or nothing."""
-    name, _, value = line.partition(": ")
-    if name == "Summary":
-        return [f"Summary: {_summary(release)}: {value}"]
-    if name == "Home-page":
-        return [f"Project-URL: Upstream Homepage, {value}"]
-    if name != "Project-URL":
-        return [line]
-    label, _, url = value.partition(", ")
-    reports = LABEL.sub("", label.lower()) in REPORTS
-    return [] if reports else [f"Project-URL: Upstream {label}, {url}"]
-
-
-def _summary(release: int) -> str:
-    return f"Patched by {QUEUE}, release {release}"
 
 
 def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
