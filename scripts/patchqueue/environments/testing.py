@@ -151,12 +151,9 @@ def _uv(version: str, held: int, what: str, *arguments: str) -> None:
         # held: where this process is killed, uv keeps the lock until it too has stopped writing
         run.uv(*arguments, held=held)
     except run.Failed as failure:
-        raise _refused(
-            version,
-            f"{version}: uv could not {what}:\n{textwrap.indent(failure.said, '    ')}",
-            "if the network or the disk failed, run it again; if a file is gone from the index,"
-            f" {to_type('pin', version, '--lock')}",
-        ) from None
+        what = f"{version}: uv could not {what}:\n{textwrap.indent(failure.said, '    ')}"
+        again = "if the network or the disk failed, run it again; if a file is gone from the index,"
+        raise _refused(version, what, f"{again} {to_type('pin', version, '--lock')}") from None
 
 
 def _refused(version: str, what: str, step: str) -> Refused:
