@@ -96,7 +96,7 @@ def has_environment(root: Path, pin: Pin) -> bool:
 
 def find(root: Path, pin: Pin) -> Environment | None:
     """The release's environment if it is finished and made from this very lock."""
-    folder = root / HOME / f"v{pin.version}"
+    folder = (root / HOME).absolute() / f"v{pin.version}"
     try:
         made_from = (folder / MARKER).read_text().strip()
     except (FileNotFoundError, NotADirectoryError):

@@ -271,10 +271,12 @@ def recognise(
         sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
         texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
         own = [found[1] for text in texts if (found := re.search(OWN_VERSION, text))]
-        names = (here.version, *own, described(here.site.parent)[0])
-        pin = pins.find(release) if release else None
-        pin = pin or next(filter(None, (_named(name, pins) for name in names)), None)
-        pin = pin or _sibling(here.version, pins)
+        pin = (
+            (pins.find(release) if release else _named(here.version, pins))
+            or next(filter(None, (_named(version, pins) for version in own)), None)
+            or _named(described(here.site.parent)[0], pins)
+            or _sibling(here.version, pins)
+        )
         if pin is None:
             raise
     listed = here.recorded()
