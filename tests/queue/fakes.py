@@ -20,8 +20,8 @@ from types import ModuleType
 
 import pytest
 
+from evidence import commands as proving
 from evidence import harness as rules
-from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
 from patchqueue.commands import cli
 from patchqueue.laying import apply, check
