@@ -20,10 +20,10 @@ import pytest
 from fakes import RUNNER, TAG
 
 from bundle import packing
+from patchqueue.applying.quilt import Quilt
 from patchqueue.commands import cli, trees
 from patchqueue.files import disk, run
 from patchqueue.install import inplace
-from patchqueue.laying.quilt import Quilt
 from patchqueue.upstream import index, source
 
 

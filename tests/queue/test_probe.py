@@ -10,8 +10,8 @@ import sys
 import pytest
 from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, release_of, variant_text
 
-from patchqueue.laying.check import check
-from patchqueue.laying.selection import probe
+from patchqueue.applying.check import check
+from patchqueue.applying.selection import probe
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -90,7 +90,7 @@ def test_check_applies_each_profile_alone(project):
 
 WORKERS = """
 import os, sys, time
-from patchqueue.laying import check
+from patchqueue.applying import check
 with check._processes() as processes:
     processes.submit(os.getpid).result()
     processes.submit(time.sleep, 60)  # one works, the others wait

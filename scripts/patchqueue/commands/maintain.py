@@ -13,12 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..applying.check import CheckReport, check, write
+from ..applying.refresh import new, refresh
+from ..applying.selection import Finding
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
 from ..hint import counted, to_type
-from ..laying.check import CheckReport, check, write
-from ..laying.refresh import new, refresh
-from ..laying.selection import Finding
 from ..outcome import Outcome, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin

@@ -7,10 +7,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from ..applying import quilt as quilts
+from ..applying.apply import Report, apply, no_tree, unapply
+from ..applying.worktree import State, WorkTree
 from ..hint import counted, to_type
-from ..laying import quilt as quilts
-from ..laying.apply import Report, apply, no_tree, unapply
-from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.source import cache_folder

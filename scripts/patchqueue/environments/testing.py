@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..applying import worktree
+from ..applying.apply import apply
 from ..files import run
 from ..files.atomic import locked
 from ..hint import to_type
-from ..laying import worktree
-from ..laying.apply import apply
 from ..outcome import Refused
 from ..upstream.pins import Pin
 from . import cuda_stubs

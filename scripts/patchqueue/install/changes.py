@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
+from ..applying import own_changes
+from ..applying.matching import listing_with
+from ..applying.selection import Selection, settle
 from ..files.tree import PREFIX, SGLANG, hash_python
-from ..laying import own_changes
-from ..laying.matching import listing_with
-from ..laying.selection import Selection, settle
 from ..outcome import Refused
 from ..queue.series import PROVENANCE
 from ..wheels import build, notice

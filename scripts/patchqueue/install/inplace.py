@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..applying.apply import load_queue
+from ..applying.selection import Selection, select, settle
 from ..files import disk
 from ..files.atomic import locked
 from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
 from ..hint import some, to_type
-from ..laying.apply import load_queue
-from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..applying import own_changes
+from ..applying.matching import Read, inverted, match
+from ..applying.selection import Plan, select
 from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
-from ..laying import own_changes
-from ..laying.matching import Read, inverted, match
-from ..laying.selection import Plan, select
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import parse_diff
 from ..queue.patchfile import split as split_text

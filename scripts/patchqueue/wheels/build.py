@@ -27,11 +27,11 @@ from msgspec.structs import replace
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
+from ..applying.apply import apply
 from ..files import atomic
 from ..files import tree as trees
 from ..files.tree import LAID, LISTING, is_part_of_tree, sha256
 from ..hint import to_type
-from ..laying.apply import apply
 from ..outcome import Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
