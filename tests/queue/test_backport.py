@@ -15,11 +15,11 @@ import fakes
 import pytest
 from fakes import ROOT
 
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.selection import select
 from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome
 from patchqueue.queue import imports
 from patchqueue.queue.series import PROVENANCE

@@ -82,12 +82,8 @@ class Journal:
 
     def encoded(self) -> bytes:
         """The state file."""
-        written = {
-            "state": self.state,
-            "changes": [asdict(change) for change in self.changes],
-            "folders": self.folders,
-            "record": self.record,
-        }
+        written = asdict(self)
+        del written["site"]  # the folder may be moved
         return (json.dumps(written, indent=1) + "\n").encode()
 
     def way_out(self) -> str:
