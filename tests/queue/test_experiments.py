@@ -152,7 +152,13 @@ def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
     assert code == 1 and written["without"] == "queue"
     assert written["checks"][-1]["what"] == "answers otherwise without queue, as it must"
     assert host.ran[0] == "untouched of own" and host.ran[-1].endswith("on port 30000")
-    assert (tmp_path / "next-turn.queue.json").is_file()
+    assert (tmp_path / "next-turn.nemotron-h-buffer.queue.json").is_file()
+
+
+def test_another_model_can_be_asked(monkeypatch, tmp_path):
+    """Next turns behind drafts, too."""
+    Host(monkeypatch).main(tmp_path, "next_turn", "--model", "nemotron-h-mtp")
+    assert (tmp_path / "next-turn.nemotron-h-mtp.patched.json").is_file()
 
 
 def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
@@ -195,7 +201,7 @@ def test_a_row_takes_its_ports_from_where_it_is_told(monkeypatch, name):
     ("words", "said"),
     [
         (["nonsense"], "nonsense: is no experiment; --list shows them"),
-        (["next_turn", "--model", "llama"], "--model: next_turn does not take it"),
+        (["images", "--model", "llama"], "--model: images does not take it"),
         (["proof", "--tp", "2"], "--tp: proof does not take it"),
         (["agree", "--without", "queue"], "--without: agree has no control"),
         (["next_turn", "--without", "all"], "--without: next_turn has one of queue"),

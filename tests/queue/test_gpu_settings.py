@@ -200,6 +200,31 @@ def test_a_function_that_is_left_out_does_nothing(tmp_path):
     assert "ValueError" in in_engine(tmp_path, code, PREFILL_FORGET="").stderr
 
 
+def test_a_patched_version_comes_where_its_release_does():
+    before = importlib.import_module("modes").before
+    assert before("0.5.15.post1+pcg.2", 16) and not before("0.5.16+pcg.2", 16)
+
+
+def test_the_queue_s_word_is_noted_for_a_prefill_that_runs_eagerly(tmp_path):
+    """Where a subclass of the release's runner refuses, the watch sees nothing else."""
+    folder = tmp_path / "sglang/srt/prefill_graph/compat"
+    folder.mkdir(parents=True)
+    (folder / "eager.py").write_text("def why(runner, batch):\n    return 'too few tokens'\n")
+    variables = os.environ | {
+        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
+        "PREFILL_WATCH": str(tmp_path / "watch"),
+        "PREFILL_REASONS": "1",
+    }
+    code = (
+        "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
+        " print(eager.why(1, 2), '/', sitecustomize.state['why'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert done.stdout == "too few tokens / too few tokens\n", done.stderr
+
+
 def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
     """With what the file itself keeps, as dirty.py does."""
     (tmp_path / "package.py").write_text("VALUE = 1\n")

@@ -513,7 +513,7 @@ def unwrapped(tree: ast.Module) -> ast.Module:
 
 
 # kernels of the overlay that read upstream's tables there, and what launches them
-ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph", "gdn_prefill_graph"}
+ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph"}
 BROUGHT = sorted((ROOT / additions.FOLDER).rglob("python/**/[!_]*.py"))
 
 

@@ -21,6 +21,13 @@ def row(tokens: int, default: float | None, **us: float) -> dict:
     return {"tokens": tokens, "default_us": default, "us": tiles}
 
 
+def test_what_enables_something_is_a_constant_of_a_kernel(sweep_experts):
+    """Releases give enable_fused_moe_sum_all_reduce to the kernel; Triton refuses other objects."""
+    options = sweep_experts.Off()
+    assert options.enable_fused_moe_sum_all_reduce is False
+    assert options().moe.enable_fused_moe_sum_all_reduce is False
+
+
 def test_the_fastest_tile_is_chosen(sweep_experts):
     assert sweep_experts.chosen([[row(16, 100, one=90, two=50)]]) == {16: TWO}
 

@@ -57,8 +57,6 @@ def batch_of(lengths: list[int], prefixes: list[int], kept: list[int] | None) ->
     made = graph.batch_of(
         lengths,
         prefixes,
-        positions=torch.arange(sum(lengths)),
-        out_cache_loc=torch.arange(sum(lengths)),
         req_pool_indices=torch.arange(count),
     )
     made._original_batch_size = None
