@@ -39,7 +39,6 @@ PURE, BUILT = "py3-none-any", "cp312-cp312-manylinux_2_34_x86_64"
 PINNED = {"0.5.9": PURE, "0.5.11": BUILT, "0.5.12.post1": BUILT, "0.5.23": PURE}
 LATER = ("0.5.22", "0.5.24")  # not pinned
 TO_COME = ("rebase", "pin")  # sessions about releases that are not
-OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
 class World:
@@ -72,48 +71,21 @@ def make(folder: Path) -> World:
     project, queue = world.project, world.queue
     (queue / "upstream").mkdir(parents=True)
     for version, kind in PINNED.items():
-        files = fakes.release_of(version)
-        fakes.write_wheel(
-            project.wheels / f"sglang-{version}-{kind}.whl",
-            files
-            | dict.fromkeys(
-                [name for name in files if name.endswith("/METADATA")], _metadata(version)
-            ),
-        )
+        wheel = project.wheels / f"sglang-{version}-{kind}.whl"
+        fakes.write_wheel(wheel, fakes.release_of(version))
         add_pin(queue, version, str(project.wheels))
-    project.write(
-        "upstream/pins.toml",
-        re.sub(
-            r"(?m)^default = .*", 'default = "0.5.9"', (queue / "upstream/pins.toml").read_text()
-        ),
-    )
+    text = (queue / "upstream/pins.toml").read_text()
+    text = re.sub(r"(?m)^default = .*", 'default = "0.5.9"', text)
+    project.write("upstream/pins.toml", text)
     project.warm()
-    shutil.copytree(ROOT / OVERLAY, queue / OVERLAY, ignore=shutil.ignore_patterns("__pycache__"))
-    project.write(
-        "series",
-        "steps/count-once-more.patch  # >=0.5.9,<0.5.24\nsteps/name-the-cut.patch  #"
-        " >=0.5.9,<0.5.24\n",
-    )
-    project.write(
-        "patches/steps/count-once-more.patch",
-        fakes.patch_text(Overlay="python/sglang/srt/prefill_graph/"),
-    )
-    cut = fakes.RELEASE["sglang/srt/cut.py"]
-    probe = "python/sglang/srt/cut.py :: six = 6"
-    project.write(
-        "patches/steps/name-the-cut.patch",
-        fakes.patch_text("python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe),
-    )
-    project.write("tests/revision/test_steps.py", "")
+    project.package()
+    every = ">=0.5.9,<0.5.24"
+    project.queue(every, every, "python/sglang/srt/prefill_graph/")
     ours = "pull-requests/steps/count-once-more/python/sglang/srt/counting.py"
     project.write(ours, "count = 1\n")  # upstream takes no package of ours
     project.place()
     fakes.as_clone(queue)
     return world
-
-
-def _metadata(version: str) -> str:
-    return f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
 
 
 @pytest.fixture
@@ -208,10 +180,8 @@ def edit(name: str, old: str, new: str) -> Deed:
 def resolve(world: World) -> None:
     """Solve the conflict: keep upstream's lines, and add the patch's behind them."""
     path = world.queue / "work/rebase-0.5.24/python/sglang/srt/runner.py"
-    text = re.sub(
-        r"(?s)<<<<<<< .*?>>>>>>> [^\n]*\n", "step_20 = 21\nadded_step = 20\n", path.read_text()
-    )
-    path.write_text(text)
+    solved, text = "step_20 = 21\nadded_step = 20\n", path.read_text()
+    path.write_text(re.sub(r"(?s)<<<<<<< .*?>>>>>>> [^\n]*\n", solved, text))
 
 
 def is_so(claim: Callable[[World], bool]) -> Deed:
@@ -230,10 +200,9 @@ def packages_move(world: World) -> None:
 def moved(version: str) -> dict[str, str]:
     files = fakes.release_of(version)
     if version == LATER[1]:
-        files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace(
-            "step_20 = 20", "step_20 = 21"
-        )
-        files["sglang/srt/cut.py"] = files["sglang/srt/cut.py"].replace("five = 5", "five = 55")
+        for name, old, new in (("runner", "= 20", "= 21"), ("cut", "five = 5", "five = 55")):
+            name = f"sglang/srt/{name}.py"
+            files[name] = files[name].replace(old, new)
     return files
 
 
@@ -467,12 +436,8 @@ GPU = Check("it needs a GPU", 1, "[no-gpu]")
 
 
 def planned(says: str) -> Check:
-    return Check(
-        "it runs for minutes, or runs this very test",
-        0,
-        f"to be tested: {says} (",
-        plus=("--plan",),
-    )
+    why = "it runs for minutes, or runs this very test"
+    return Check(why, 0, f"to be tested: {says} (", plus=("--plan",))
 
 
 SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})
@@ -601,33 +566,24 @@ def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
 def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
     """Whatever names a wheel of the queue names one that `build` makes; where a day is named with
     it, it is the release's."""
-    known, text = pins.load(ROOT), page.read_text(encoding="utf-8")
-    wheels = [parse_wheel_filename(name) for name in re.findall(r"sglang-[\w.+-]+\.whl", text)]
-    built = [(known.find(version.public), version, tags) for _, version, _, tags in wheels]
-    for pin, version, tags in built:
-        assert version.local == f"{build.LABEL}.{RELEASE}" and tags in [
-            parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels
-        ]
-    assert set(re.findall(r"--exclude-newer (\S+)", text)) <= {
-        pin.resolve_as_of.isoformat() for pin, _, _ in built
-    }
+    known, text, days = pins.load(ROOT), page.read_text(encoding="utf-8"), set()
+    for name in re.findall(r"sglang-[\w.+-]+\.whl", text):
+        _, version, _, tags = parse_wheel_filename(name)
+        pin = known.find(version.public)
+        days.add(pin.resolve_as_of.isoformat())
+        assert version.local == f"{build.LABEL}.{RELEASE}"
+        assert tags in [parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels]
+    assert set(re.findall(r"--exclude-newer (\S+)", text)) <= days
 
 
 def test_topics_and_releases_in_commands_are_there():
     """Of the real queue: the small clone has others."""
     known, (queue, _) = pins.load(ROOT), series.read(ROOT)
-    topics, pinned = (
-        {name.partition("/")[0] for name in queue.patches},
-        {str(pin.version) for pin in known.all},
-    )
+    topics = {name.partition("/")[0] for name in queue.patches}
+    pinned = {str(pin.version) for pin in known.all}
     for command in {shown.command for shown in COMMANDS}:
         names, words = pages.sessions(command)
-        named = {
-            word.removeprefix("v")
-            for word in words
-            if re.fullmatch(r"v?0\.\d+\.\d+(\.post\d+)?", word)
-        }
-        assert named - pinned <= ({*LATER} if names[0] in TO_COME else set()) if names else True, (
-            command
-        )
+        named = [word for word in words if re.fullmatch(r"v?0\.\d+\.\d+(\.post\d+)?", word)]
+        unknown = {word.removeprefix("v") for word in named} - pinned
+        assert not names or unknown <= ({*LATER} if names[0] in TO_COME else set()), command
         assert "--test" not in words or set(words) & topics, command
