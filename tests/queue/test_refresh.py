@@ -55,13 +55,6 @@ def edit(path, old: str, new_text: str) -> None:
     path.write_text(text.replace(old, new_text))
 
 
-def test_nothing_edited_writes_nothing(applied):
-    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay")
-    written, report = run(applied)
-    assert written == [] and report.outcome is Outcome.ALREADY_APPLIED
-    assert fakes.snapshot(applied.root / "patches", applied.root / "overlay") == before
-
-
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     """count-once-more is not the top patch; its file is edited all the same."""
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
