@@ -15,12 +15,12 @@ import fakes
 import pytest
 from fakes import ROOT
 
+from patchqueue.applying.apply import load_queue
 from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome
-from patchqueue.queue import imports, lint
+from patchqueue.queue import imports
 from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
@@ -167,8 +167,8 @@ def test_a_branch_tells_edits_of_others_from_the_queues(packaged):
 
 
 def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
-    wishes = backport.Wishes(without=("steps/count-once-more",))
-    made = make(project, checkout, wishes=wishes)
+    without = ("steps/count-once-more",)
+    made = make(project, checkout, without=without)
     assert made.subjects == ("Count the steps once more",), "the fake's header is the same"
     changed = git(checkout, "diff", "--name-only", made.base, BRANCH).split()
     assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
@@ -186,7 +186,7 @@ def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
 def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint):
     needs = f"Overlay: none\nNeeds: {fakes.COUNT}"
     project.edit(f"patches/{fakes.CUT}", "Overlay: none", needs)
-    problem = refusal(project, checkout, wishes=backport.Wishes(without=without))
+    problem = refusal(project, checkout, without=without)
     assert problem.name == name and hint in problem.hint
 
 
@@ -221,7 +221,7 @@ def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
         selection = backport.selected(queue, pin, (stem, *needy))
         laid = selection.overlay.keys()
         wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
-        wanted |= {one for patch in selection.patches for one in lint.called(patch)}
+        wanted |= {one for patch in selection.patches for one in patch.imported}
         assert wanted & every <= laid
 
 

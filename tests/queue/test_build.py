@@ -159,13 +159,13 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
 
 
 @pytest.mark.parametrize(
-    ("stamp", "text"),
+    ("file", "text"),
     [
-        (build.stamp_plain_module, ""),
-        (build.stamp_plain_module, '__version__ = "9.9.2"\n'),
-        (build.stamp_plain_module, 'version = "9.9.1"\n'),
-        (build.stamp_module, "__version__ = '9.9.1'\n"),
+        (build.PLAIN_VERSION_FILE, ""),
+        (build.PLAIN_VERSION_FILE, '__version__ = "9.9.2"\n'),
+        (build.PLAIN_VERSION_FILE, 'version = "9.9.1"\n'),
+        (build.VERSION_FILE, "__version__ = '9.9.1'\n"),
     ],
 )
-def test_a_version_file_of_another_form_is_refused(stamp, text):
-    assert fakes.refused(stamp, text, "9.9.1", LOCAL)[0] == "bad-version-file"
+def test_a_version_file_of_another_form_is_refused(file, text):
+    assert fakes.refused(build.stamp_module, file, text, "9.9.1", LOCAL)[0] == "bad-version-file"

@@ -28,13 +28,13 @@ from test_install import (
     put_over,
 )
 
+from patchqueue.applying import own_changes
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.matching import nearest
+from patchqueue.applying.selection import select
 from patchqueue.files import tree as trees
-from patchqueue.handover import backport, onefile
+from patchqueue.handover import backport, release
 from patchqueue.install import inplace, undo
-from patchqueue.laying import own_changes
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.matching import nearest
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import edits, pins
@@ -388,7 +388,7 @@ def test_a_fork_without_tags_says_its_release(edited, checkout):
     fakes.git(checkout, "tag", "-d", fakes.TAG)
     with pytest.raises(Refused):
         branch(edited, checkout)
-    made = branch(edited, checkout, wishes=backport.Wishes(fakes.TAG))
+    made = branch(edited, checkout, release=fakes.TAG)
     assert made.edits.paths == (RUNNER,)
 
 
@@ -426,8 +426,8 @@ def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
 # --- one file
 
 
-def one_file(project: fakes.Project, out: Path, **options) -> onefile.Written:
-    return onefile.write(project.root, project.pin, options.get("base"), out)
+def one_file(project: fakes.Project, out: Path, **options) -> release.PatchFile:
+    return release.write_patch(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
@@ -491,7 +491,7 @@ def test_one_file_is_written_for_a_fork(edited, checkout, tmp_path, tool):
 
 
 def test_a_line_without_an_end_is_written_as_git_has_it():
-    text = onefile.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
+    text = release.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
     end = "\\ No newline at end of file\n"
     assert text.endswith(f"@@ -1 +1,2 @@\n-a = 1\n{end}+a = 1\n+b = 2\n{end}")
 

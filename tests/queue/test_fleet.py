@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from bundle.host import DEFAULT
 from evidence import cells, fleet, harness, matrix, results
-from evidence.commands.cli import main
+from evidence.commands import main
 from evidence.footprints import Validity
 from evidence.results import Row
 from patchqueue.outcome import Refused

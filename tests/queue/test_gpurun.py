@@ -40,7 +40,7 @@ def smi(folder: Path, line: str) -> None:
 
 def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun.Ran:
     python = sys.executable if here else ""
-    call = gpurun.Call("run", words, None, python, [Path("packages")], out)
+    call = gpurun.Call("run", words, python, [Path("packages")], out)
     return gpurun.run(host.root, host.pin, call)
 
 

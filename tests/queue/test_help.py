@@ -11,7 +11,7 @@ import fakes
 import pytest
 from fakes import ROOT
 
-from evidence.commands import cli as proving
+from evidence import commands as proving
 from patchqueue.commands import cli
 from patchqueue.hint import counted, to_type
 

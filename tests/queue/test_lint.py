@@ -6,7 +6,7 @@ import re
 
 import fakes
 import pytest
-from fakes import COUNT, CUT, numbered, patch_text
+from fakes import COUNT, CUT, patch_text
 
 from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
@@ -19,7 +19,8 @@ FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 def problems(project) -> list[tuple[str, str]]:
     queue, found = series.read(project.root)
     assert found == []
-    return [(problem.name, problem.where) for problem in linting.lint(project.root, queue)]
+    found = [*linting.lint(project.root, queue), *linting.unlisted_names(project.root, queue)]
+    return [(problem.name, problem.where) for problem in found]
 
 
 def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
@@ -40,18 +41,6 @@ def variant_of_another(project):
     with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
 
 
-def with_an_import(project, before: str, after: str) -> None:
-    """A patch between two texts, of which IMPORTS imports a file of the overlay."""
-    text = patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/__init__.py")
-    project.write(FIRST, text)
-    project.write(f"{STEPS}count.py", "one = 1\n")
-
-
-IMPORTS = numbered(40).replace(
-    "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
-)
-
-
 def variant_of_nothing(project):
     with_variant(project, "<9.9", ">=9.9")
     (project.root / FIRST).unlink()
@@ -63,6 +52,11 @@ def written(name: str, content: str | bytes = "x = 1\n"):
     return f"overlay/{name}", lambda project: project.write(f"overlay/{name}", content)
 
 
+def named(name: str, content: str, line: int = 0):
+    """A file that names a patch, and where its problem is."""
+    return f"{name}:{line}" if line else name, lambda project: project.write(name, content)
+
+
 def gone(name: str):
     return lambda project: (project.root / name).unlink()
 
@@ -71,6 +65,7 @@ def link(name: str, to: str):
     return name, lambda project: (project.root / name).symlink_to(to)
 
 
+CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
 OURS = "python/sglang/srt/steps/a.py"
 CASES = [
     ("overlapping-variants", "series:2", overlap),
@@ -90,7 +85,15 @@ CASES = [
     ("overlay-form", *written(OURS, "")),
     ("overlay-form", *written(OURS, "x = 1")),
     ("missing-overlay", FIRST, gone(f"{STEPS}__init__.py")),
-    ("unclosed-overlay", FIRST, lambda p: with_an_import(p, numbered(40), IMPORTS)),
+    (
+        "unknown-patch",
+        *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
+    ),
+    ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
+    ("unknown-patch", *named("evidence/questions.toml", 'repairs = ["steps/more.patch"]\n', 1)),
+    ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
+    ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
+    ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
     ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
 
@@ -103,18 +106,17 @@ def test_refuses(project, name, where, change):
     assert (name, where) in problems(project)
 
 
-def test_an_import_that_a_patch_takes_away_wants_nothing(project):
-    with_an_import(project, IMPORTS, numbered(40))
-    assert "unclosed-overlay" not in [name for name, _ in problems(project)]
-
-
 def test_all_names_are_covered():
     names = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', open(linting.__file__).read()))
     assert names == {name for name, _, _ in CASES}
 
 
 def test_disjoint_variants_are_good(project):
+    """And a pull request may name a step, by a folder that has no patch."""
     with_variant(project, "<9.9", ">=9.9,<10")
+    step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
+    project.write("pull-requests/steps/first/pull-request.toml", step)
+    project.write(CUT_TEXT, 'below = ["steps/first"]\n')
     assert problems(project) == []
 
 

@@ -12,7 +12,7 @@ import fakes
 import pytest
 from test_help import parsers
 
-from patchqueue.commands import arguments
+from patchqueue.commands import terminal
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("queue", "sglang/packages"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "queue")
-    monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "sglang"))
+    monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "sglang"))
     return tmp_path / "sglang"
 
 
@@ -36,15 +36,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_path_is_meant_from_where_the_user_stands(elsewhere, tmp_path, text, meant):
-    assert arguments.path(text) == tmp_path / meant
-    assert arguments.place(text) == str(tmp_path / meant)
+    assert terminal.path(text) == tmp_path / meant
+    assert terminal.place(text) == str(tmp_path / meant)
 
 
 def test_what_lies_behind_a_link_is_not_taken_for_its_neighbour(elsewhere, tmp_path):
     (tmp_path / "far/away").mkdir(parents=True)
     (elsewhere / "link").symlink_to(tmp_path / "far/away")
     (tmp_path / "far/wheel.whl").write_text("")
-    assert arguments.path("link/../wheel.whl").is_file()
+    assert terminal.path("link/../wheel.whl").is_file()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -52,40 +52,40 @@ def test_who_stands_in_the_tools_folder_sees_what_they_typed(
     elsewhere, tmp_path, monkeypatch, told
 ):
     if told:
-        monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "queue"))
+        monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "queue"))
     else:
-        monkeypatch.delenv(arguments.CALLED_FROM)
-    assert str(arguments.path("../sglang")) == arguments.place("../sglang") == "../sglang"
-    assert arguments.shown(Path("dist/a.whl")) == "dist/a.whl"
+        monkeypatch.delenv(terminal.CALLED_FROM)
+    assert str(terminal.path("../sglang")) == terminal.place("../sglang") == "../sglang"
+    assert terminal.shown(Path("dist/a.whl")) == "dist/a.whl"
 
 
 @pytest.mark.parametrize(
     "address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""]
 )
 def test_an_address_is_no_path(elsewhere, address):
-    assert arguments.place(address) == address
+    assert terminal.place(address) == address
     if address:
         (elsewhere / address).mkdir(parents=True)
-        assert arguments.place(address) == str(elsewhere / address), "as git sees it"
+        assert terminal.place(address) == str(elsewhere / address), "as git sees it"
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "meant"),
     [
-        (arguments.release, "0.5.24", None),
-        (arguments.release, "packages", "sglang/packages"),
-        (arguments.release, "sglang-0.5.24.whl", "sglang/sglang-0.5.24.whl"),
-        (arguments.release, "../nowhere", "nowhere"),
-        (arguments.program, "python3", None),
-        (arguments.program, "../venv/bin/python", "venv/bin/python"),
-        (lambda text: arguments.shown(Path(text)), "dist/a.whl", "queue/dist/a.whl"),
+        (terminal.release, "0.5.24", None),
+        (terminal.release, "packages", "sglang/packages"),
+        (terminal.release, "sglang-0.5.24.whl", "sglang/sglang-0.5.24.whl"),
+        (terminal.release, "../nowhere", "nowhere"),
+        (terminal.program, "python3", None),
+        (terminal.program, "../venv/bin/python", "venv/bin/python"),
+        (lambda text: terminal.shown(Path(text)), "dist/a.whl", "queue/dist/a.whl"),
     ],
 )
 def test_words_that_may_be_paths(elsewhere, tmp_path, kind, text, meant):
     """A release may be one, a program where it is written as one, and what the tool wrote is shown
     where the user finds it."""
     assert kind(text) == (str(tmp_path / meant) if meant else text)
-    assert arguments.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
+    assert terminal.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
 
 
 def test_every_option_that_takes_a_path_asks_where_the_user_stands():
@@ -98,7 +98,7 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
         or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))
     ]
     own = {getattr(action.type, "__module__", "") for action in paths_of}
-    assert len(paths_of) > 10 and own == {arguments.__name__}
+    assert len(paths_of) > 10 and own == {terminal.__name__}
 
 
 # The whole way: nox, or scripts/nox, called in another folder.

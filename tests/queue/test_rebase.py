@@ -13,10 +13,10 @@ import pytest
 from fakes import COUNT, CUT
 from packaging.version import Version
 
+from patchqueue.applying import apply, refresh
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.check import check
 from patchqueue.commands import cli
-from patchqueue.laying import apply, refresh
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.check import check
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.rebasing.forecast import Forecast, forecast
 from patchqueue.upstream import pins, source
@@ -538,8 +538,8 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
         assert run(project, NEXT, "--continue") == (0 if number == 6 else 130)
     if number == 1:
         assert queue_of(project) == before
-    assert load_queue(project.root)
-    assert run(project, NEXT, then) == 0
+    assert then == "--continue" or load_queue(project.root)
+    assert run(project, NEXT, then) == 0 and load_queue(project.root)
     change = fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert (project.root / VARIANT).read_text().endswith(change) and not conflict.exists()
     assert guards_of(project)["steps/count-once-more@9.9.2.patch"] == ">=9.9.2,<10"

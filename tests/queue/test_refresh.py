@@ -3,6 +3,7 @@ and kept."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 from fakes import RUNNER, TAG, numbered
 from test_install import killed_at
 
+from patchqueue.applying import quilt, worktree
+from patchqueue.applying.apply import apply
+from patchqueue.applying.check import check
+from patchqueue.applying.refresh import new, refresh
 from patchqueue.files.tree import hash_python, list_folder
-from patchqueue.laying import quilt, worktree
-from patchqueue.laying.apply import apply
-from patchqueue.laying.check import check
-from patchqueue.laying.refresh import new, refresh
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins, source
 
@@ -110,6 +111,60 @@ def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
     cut = "python/sglang/srt/cut.py"
     assert problem.where == f"{CUT} on work/{TAG}: {cut}: hunk 1" and problem.name == "conflict"
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
+
+
+def without(project, name: str) -> None:
+    """Drop a patch from the queue."""
+    (project.root / "patches" / name).unlink()
+    file = project.root / "series"
+    file.write_text(re.sub(rf"(?m)^{re.escape(name)} .*\n", "", file.read_text()))
+
+
+def left_out(project, name: str) -> None:
+    """Let the patch's guard leave the release out."""
+    edit(project.root / "series", "==9.9.1", "==9.9.0")
+    gap = "Gap: >9.9: it is another cut there\nOverlay: none"
+    edit(project.root / "patches" / name, "Overlay: none", gap)
+
+
+@pytest.mark.parametrize("change", [without, left_out])
+def test_a_patch_that_left_the_queue_is_not_written_back(applied, change):
+    change(applied, "steps/name-the-cut.patch")
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    written, report = run(applied)
+    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert "six" not in (applied.tree / "python/sglang/srt/cut.py").read_text()
+
+
+def test_a_dropped_patch_takes_its_overlay_along(applied):
+    without(applied, "steps/count-once-more.patch")
+    (applied.root / "overlay" / STEPS).unlink()
+    edit(applied.tree / "python/sglang/srt/cut.py", "six = 6", "six = 7")
+    written, report = run(applied)
+    assert [file.path for file in written] == [CUT, TREES] and report.outcome is Outcome.APPLIED
+    assert not (applied.tree / STEPS).exists()
+
+
+def test_a_dropped_patch_that_was_edited_in_the_tree_is_refused(applied):
+    without(applied, "steps/name-the-cut.patch")
+    edit(applied.tree / "python/sglang/srt/cut.py", "six = 6", "six = 7")
+    assert refused(applied) == ["changed-twice"]
+    assert "six = 7" in (applied.tree / "python/sglang/srt/cut.py").read_text()
+
+
+def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
+    engine().run(applied.tree, "pop")
+    renamed = "steps/name-a-cut.patch"
+    (applied.root / CUT).rename(applied.root / "patches" / renamed)
+    edit(applied.root / "series", "steps/name-the-cut.patch", renamed)
+    written, report = run(applied)
+    assert written == [] and report.outcome is Outcome.APPLIED
+    assert quilt.applied(applied.tree)[-1] == renamed
+
+
+def test_a_patch_whose_change_was_undone_is_named(applied):
+    edit(applied.tree / RUNNER, "added_step = 20\n", "")
+    assert refused(applied) == ["empty-patch"]
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):

@@ -6,7 +6,7 @@ import doctest
 from dataclasses import replace
 
 import pytest
-from fakes import COUNT, CUT, patch_text, variant_text
+from fakes import COUNT, CUT, RUNNER, numbered, patch_text, variant_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
@@ -151,6 +151,18 @@ def test_variant_shares_its_base_header_and_overlay(project):
     assert queue.header(name).get("Subject") == "Count the steps once more"
     assert list(queue.overlay_for([variant])) == ["python/sglang/srt/steps/__init__.py"]
     assert queue.overlay_for([cut]) == {}
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["added", "removed"])
+def test_a_patch_brings_what_its_added_lines_import(project, step):
+    project.write("overlay/python/sglang/srt/steps/other.py", "name = 1\n")
+    line = "step_20 = 20\nfrom sglang.srt.steps import other\n"
+    texts = [numbered(40), numbered(40).replace("step_20 = 20\n", line)]
+    patch = patch_text(RUNNER, *texts[::step], Overlay=None)
+    project.write("patches/steps/count-once-more.patch", patch)
+    queue, problems = series.read(project.root)
+    brought = queue.overlay_for(queue.select(Version("9.9.1")))
+    assert problems == [] and brought == (queue.overlay if step == 1 else {})
 
 
 @pytest.mark.parametrize(

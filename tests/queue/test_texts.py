@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from fakes import ROOT
 
-from patchqueue.laying.apply import load_queue
+from patchqueue.applying.apply import load_queue
 from patchqueue.queue.patchfile import FileDiff, Line
 from patchqueue.upstream import pins
 
