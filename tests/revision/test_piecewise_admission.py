@@ -1,7 +1,8 @@
-"""What the piecewise graph refuses by name before it is captured: drafts that would never replay
-it, and Mamba2 mixers outside of split ops."""
+"""What the piecewise graph refuses by name before it is captured: models without a known stack of
+layers, drafts that would never replay it, and Mamba2 mixers outside of split ops."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 from host import graph, late, logged, runner
@@ -28,6 +29,29 @@ def decided(caplog):
         return made, logged.warnings(caplog, "CUDA graph")
 
     return decide
+
+
+@pytest.mark.parametrize(
+    "model, reason",
+    [
+        (
+            SimpleNamespace(model=SimpleNamespace(), language_model=SimpleNamespace()),
+            "no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace),"
+            " model (SimpleNamespace)",
+        ),
+        (
+            SimpleNamespace(layers=[SimpleNamespace()]),
+            "the release does not look for decoder layers in the model itself",
+        ),
+    ],
+    ids=["none", "elsewhere"],
+)
+def test_a_model_without_a_stack_prefills_eagerly_with_one_warning(decided, model, reason):
+    """It died at start: up to 0.5.9 with an AttributeError; later the line did not say what was
+    looked at."""
+    runner, warnings = decided(model)
+    assert runner.piecewise_cuda_graph_runner is None
+    assert warnings == [f"Prefill runs without a CUDA graph: {reason}"]
 
 
 def wanted_of_the_target(algorithm):
