@@ -11,13 +11,13 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from patchqueue.files import tree as trees
 from patchqueue.install import inplace
 from patchqueue.upstream import pins, source
 from patchqueue.wheels import build, plugin
 
-ROOT = Path(__file__).resolve().parents[2]
 BOTH = {plugin.LIST, plugin.MODULE}
 SCRIPTS = "[console_scripts]\nsglang = sglang.cli.main:main\n"
 LINE = f"{plugin.NAME} = {plugin.CALLED}\n"

@@ -200,13 +200,8 @@ def applies(project: fakes.Project, **changes: str) -> None:
     """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
     otherwise."""
     if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        project.release(
-            NEXT,
-            {
-                **fakes.release_of(NEXT),
-                **{f"sglang/srt/{stem}.py": text for stem, text in changes.items()},
-            },
-        )
+        own = {f"sglang/srt/{stem}.py": text for stem, text in changes.items()}
+        project.release(NEXT, fakes.release_of(NEXT) | own)
     every = pins.load(project.root)
     source.fetch(every.find(NEXT), str(project.wheels))
     made = apply.apply(project.root, every.find(NEXT), None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 from packaging.version import Version
 
 from patchqueue.laying import quilt
@@ -30,7 +31,6 @@ from patchqueue.rebasing.forecast import Stages
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = source.cache_folder()  # read before it is redirected
 OLD, NEW = Version("0.5.16"), Version("0.5.18")
 SHARED = "mamba2/track-states-between-chunks.patch"  # stands in 0.5.18 as it is, at another line

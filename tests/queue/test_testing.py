@@ -13,14 +13,12 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG
+from fakes import ROOT, TAG
 
 from patchqueue.commands import cli
 from patchqueue.commands import testing as command
 from patchqueue.environments import testing
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

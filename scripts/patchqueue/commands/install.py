@@ -13,9 +13,8 @@ from ..install import inplace, launch, undo
 from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
-from . import arguments
-from .arguments import ONLY, Argument, Command, flag, option
-from .terminal import OUT
+from . import terminal
+from .terminal import ONLY, OUT, Argument, Command, flag, option
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -40,10 +39,10 @@ def _install(options: argparse.Namespace) -> int:
     if options.verify:
         beside = "with --verify, which writes no file of yours"
         others = "--discard", "--pristine", "--check", "--only"
-        arguments.refuse_ineffective(options, beside, *others)
+        terminal.refuse_ineffective(options, beside, *others)
         return _verify(options)
     if options.check:
-        arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
+        terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
     report = inplace.install(
         options.root,
@@ -191,7 +190,7 @@ def _command(
     which = (
         option(
             "--python",
-            type=arguments.program,
+            type=terminal.program,
             default="",
             metavar="PATH",
             help="the Python whose sglang is meant (default: the activated environment's, else the"
@@ -200,7 +199,7 @@ def _command(
         option(
             "--site-packages",
             dest="site",
-            type=arguments.path,
+            type=terminal.path,
             metavar="DIR",
             help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
         ),

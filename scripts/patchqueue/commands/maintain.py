@@ -23,9 +23,8 @@ from ..outcome import Outcome, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..upstream.release import add_pin, named_version
-from . import arguments
-from .arguments import Command, chosen_releases, flag, option, relative
-from .terminal import COLOURS, OUT, show_problems
+from . import terminal
+from .terminal import COLOURS, OUT, Command, chosen_releases, flag, option, relative, show_problems
 
 LOG = logging.getLogger(__name__)
 SHOWN = 12  # digits of a tree's hash, as many as a server logs
@@ -130,7 +129,7 @@ def _pin(options: argparse.Namespace) -> int:
     if not options.words:
         raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     if options.lock:
-        arguments.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
+        terminal.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
         pins = pinning.load(options.root)
         return _lock(options.root, [pins.find(word) for word in options.words])
     for word in options.words:
@@ -164,7 +163,7 @@ COMMANDS = (
         "lint the queue, and replay it in memory on each release",
         "v0.5.9",
         (
-            arguments.releases("every pinned release"),
+            terminal.releases("every pinned release"),
             flag(
                 "--write",
                 "write the trees that the queue makes now to upstream/pins.toml, for a change that"
@@ -178,7 +177,7 @@ COMMANDS = (
         "write the edits of work/TAG/ back to patches/, series and overlay/",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             flag("--add", "put edits of files that are in no patch into the top one"),
         ),
     ),
@@ -212,7 +211,7 @@ COMMANDS = (
             option(
                 "--from",
                 dest="origin",
-                type=arguments.place,
+                type=terminal.place,
                 metavar="FOLDER",
                 help="a folder that holds all wheels of the release",
             ),

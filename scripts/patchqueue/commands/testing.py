@@ -30,10 +30,9 @@ from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
-from . import arguments
-from .arguments import Command, chosen_releases, flag, option
+from . import terminal
 from .maintain import show_check
-from .terminal import OUT
+from .terminal import OUT, Command, chosen_releases, flag, option
 
 TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
 NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage make ineffective
@@ -42,11 +41,11 @@ NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage
 def _test(options: argparse.Namespace) -> int:
     if options.coverage:
         beside = "with --coverage, which runs the tool's tests"
-        arguments.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
+        terminal.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
         return measure_coverage(options.root)
     if options.upstream:
         beside = "with --upstream, which runs upstream's tests"
-        arguments.refuse_ineffective(options, beside, *NARROW)
+        terminal.refuse_ineffective(options, beside, *NARROW)
         return _test_upstream(options)
     pins = pinning.load(options.root)
     tool, chosen = _chosen(options, pins)
@@ -200,7 +199,7 @@ COMMANDS = (
         "apply, build the release's environment, run tests/revision in it",
         "v0.5.9 -k scan",
         (
-            arguments.releases("the tool, and the releases that upstream/pins.toml calls tested"),
+            terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
             flag("--all", "every pinned release"),
             flag(
                 "--tool",
@@ -216,7 +215,7 @@ COMMANDS = (
             flag("--plan", "run nothing: say which releases would be tested"),
             option(
                 "--upstream",
-                type=arguments.path,
+                type=terminal.path,
                 metavar="PATH",
                 help="run upstream's unit tests for CPUs instead, and list which the queue breaks;"
                 " PATH is a checkout of sglang at the release's tag, which is not written to",

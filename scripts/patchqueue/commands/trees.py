@@ -14,14 +14,13 @@ from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.source import cache_folder
-from . import arguments
-from .arguments import FROM, Command, chosen_releases, flag, option
-from .terminal import OUT, show_rows
+from . import terminal
+from .terminal import FROM, OUT, Command, chosen_releases, flag, option, show_rows
 
 
 def _apply(options: argparse.Namespace) -> int:
     if options.base:
-        arguments.refuse_ineffective(options, "with --base, which is the tree", "--from")
+        terminal.refuse_ineffective(options, "with --base, which is the tree", "--from")
     chosen = chosen_releases(options, pinning.load(options.root))
     for pin in chosen:
         started = time.monotonic()
@@ -82,7 +81,7 @@ def _show_summary(report: Report, root: Path, seconds: float) -> None:
         f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches,"
         f" {counted(len(record['overlay']), 'overlay file')}"
     )
-    OUT.print(f"{arguments.relative(report.path, root)}: {again}{counts}, {seconds:.1f} s")
+    OUT.print(f"{terminal.relative(report.path, root)}: {again}{counts}, {seconds:.1f} s")
 
 
 def _show_tree(report: Report, verbose: bool) -> None:
@@ -108,11 +107,11 @@ COMMANDS = (
         "lay the queue on a release, in work/TAG/",
         "v0.5.12.post1",
         (
-            arguments.releases(),
+            terminal.releases(),
             FROM,
             option(
                 "--base",
-                type=arguments.path,
+                type=terminal.path,
                 metavar="PATH",
                 help="lay it on this tree: a checkout or folder with the release and edits of"
                 " others",
@@ -130,7 +129,7 @@ COMMANDS = (
         _unapply,
         "take every patch off work/TAG/ again, back to the pristine release",
         "v0.5.9",
-        (arguments.releases(),),
+        (terminal.releases(),),
     ),
     Command(
         "quilt",

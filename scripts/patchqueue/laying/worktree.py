@@ -254,13 +254,14 @@ class TreeEdits:
     """The content of a tree. texts: (patch, header, diff) of each applied patch, in order; overlay:
     its new files.
 
-    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
-    files, empty likewise.
+    recorded: the patches it was made of, name -> sha256, empty where it was not; recorded_overlay:
+    the overlay files, path -> sha256; listing: its files, empty likewise.
     """
 
     texts: tuple[tuple[str, str, str], ...] = ()
     overlay: Files = field(default_factory=dict)
     recorded: dict[str, str] = field(default_factory=dict)
+    recorded_overlay: dict[str, str] = field(default_factory=dict)
     listing: dict[str, str] = field(default_factory=dict)
 
 
@@ -298,12 +299,9 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
     )
     recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
     pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    return TreeEdits(
-        texts,
-        {path: text for path, text in overlay.items() if text},
-        recorded,
-        listing_with(inspection.listing, pushed),
-    )
+    brought = {path: text for path, text in overlay.items() if text}
+    laid = {file["path"]: file["sha256"] for file in inspection.record["overlay"]}
+    return TreeEdits(texts, brought, recorded, laid, listing_with(inspection.listing, pushed))
 
 
 def _stray(

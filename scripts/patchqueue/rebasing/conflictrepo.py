@@ -158,11 +158,8 @@ class Repository:
         regions = []
         for name in filter(None, names):
             content = (self.path / name).read_bytes() if (self.path / name).is_file() else b""
-            starts = [
-                number
-                for number, line in enumerate(content.split(b"\n"), 1)
-                if line.startswith(b"<<<<<<< ")
-            ]
+            marks = re.finditer(rb"(?m)^<<<<<<< ", content)
+            starts = [content.count(b"\n", 0, mark.start()) + 1 for mark in marks]
             regions.append(Region(name, starts[0] if starts else 1, len(starts)))
         return tuple(regions)
 

@@ -158,12 +158,6 @@ def under_way(root: Path) -> list[Version]:
     return [Version(name) for name in names]
 
 
-def laid_out(root: Path, version: Version) -> bool:
-    """Whether a conflict of this release is laid out. Raises Refused where a folder of the user's
-    is in its place."""
-    return Repository(root, version).state is not None
-
-
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""
