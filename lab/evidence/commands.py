@@ -144,41 +144,35 @@ RUN = (
         "--here", "run in this interpreter, with --site, not in an environment of the release's own"
     ),
     option(
-        "--python",
+        "--python PATH",
+        "with --here: run in this interpreter instead, as /usr/bin/python3",
         type=terminal.program,
-        metavar="PATH",
-        help="with --here: run in this interpreter instead, as /usr/bin/python3",
     ),
     option(
-        "--out",
-        type=terminal.path,
-        metavar="FOLDER",
-        help="write the result to this new folder, not to evidence/; status --merge gathers such"
+        "--out FOLDER",
+        "write the result to this new folder, not to evidence/; status --merge gathers such"
         " folders",
+        type=terminal.path,
     ),
     option(
-        "--site",
+        "--site DIR",
+        "a folder of packages, or an unpacked bundle; may be repeated",
         type=terminal.path,
         action="append",
         default=[],
-        metavar="DIR",
-        help="a folder of packages, or an unpacked bundle; may be repeated",
     ),
     option(
-        "--pass",
+        "--pass WORD",
+        "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
         dest="words",
         action="append",
         default=[],
-        metavar="WORD",
-        help="pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
     ),
 )
 
 
 def _repeated(name: str, metavar: str, help: str) -> terminal.Argument:
-    return option(
-        name, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated"
-    )
+    return option(name, f"{help}; may be repeated", action="append", default=[], metavar=metavar)
 
 
 COMMANDS = (
@@ -233,11 +227,10 @@ COMMANDS = (
         "--merge results",
         (
             option(
-                "--merge",
-                type=terminal.path,
-                metavar="PATH",
-                help="first add this result, or every result below this folder, to evidence/;"
+                "--merge PATH",
+                "first add this result, or every result below this folder, to evidence/;"
                 " one about another tree than today's is refused",
+                type=terminal.path,
             ),
             flag("--plot", "draw the front page's picture too, from evidence/"),
         ),

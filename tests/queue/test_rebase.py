@@ -333,32 +333,24 @@ def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, cap
     )
 
 
+def wrote(content: bytes, name: str = fakes.RUNNER):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def linked(folder: Path) -> None:
+    (folder / fakes.RUNNER).unlink()
+    (folder / fakes.RUNNER).symlink_to("page.py")
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (lambda folder: (folder / fakes.RUNNER).write_text(RIVAL), "empty-patch"),
+        (wrote(RIVAL.encode()), "empty-patch"),
         (lambda folder: (folder / fakes.RUNNER).unlink(), "new-or-deleted-file"),
-        (
-            lambda folder: (folder / "python/sglang/srt/more.py").write_text(""),
-            "new-or-deleted-file",
-        ),
-        (
-            lambda folder: (
-                (folder / fakes.RUNNER).unlink(),
-                (folder / fakes.RUNNER).symlink_to("page.py"),
-            ),
-            "symlink",
-        ),
-        (
-            lambda folder: (folder / fakes.RUNNER).write_bytes(
-                SOLVED.replace("\n", "\r\n").encode()
-            ),
-            "crlf",
-        ),
-        (
-            lambda folder: (folder / fakes.RUNNER).write_bytes(b"\xff" + SOLVED.encode()),
-            "not-utf-8",
-        ),
+        (wrote(b"", "python/sglang/srt/more.py"), "new-or-deleted-file"),
+        (linked, "symlink"),
+        (wrote(SOLVED.replace("\n", "\r\n").encode()), "crlf"),
+        (wrote(b"\xff" + SOLVED.encode()), "not-utf-8"),
     ],
     ids=["nothing", "deleted", "new", "link", "crlf", "bytes"],
 )

@@ -189,10 +189,10 @@ COMMANDS = (
         (
             option(
                 "words",
+                "the patch's name, as nsa/skip-pointer-check; before it a release, where the"
+                " default is not meant",
                 nargs="*",
                 metavar="WORD",
-                help="the patch's name, as nsa/skip-pointer-check; before it a release, where the"
-                " default is not meant",
             ),
         ),
     ),
@@ -203,17 +203,13 @@ COMMANDS = (
         "0.5.24",
         (
             option(
-                "words",
-                nargs="*",
-                metavar="VERSION",
-                help="a release that is not pinned yet, as 0.5.24",
+                "words", "a release that is not pinned yet, as 0.5.24", nargs="*", metavar="VERSION"
             ),
             option(
-                "--from",
+                "--from FOLDER",
+                "a folder that holds all wheels of the release",
                 dest="origin",
                 type=terminal.place,
-                metavar="FOLDER",
-                help="a folder that holds all wheels of the release",
             ),
             flag(
                 "--lock",
