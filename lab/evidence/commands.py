@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from bundle import command as bundle
@@ -55,7 +56,7 @@ def _plan(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     hosts = options.root / host.DEFAULT
     asked = (options.gpu, options.model, hosts, options.stale)
-    rows = [job.as_json() for job in fleet.jobs(options.root, chosen, *asked)]
+    rows = [asdict(job) for job in fleet.jobs(options.root, chosen, *asked)]
     # and no other word: nox passes what goes to stderr to stdout
     print(json.dumps({"include": rows}))
     return 0
@@ -171,8 +172,8 @@ RUN = (
 )
 
 
-def _repeated(name: str, metavar: str, help: str) -> terminal.Argument:
-    return option(name, f"{help}; may be repeated", action="append", default=[], metavar=metavar)
+def _repeated(name: str, help: str) -> terminal.Argument:
+    return option(f"{name} NAME", f"{help}; may be repeated", action="append", default=[])
 
 
 COMMANDS = (
@@ -195,8 +196,8 @@ COMMANDS = (
         (
             terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
             *RUN,
-            _repeated("--model", "NAME", "only this model of tests/gpu/models.py"),
-            _repeated("--mode", "NAME", "only this mode, as breakable, and its reference"),
+            _repeated("--model", "only this model of tests/gpu/models.py"),
+            _repeated("--mode", "only this mode, as breakable, and its reference"),
             flag(
                 "--agree",
                 "compare answers with the untouched release's instead, and keep nothing in"
@@ -213,9 +214,7 @@ COMMANDS = (
                 " JSON for GitHub's strategy.matrix",
             ),
             _repeated(
-                "--gpu",
-                "NAME",
-                "with --plan: only this kind, as H200 (default: those in evidence/)",
+                "--gpu", "with --plan: only this kind, as H200 (default: those in evidence/)"
             ),
             flag("--stale", "with --plan: only runs without evidence about today's queue"),
         ),
