@@ -212,10 +212,9 @@ COMMANDS = (
         "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
         (
             option(
-                "branch",
+                "branch BRANCH",
                 "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
                 nargs="?",
-                metavar="BRANCH",
             ),
             option(
                 "--onto REPO",
@@ -258,12 +257,7 @@ COMMANDS = (
         "write overlay and patches as one file, for `git apply` and `patch -p1`",
         "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
         (
-            option(
-                "release",
-                f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})",
-                nargs="?",
-                metavar="VERSION",
-            ),
+            option("release VERSION", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
                 "--out FILE",
                 f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",

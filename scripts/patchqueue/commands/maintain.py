@@ -188,11 +188,10 @@ COMMANDS = (
         "v0.5.9 nsa/skip-pointer-check",
         (
             option(
-                "words",
+                "words WORD",
                 "the patch's name, as nsa/skip-pointer-check; before it a release, where the"
                 " default is not meant",
                 nargs="*",
-                metavar="WORD",
             ),
         ),
     ),
@@ -202,9 +201,7 @@ COMMANDS = (
         "add a release to upstream/pins.toml",
         "0.5.24",
         (
-            option(
-                "words", "a release that is not pinned yet, as 0.5.24", nargs="*", metavar="VERSION"
-            ),
+            option("words VERSION", "a release that is not pinned yet, as 0.5.24", nargs="*"),
             option(
                 "--from FOLDER",
                 "a folder that holds all wheels of the release",

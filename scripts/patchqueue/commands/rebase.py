@@ -221,12 +221,11 @@ COMMANDS = (
         "0.5.24",
         (
             option(
-                "release",
+                "release RELEASE",
                 "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
                 " needed while one rebase is under way",
                 nargs="?",
                 type=terminal.release,
-                metavar="RELEASE",
             ),
             FROM,
             (

@@ -91,7 +91,7 @@ class Command:
 
 
 def option(name: str, help: str, **options: Any) -> Argument:
-    """An argument that takes a value. name: of an option with the value's, as "--out FILE"."""
+    """An argument that takes a value. name: with what help calls the value, as "--out FILE"."""
     name, _, metavar = name.partition(" ")
     return Argument((name,), {"help": help, **({"metavar": metavar} if metavar else {}), **options})
 
@@ -104,7 +104,7 @@ def flag(name: str, help: str, **options: Any) -> Argument:
 def releases(default: str = DEFAULT) -> Argument:
     """The pinned releases that a command is for."""
     text = f"v0.5.9 or 0.5.9 (default: {default})"
-    return option("releases", text, nargs="*", metavar="VERSION")
+    return option("releases VERSION", text, nargs="*")
 
 
 def chosen_releases(
