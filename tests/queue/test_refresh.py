@@ -185,6 +185,12 @@ def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
     assert "added_step = 30" in (applied.root / COUNT).read_text()
 
 
+def test_an_overlay_file_changed_in_both_is_refused(applied):
+    (applied.tree / STEPS).write_text('"""Of the tree."""\n')
+    applied.write(f"overlay/{STEPS}", '"""Of the queue."""\n')
+    assert refused(applied) == ["changed-twice"]
+
+
 def test_a_new_patch_from_start_to_apply(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
     assert quilt.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
