@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bundle.host import Host
 from bundle.host import load as load_host
+from patchqueue.applying.apply import load_queue
 from patchqueue.environments.testing import pinned_torch
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin

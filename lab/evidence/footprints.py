@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.selection import select
 from patchqueue.files.tree import sha256
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin

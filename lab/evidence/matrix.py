@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchqueue.laying.apply import load_queue
+from patchqueue.applying.apply import load_queue
 from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins

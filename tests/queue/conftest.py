@@ -23,8 +23,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start
 import fakes  # noqa: E402
 import forkedpip  # noqa: E402
 
+from patchqueue.applying import quilt  # noqa: E402
 from patchqueue.files import run  # noqa: E402
-from patchqueue.laying import quilt  # noqa: E402
 from patchqueue.upstream import index, pins, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind

@@ -23,8 +23,8 @@ import pytest
 from evidence import commands as proving
 from evidence import harness as rules
 from patchqueue import RELEASE as QUEUE
+from patchqueue.applying import apply, check
 from patchqueue.commands import cli
-from patchqueue.laying import apply, check
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source

@@ -16,9 +16,9 @@ import fakes
 import pytest
 from fakes import COUNT, CUT, RELEASE, RUNNER, TAG, git, numbered
 
+from patchqueue.applying import quilt, worktree
+from patchqueue.applying.apply import apply
 from patchqueue.files.tree import hash_python, list_folder
-from patchqueue.laying import quilt, worktree
-from patchqueue.laying.apply import apply
 from patchqueue.outcome import Outcome
 from patchqueue.upstream import pins, source
 
@@ -432,7 +432,7 @@ def test_the_descriptor_of_an_unpacked_quilt_is_none_that_its_scripts_open(quilt
     if quilt_home is None:
         pytest.skip("quilt is installed: the tool unpacks none")
     program = (
-        "from pathlib import Path; from patchqueue.laying import quilt;"
+        "from pathlib import Path; from patchqueue.applying import quilt;"
         f" print(*quilt.find(Path({str(quilt_home.parent)!r})).opened)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

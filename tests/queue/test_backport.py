@@ -15,10 +15,10 @@ import fakes
 import pytest
 from fakes import ROOT
 
+from patchqueue.applying.apply import load_queue
 from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.handover.repository import open_repository
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome
 from patchqueue.queue import imports
 from patchqueue.queue.series import PROVENANCE

@@ -28,13 +28,13 @@ from test_install import (
     put_over,
 )
 
+from patchqueue.applying import own_changes
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.matching import nearest
+from patchqueue.applying.selection import select
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport, release
 from patchqueue.install import inplace, undo
-from patchqueue.laying import own_changes
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.matching import nearest
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import edits, pins

@@ -1128,10 +1128,11 @@ def test_the_launch_line_is_the_page_s():
     for releases, breakable, piecewise, inside in rows:
         ends = releases.split(" – ")
         for version in map(Version, dict.fromkeys(ends)):
-            said = launch.flag(version).partition(" (")[0]
+            flag, states = launch.switches(version)
+            said = flag.partition(" (")[0]
             page = (piecewise if breakable == "none" else breakable).partition(" (")[0].strip("`")
             assert said == ("" if page == "default" else page), releases
-            assert bool(launch.capture(version)) == ("(5)" in inside or "(6)" in inside)
+            assert bool(states) == ("(5)" in inside or "(6)" in inside)
     assert "SGLANG_PREFILL_GRAPH_STATES=capture" in launch.advice(Version("0.5.16"))
     assert "--enable-breakable-cuda-graph" in launch.advice(Version("0.5.12.post1"))
 

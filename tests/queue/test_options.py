@@ -26,7 +26,7 @@ from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
-from patchqueue.commands import testing
+from patchqueue.environments import testing
 from patchqueue.upstream import pins
 
 GPU_SCRIPT = """import json, pathlib, sys

@@ -25,7 +25,7 @@ from fakes import ROOT
 from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
-from patchqueue.laying import quilt
+from patchqueue.applying import quilt
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin

@@ -10,11 +10,11 @@ from fakes import COUNT, CUT, RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.laying import context, matching, quilt
-from patchqueue.laying.apply import apply
-from patchqueue.laying.check import check, write
-from patchqueue.laying.refresh import refresh
-from patchqueue.laying.worktree import write_patches
+from patchqueue.applying import context, matching, quilt
+from patchqueue.applying.apply import apply
+from patchqueue.applying.check import check, write
+from patchqueue.applying.refresh import refresh
+from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header

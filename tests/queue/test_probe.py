@@ -10,8 +10,8 @@ import sys
 import pytest
 from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, release_of, variant_text
 
-from patchqueue.laying.check import check
-from patchqueue.laying.selection import probe
+from patchqueue.applying.check import check
+from patchqueue.applying.selection import probe
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -46,7 +46,7 @@ def test_findings(project, guard, merged, gap, outcome, problem):
     if problem:
         assert found.problem.where == f"{FIRST} on v9.9.1" and found.problem.hint
     if outcome is Outcome.NOT_SELECTED and not problem:
-        assert found.reason == "does it in another way"
+        assert found.why == "does it in another way"
 
 
 def test_any_probe_is_enough_and_a_missing_file_is_none(project):
@@ -90,7 +90,7 @@ def test_check_applies_each_profile_alone(project):
 
 WORKERS = """
 import os, sys, time
-from patchqueue.laying import check
+from patchqueue.applying import check
 with check._processes() as processes:
     processes.submit(os.getpid).result()
     processes.submit(time.sleep, 60)  # one works, the others wait

@@ -11,8 +11,8 @@ import fakes
 import pytest
 from fakes import ROOT
 
+from patchqueue.applying.apply import load_queue
 from patchqueue.handover import additions, pull_requests
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Outcome
 from patchqueue.upstream import pins
 

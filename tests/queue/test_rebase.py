@@ -11,10 +11,10 @@ import fakes
 import pytest
 from packaging.version import Version
 
+from patchqueue.applying import apply, refresh
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.check import check
 from patchqueue.commands import cli
-from patchqueue.laying import apply, refresh
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.check import check
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import edit as guards
 from patchqueue.rebasing.forecast import Forecast, forecast

@@ -18,11 +18,11 @@ import pytest
 from fakes import ROOT
 from packaging.version import Version
 
-from patchqueue.laying import quilt
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.context import edits, unified
-from patchqueue.laying.selection import Selection, select
-from patchqueue.laying.worktree import write_patches
+from patchqueue.applying import quilt
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.context import edits, unified
+from patchqueue.applying.selection import Selection, select
+from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.queue.patchfile import split

@@ -11,11 +11,11 @@ import pytest
 from fakes import RUNNER, TAG, numbered
 from test_install import killed_at
 
+from patchqueue.applying import quilt, worktree
+from patchqueue.applying.apply import apply
+from patchqueue.applying.check import check
+from patchqueue.applying.refresh import new, refresh
 from patchqueue.files.tree import hash_python, list_folder
-from patchqueue.laying import quilt, worktree
-from patchqueue.laying.apply import apply
-from patchqueue.laying.check import check
-from patchqueue.laying.refresh import new, refresh
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins, source
 

@@ -14,9 +14,9 @@ from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.laying import quilt
-from patchqueue.laying.matching import replay
-from patchqueue.laying.worktree import write_patches
+from patchqueue.applying import quilt
+from patchqueue.applying.matching import replay
+from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header

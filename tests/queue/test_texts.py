@@ -8,7 +8,7 @@ from collections import Counter
 
 from fakes import ROOT
 
-from patchqueue.laying.apply import load_queue
+from patchqueue.applying.apply import load_queue
 from patchqueue.upstream import pins
 
 

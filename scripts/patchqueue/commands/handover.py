@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+from ..applying.apply import load_queue
 from ..files import atomic
 from ..handover import backport, pull_requests, release
 from ..hint import counted
-from ..laying.apply import load_queue
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin

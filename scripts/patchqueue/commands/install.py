@@ -44,14 +44,8 @@ def _install(options: argparse.Namespace) -> int:
     if options.check:
         terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
-    report = inplace.install(
-        options.root,
-        options.site,
-        options.discard,
-        options.release,
-        options.pristine,
-        options.only,
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.install(options.root, options.site, options.discard, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -77,9 +71,8 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    report = inplace.check(
-        options.root, options.site, options.release, options.pristine, options.only
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.check(options.root, options.site, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     version = f"sglang {report.record['version']} in {report.site}"
@@ -132,7 +125,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     )
     if report.others:
         OUT.print("edits of others, made since the install, were kept:")
-        _show_files(report.others)
+        OUT.print(*(f"  {name}" for name in report.others), sep="\n")
     for note in report.notes:
         OUT.print(f"note: {note}")
     OUT.print(
@@ -148,10 +141,10 @@ def _verify(options: argparse.Namespace) -> int:
     for said, names in (("before", report.before), ("since then", report.others)):
         if names:
             OUT.print(f"edits of others, {said} ({counted(len(names), 'file')}):")
-            _show_files(names)
+            OUT.print(*(f"  {name}" for name in names), sep="\n")
     if report.faults:
         OUT.print(f"not as the queue made them ({counted(len(report.faults), 'file')}):")
-        _show_files(report.faults)
+        OUT.print(*(f"  {name}" for name in report.faults), sep="\n")
         OUT.print(f"next: {report.next_step}")
         return 1
     pristine = report.outcome is Outcome.EMPTY
@@ -176,11 +169,6 @@ def _state(report: Report) -> str:
 def _show_named(report: Report) -> None:
     if named := named_tree(report.site):
         OUT.print(f"tree {named}, as the server's first line and --require have it")
-
-
-def _show_files(names: Sequence[str]) -> None:
-    for name in names:
-        OUT.print(f"  {name}")
 
 
 def _command(

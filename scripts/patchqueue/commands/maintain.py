@@ -13,12 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..applying.check import CheckReport, check, write
+from ..applying.refresh import new, refresh
+from ..applying.selection import Finding
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
 from ..hint import counted, to_type
-from ..laying.check import CheckReport, check, write
-from ..laying.refresh import new, refresh
-from ..laying.selection import Finding
 from ..outcome import Outcome, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
@@ -82,8 +82,7 @@ def _show_gaps(findings: Sequence[Finding]) -> None:
     """The gaps of each patch, one entry for each reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        reason = finding.reason or "no reason given"
-        gaps.setdefault((finding.patch, reason), []).append(finding.pin.tag)
+        gaps.setdefault((finding.patch, finding.why), []).append(finding.pin.tag)
     if gaps:
         title = "Gaps: releases that lack a change and do not get the patch"
         OUT.print(f"\n{title}", style="bold")
@@ -131,7 +130,14 @@ def _pin(options: argparse.Namespace) -> int:
     if options.lock:
         terminal.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
         pins = pinning.load(options.root)
-        return _lock(options.root, [pins.find(word) for word in options.words])
+        for pin in [pins.find(word) for word in options.words]:
+            file, day = lock_file(options.root, pin), pin.resolve_as_of
+            LOG.info(f"resolving {pin.tag}'s environment as of {day} (about a minute)")
+            compile_lock(str(pin.version), day, file)
+            OUT.print(f"{relative(file, options.root)}: as of {day}")
+            step = f"{to_type('test', pin.tag)} builds the environment and runs the tests in it"
+            OUT.print(f"next: {step}")
+        return 0
     for word in options.words:
         named_version(word)  # all of them before the first is fetched
     for word in options.words:
@@ -141,18 +147,6 @@ def _pin(options: argparse.Namespace) -> int:
             f" {pin.released}"
         )
         OUT.print(f"next: {to_type('rebase', pin.version)} carries the queue to it")
-    return 0
-
-
-def _lock(root: Path, chosen: Sequence[Pin]) -> int:
-    """Resolve the test environments of pinned releases."""
-    for pin in chosen:
-        file = lock_file(root, pin)
-        LOG.info(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
-        compile_lock(str(pin.version), pin.resolve_as_of, file)
-        OUT.print(f"{relative(file, root)}: as of {pin.resolve_as_of}")
-        step = f"{to_type('test', pin.tag)} builds the environment and runs the tests in it"
-        OUT.print(f"next: {step}")
     return 0
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.apply import load_queue
 from ..environments.testing import has_environment
 from ..files import atomic
 from ..hint import counted, to_type
-from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
 from ..rebasing import forecast as report
 from ..rebasing import rebase

@@ -282,7 +282,10 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         places = _places(options)
         show_problems([disk.problem(error, places) or disk.other(error, places)])
     except KeyboardInterrupt as stop:
-        ERR.print(f"interrupted; {stop.args[0] if stop.args else _left(options.root)}")
+        state = "nothing half-done was put in place"
+        if (options.root / atomic.JOURNAL).is_dir():
+            state = f"the queue's files are written in part; {to_type('check')} writes the rest"
+        ERR.print(f"interrupted; {stop.args[0] if stop.args else state}")
         return 130
     return 1
 
@@ -322,13 +325,6 @@ def show_rows(rows: Iterable[Any]) -> None:
         outcome = Text(str(row.outcome), COLOURS.get(row.outcome, "red"))
         table.add_row(row.patch.removesuffix(".patch"), outcome, row.why)
     OUT.print(table, soft_wrap=False)
-
-
-def _left(root: Path) -> str:
-    """The state after an interrupt, where the exception does not say more."""
-    if (root / atomic.JOURNAL).is_dir():
-        return f"the queue's files are written in part; {to_type('check')} writes the rest"
-    return "nothing half-done was put in place"
 
 
 def _places(options: argparse.Namespace) -> list[disk.Place]:

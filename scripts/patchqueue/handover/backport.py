@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ..applying.apply import load_queue
+from ..applying.matching import in_front, replay
+from ..applying.own_changes import NONE, in_git
+from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
-from ..laying.apply import load_queue
-from ..laying.matching import in_front, replay
-from ..laying.own_changes import NONE, in_git
-from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue

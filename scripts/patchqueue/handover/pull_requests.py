@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from ..laying.apply import load_queue
-from ..laying.matching import apply_patch, in_front
-from ..laying.selection import passes
+from ..applying.apply import load_queue
+from ..applying.matching import apply_patch, in_front
+from ..applying.selection import passes
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue

@@ -23,13 +23,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
+from ..applying.apply import begin, load_queue
+from ..applying.matching import Read, split_lines
+from ..applying.own_changes import NONE, in_git
+from ..applying.selection import Selection, select
 from ..files import atomic, run
 from ..files.tree import hash_python, sha256
 from ..hint import counted, some
-from ..laying.apply import begin, load_queue
-from ..laying.matching import Read, split_lines
-from ..laying.own_changes import NONE, in_git
-from ..laying.selection import Selection, select
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, NO_NEWLINE
 from ..upstream import source

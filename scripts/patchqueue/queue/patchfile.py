@@ -267,7 +267,7 @@ def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
 
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
     """Three lines of context on both sides at most. Where they are fewer, the releases that share
-    the text must agree on no more, which needs their trees: see laying/check.py."""
+    the text must agree on no more, which needs their trees: see applying/check.py."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
         what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
         yield Problem("new-or-deleted-file", at, f"{what} then deletes it")

@@ -16,10 +16,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from ..applying.matching import Files, Row, listing_with
 from ..files import atomic
 from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder
-from ..laying.matching import Files, Row, listing_with
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.apply import load_queue
+from ..applying.matching import Row
 from ..files import atomic
 from ..hint import to_type
-from ..laying.apply import load_queue
-from ..laying.matching import Row
 from ..outcome import Refused
 from ..queue.edit import Change, with_changes, write
 from ..queue.series import Queue

@@ -303,20 +303,17 @@ def _is_edited(
         return False  # the queue has a newer text
     head, diff = patchfile.split(content.decode("utf-8"))
     is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
-    if name in here and is_same_head and _does(name, content, here[name][0]):
-        return False  # the same change, as another diff writes it
+    patch, _ = patchfile.read(name, content)
+    if name in here and is_same_head and patch is not None:
+        row = here[name][0]
+        if apply_patch(patch, row.before.get).after == row.after:
+            return False  # the same change, as another diff writes it
     base = queue.base(name)
     if diff in (text.diff for other, (_, text) in here.items() if queue.base(other) == base):
         return False  # written already, as the release's own variant
     if tree.recorded.get(name, sha256(today)) != sha256(today):
         raise _changed_twice(pin, f"patches/{name}")
     return True
-
-
-def _does(name: str, content: bytes, row: Row) -> bool:
-    """Whether a text makes of the files what the row has."""
-    patch, _ = patchfile.read(name, content)
-    return patch is not None and apply_patch(patch, row.before.get).after == row.after
 
 
 def _shared(
