@@ -21,7 +21,7 @@ from patchqueue.rebasing.forecast import Forecast, forecast
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find, newer, version_of
 
-NEXT = "9.9.2"
+NEXT, STEPS = "9.9.2", "python/sglang/srt/steps/"
 COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
 
 
@@ -53,18 +53,10 @@ def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     """A second patch changes the line that the first one adds."""
     before = fakes.numbered(40)
     after = before.replace("step_20 = 20\n", "step_20 = 20\nstep_more = 1\n")
-    project.write(
-        f"patches/{COUNT}",
-        fakes.patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/"),
-    )
-    project.write(
-        "patches/steps/count-twice.patch",
-        fakes.patch_text(
-            before=after,
-            after=after.replace("more = 1", "more = 2"),
-            Probe="python/sglang/srt/runner.py :: more = 2",
-        ),
-    )
+    project.write(f"patches/{COUNT}", fakes.patch_text(before=before, after=after, Overlay=STEPS))
+    second = after.replace("more = 1", "more = 2")
+    text = fakes.patch_text(before=after, after=second, Probe=f"{fakes.RUNNER} :: more = 2")
+    project.write("patches/steps/count-twice.patch", text)
     project.edit("series", CUT, f"steps/count-twice.patch  # >=9.9,<10\n{CUT}")
     next_release(project, runner="# new\n" + before)
     found = rows(project)
@@ -134,9 +126,8 @@ def test_the_watch_tells_of_newer_releases_only(project, capsys):
     assert capsys.readouterr().out == f"no release is newer than {fakes.TAG}, the newest pin\n"
     next_release(project)
     for name in ("9.9.0", "9.9.3rc1", "10.0"):
-        fakes.write_wheel(
-            project.wheels / f"sglang-{name}-py3-none-any.whl", fakes.release_of(name)
-        )
+        wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
+        fakes.write_wheel(wheel, fakes.release_of(name))
     assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
     assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
     said = capsys.readouterr().out
@@ -167,16 +158,10 @@ def refused(project: fakes.Project, capsys, *words: str) -> str:
 
 
 def queue_of(project: fakes.Project) -> dict[str, bytes]:
-    files = (
-        path
-        for name in ("patches", "series", "overlay", "upstream")
-        for path in [project.root / name, *(project.root / name).rglob("*")]
-    )
-    return {
-        path.relative_to(project.root).as_posix(): path.read_bytes()
-        for path in files
-        if path.is_file()
-    }
+    folders = (project.root / name for name in ("patches", "overlay", "upstream"))
+    files = [project.root / "series", *(file for each in folders for file in each.rglob("*"))]
+    names = {file.relative_to(project.root).as_posix(): file for file in files if file.is_file()}
+    return {name: file.read_bytes() for name, file in names.items()}
 
 
 def guards_of(project: fakes.Project) -> dict[str, str]:
@@ -220,13 +205,10 @@ def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
     )
     assert fakes.git(folder, "tag").split() == ["v9.9.1", "v9.9.2"]
     assert "+step_20 = 200" in fakes.git(folder, "diff", "v9.9.1", "v9.9.2", "--", fakes.RUNNER)
-    assert fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").split("\n")[
-        :2
-    ] == 2 * ["Count the steps once more"]
+    subjects = fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").split("\n")
+    assert subjects[:2] == 2 * ["Count the steps once more"]
     assert fakes.git(folder, "diff", "--name-only", "--diff-filter=U") == f"{fakes.RUNNER}\n"
-    assert (folder / "python/sglang/srt/steps/__init__.py").is_file(), (
-        "the overlay is there to be read"
-    )
+    assert (folder / STEPS / "__init__.py").is_file(), "the overlay is there to be read"
     assert fakes.git(project.root, "ls-files") == "" and queue_of(project) == before
 
 
@@ -366,12 +348,9 @@ def two_conflicts(project) -> Path:
     before = fakes.numbered(40)
     first = before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
     second = first.replace("added_step = 20", "added_step = 2")
-    project.write(
-        "patches/steps/count-twice.patch",
-        fakes.patch_text(
-            before=first, after=second, Probe="python/sglang/srt/runner.py :: added_step = 2 #"
-        ),
-    )
+    probe = f"{fakes.RUNNER} :: added_step = 2 #"
+    text = fakes.patch_text(before=first, after=second, Probe=probe)
+    project.write("patches/steps/count-twice.patch", text)
     project.edit("series", CUT, f"steps/count-twice.patch           # >=9.9\n{CUT}")
     next_release(project, runner=RIVAL)
     assert run(project, NEXT) == 0
@@ -395,10 +374,8 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
     assert "added_step = 200\n|||||||" in (folder / fakes.RUNNER).read_text()
     (folder / fakes.RUNNER).write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
     assert run(project, "--continue") == 0
-    assert (
-        guards_of(project)["steps/count-twice.patch"] == ">=9.9,<9.9.2"
-        and guards_of(project)["steps/count-twice@9.9.2.patch"] == ">=9.9.2"
-    )
+    assert guards_of(project)["steps/count-twice.patch"] == ">=9.9,<9.9.2"
+    assert guards_of(project)["steps/count-twice@9.9.2.patch"] == ">=9.9.2"
     applies(project, runner=RIVAL)
 
 
@@ -418,18 +395,17 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     """A text that stands at another line there stays one text: the guard takes the release."""
     next_release(project, runner="# new\n" + fakes.numbered(40))
     assert run(project, NEXT) == 0
+    said = capsys.readouterr().out
     assert (
         "No patch conflicts: `scripts/nox rebase 9.9.2 --continue` writes the variants and guards."
-        in capsys.readouterr().out
+        in said
     )
     assert not (project.root / f"work/rebase-{NEXT}").exists()
     texts = fakes.snapshot(project.root / "patches")
     assert run(project, NEXT, "--continue") == 0
     assert "series: guards\nNo conflict is left." in capsys.readouterr().out
-    assert (
-        guards_of(project)[COUNT] == ">=9.9,<10"
-        and fakes.snapshot(project.root / "patches") == texts
-    )
+    assert guards_of(project)[COUNT] == ">=9.9,<10"
+    assert fakes.snapshot(project.root / "patches") == texts
     applies(project, runner="# new\n" + fakes.numbered(40))
     assert check(project.root, pins.load(project.root).all, None).all_problems == ()
     assert run(project, NEXT, "--continue") == 0
@@ -442,19 +418,16 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     next_release(project, runner=near)
     assert rows(project)[COUNT] == (Outcome.NEEDS_REFRESH, "git merges it")
     assert run(project, NEXT) == 0
+    said = capsys.readouterr().out
     assert (
         "steps/count-once-more: merged without markers, which is no proof of meaning: read it"
-        in capsys.readouterr().out
+        in said
     )
     assert run(project, NEXT, "--continue") == 0
-    assert (
-        f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n"
-        in capsys.readouterr().out
-    )
-    assert (
-        "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text()
-        and guards_of(project)[COUNT] == ">=9.9,<10"
-    )
+    said = capsys.readouterr().out
+    assert f"patches/{COUNT}: for 9.9.2 too, with the context on which its releases agree\n" in said
+    assert "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text()
+    assert guards_of(project)[COUNT] == ">=9.9,<10"
     applies(project, runner=near)
     assert check(project.root, pins.load(project.root).all, None).all_problems == ()
 
@@ -468,16 +441,11 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     change = ("b = 1\nx = 1\ny = 1\n", "b = 1\nx = 1\nadded_step = 1\ny = 1\n")
     (project.root / "upstream/pins.toml").unlink()
     project.release(files=fakes.RELEASE | {"sglang/srt/runner.py": twice})
-    project.write(
-        f"patches/{COUNT}",
-        fakes.patch_text(
-            before=twice, after=twice.replace(*change), Overlay="python/sglang/srt/steps/"
-        ),
-    )
+    text = fakes.patch_text(before=twice, after=twice.replace(*change), Overlay=STEPS)
+    project.write(f"patches/{COUNT}", text)
     project.place()
-    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n").replace(
-        "b_end = 1\n", "b_end = 2\n"
-    )
+    near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n")
+    near = near.replace("b_end = 1\n", "b_end = 2\n")
     next_release(project, runner=near)
     if rows(project)[COUNT][0] is Outcome.CONFLICT:
         assert run(project, NEXT) == 0
@@ -511,9 +479,9 @@ def test_a_patch_can_be_left_out_with_a_reason(project, conflict, capsys):
     assert "is no reason" in refused(project, capsys, NEXT, "--skip", "gone")
     assert run(project, NEXT, "--skip", "nobody counts there: the runner does") == 0
     header = load_queue(project.root).patches[COUNT].header
-    assert [(str(gap.releases), gap.reason) for gap in header.gaps] == [
-        ("<9.9.3,>=9.9.2", "nobody counts there: the runner does")
-    ]
+    (gap,) = header.gaps
+    assert str(gap.releases) == "<9.9.3,>=9.9.2"
+    assert gap.reason == "nobody counts there: the runner does"
     assert guards_of(project)[COUNT] == ">=9.9,<9.9.2" and not conflict.exists()
     assert rows(project) == {
         COUNT: (Outcome.NOT_SELECTED, "nobody counts there: the runner does"),
@@ -533,19 +501,15 @@ def test_code_that_has_moved_takes_its_change_along(project):
     (folder / "python/sglang/srt/page.py").write_text(SOLVED)
     (folder / fakes.RUNNER).unlink(missing_ok=True)
     assert run(project, NEXT, "--continue") == 0
-    assert [
-        file.path
-        for file in load_queue(project.root).patches["steps/count-once-more@9.9.2.patch"].files
-    ] == ["python/sglang/srt/page.py"]
+    variant = load_queue(project.root).patches["steps/count-once-more@9.9.2.patch"]
+    assert [file.path for file in variant.files] == ["python/sglang/srt/page.py"]
 
 
 def test_a_file_that_is_gone_must_not_come_back(project, capsys):
     next_release(project, runner=None)
     assert run(project, NEXT) == 0
-    assert (
-        f"{fakes.RUNNER}:1: changed by the patch, and gone in the release"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"{fakes.RUNNER}:1: changed by the patch, and gone in the release" in said
     assert f"{fakes.RUNNER}: is a file that the release does not have" in refused(
         project, capsys, NEXT, "--continue"
     )
@@ -602,9 +566,8 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, num
     if number == 1:
         assert queue_of(project) == before
     assert run(project, NEXT, "--continue") == 0
-    assert (project.root / VARIANT).read_text().endswith(
-        fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
-    ) and not conflict.exists()
+    written = (project.root / VARIANT).read_text()
+    assert written.endswith(fakes.diff(fakes.RUNNER, RIVAL, SOLVED)) and not conflict.exists()
     assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
     assert load_queue(project.root)
 
@@ -641,12 +604,8 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
         patch.setattr(guards, "split", lambda *arguments: (">=9.9.2,<9.9.3", ">=9.9.4"))
         said = refused(project, capsys, NEXT, "--continue")
         assert "v9.9.1 would get other patches" in said
-    monkeypatch.setattr(
-        "patchqueue.rebasing.plan.unified",
-        lambda before, after: fakes.diff(
-            fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3")
-        ),
-    )
+    wrong = fakes.diff(fakes.RUNNER, RIVAL, SOLVED.replace("added_step = 200", "added_step = 3"))
+    monkeypatch.setattr("patchqueue.rebasing.plan.unified", lambda before, after: wrong)
     assert "[not-proved]" in refused(project, capsys, NEXT, "--continue")
 
 
@@ -654,9 +613,9 @@ def test_a_pinned_release_is_carried_too(project, capsys):
     project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
     source.fetch(pins.load(project.root).find(NEXT), str(project.wheels))
     assert run(project, NEXT) == 0
+    said = capsys.readouterr().out
     assert (
-        f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
-        in capsys.readouterr().out
+        f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: " in said
     )
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
