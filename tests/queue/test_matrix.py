@@ -170,9 +170,9 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("piecewise/zero-padded-embeds.patch",),
         ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
     )
-    feature = cells.Feature(
-        ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
-    )
+    never, own = {"<0.5.8": "no such graph"}, {"models": ("one",), "mode": "breakable"}
+    words = {"brings": brings, "repairs": repairs, "never": never, "upstream": "0.5.11"}
+    feature = cells.Feature(**own, **words)
     shown = {
         tag: matrix.expected(queue, PINS.find(tag), feature)
         for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")
