@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -240,7 +241,7 @@ def checkout(tmp_path):
     (folder / "scripts/slurm").mkdir(parents=True)
     shutil.copy2(SCRIPT, folder / "scripts/slurm/prove.sbatch")
     fakes.program(folder / "scripts/nox", 'printf "%s\\n" "$@"')
-    rows = [job.as_json() for job in jobs(tags=("v0.5.9",))]
+    rows = [asdict(job) for job in jobs(tags=("v0.5.9",))]
     (folder / "matrix.json").write_text(json.dumps({"include": rows}))
     (folder / "empty.json").write_text('{"include": []}')
     (folder / "bad.json").write_text('[{"revision": "v0.5.9"}]')

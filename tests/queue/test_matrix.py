@@ -151,8 +151,8 @@ def test_every_patch_that_a_feature_names_is_in_the_queue(queue):
 def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
     brings = ("piecewise/zero-padded-embeds.patch",)
     repairs = ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch")
-    without = {"<0.5.8": "no such graph"}
-    feature = cells.Feature(("one",), "breakable", brings, repairs, without, "0.5.11")
+    own = {"models": ("one",), "mode": "breakable", "never": {"<0.5.8": "no such graph"}}
+    feature = cells.Feature(brings=brings, repairs=repairs, upstream="0.5.11", **own)
     for tag, state, reason in (
         ("v0.5.7", NOT_APPLICABLE, "no such graph"),
         ("v0.5.8.post1", NOT_APPLICABLE, ""),
