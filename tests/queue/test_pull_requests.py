@@ -13,7 +13,7 @@ from fakes import ROOT
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.handover import additions, pull_requests
-from patchqueue.outcome import Outcome
+from patchqueue.outcome import Outcome, Problem, Refused
 from patchqueue.upstream import pins
 
 TEST = "test/registered/unit/test_steps.py"
@@ -59,16 +59,18 @@ def git(project: fakes.Project, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=project.root.parent / "sglang", **how).stdout
 
 
-def parts(request: pull_requests.Request) -> list[tuple[str, bool]]:
+def parts(request: pull_requests.PullRequest) -> list[tuple[str, bool]]:
     """The patches of a pull request, and whether each is its own."""
     return [(part.patch, part.own) for part in request.parts]
 
 
-def refused(project: fakes.Project, *words: str, base: str = "HEAD"):
+def refused(project: fakes.Project, *words: str, base: str = "HEAD") -> Problem:
+    """The first problem that a call is refused for."""
     refs = git(project, "for-each-ref")
-    problem = fakes.problem_of(send, project, *words, base=base)
+    with pytest.raises(Refused) as error:
+        send(project, *words, base=base)
     assert git(project, "for-each-ref") == refs, "no branch was made"
-    return problem
+    return error.value.problems[0]
 
 
 def names(project: fakes.Project, commit: str) -> list[str]:
@@ -484,9 +486,8 @@ def test_the_projects_own_additions_belong_to_pending_patches():
         for patch in queue.select(newest.version)
         if queue.header(patch.name).get("Upstream-Status") == "Pending"
     }
-    files = [
-        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in str(path)
-    ]
+    there = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    files = [path for path in there if path.is_file()]
     names = {file: file.relative_to(folder).as_posix().split("/", 2) for file in files}
     drafted = pending - WITHOUT_DRAFT
     assert pending >= WITHOUT_DRAFT
