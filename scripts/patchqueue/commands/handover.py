@@ -170,7 +170,6 @@ def _show_parts(request: pull_requests.PullRequest) -> None:
             OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
         if part.own and request.text is None:
             OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
-    OUT.print(f"  runs of it are known by {request.hash}")
 
 
 def _done(outcome: Outcome) -> str:

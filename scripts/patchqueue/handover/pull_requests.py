@@ -40,12 +40,6 @@ class PullRequest:
     parts: tuple[Part, ...]
     text: Text | None = field(repr=False, default=None)
 
-    @property
-    def hash(self) -> str:
-        """The hash that names it in its runs: see additions.branch_hash."""
-        files = {path: text for part in self.parts for path, text in part.files.items()}
-        return additions.branch_hash(files)
-
 
 @dataclass(frozen=True)
 class Made:
@@ -279,7 +273,7 @@ def write(queue: Queue, made: Made, request: PullRequest, out: Path) -> Path:
 def body(queue: Queue, made: Made, request: PullRequest) -> str:
     """The text of a pull request."""
     text = request.text or additions.from_header(queue.header(f"{request.name}.patch"))
-    return additions.body(made.template or "", request.parts, text, request.hash)
+    return additions.body(made.template or "", request.parts, text)
 
 
 def _reader(repository: Repository, commit: str, base: str) -> Read:
