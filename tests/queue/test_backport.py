@@ -110,6 +110,29 @@ def test_the_tree_is_the_one_that_apply_makes(project, checkout, tmp_path):
     ).is_file()
 
 
+def test_the_report_is_left_out_unless_it_is_asked_for(project, checkout):
+    name, path, page = "prefill-graph/log-tree.patch", "python/sglang/srt/page.py", "sixth = 6\n"
+    text = fakes.patch_text(path, f"fifth = 5\n{page}", page, Subject="Log it all")
+    project.write(f"patches/{name}", text)
+    project.edit("series", "# order\n", f"# order\n{name} # ==9.9.1\n")
+    short = make(project, checkout)
+    words = ["--root", str(project.root), "backport", "--onto", str(checkout), "long", "--report"]
+    assert cli.main(words) == 0
+    log = git(checkout, "log", "--reverse", "--format=%s", f"{fakes.TAG}..long").splitlines()
+    assert log == ["Log it all", *short.subjects]
+
+
+@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.12.post1", "v0.5.15.post1"])
+def test_a_branch_has_small_fixes_first_and_the_report_last(tag):
+    """Who reads the first commits finds what can be cherry-picked alone."""
+    queue, pin = load_queue(ROOT), pins.load(ROOT).find(tag)
+    patches = queue.select(pin.version)
+    assert [queue.base(one.name)[:-6] for one in patches[-3:]] == [*backport.REPORT]
+    fixes = ["fixes" in queue.header(patch.name).profiles for patch in patches[:-3]]
+    assert fixes == sorted(fixes, reverse=True)
+    assert sum(map(len, queue.overlay_for(patches[:10]).values())) < 12_000, "bytes of modules"
+
+
 def test_the_record_of_the_overlay_package_comes_with_the_last_commit(project, checkout):
     project.write("overlay/python/sglang/srt/prefill_graph/__init__.py", '"""The package."""\n')
     project.edit(
@@ -482,6 +505,8 @@ def test_every_header_makes_a_message_that_git_reads_back():
         assert not any(
             line.startswith(("---", "diff -", "Index: ")) for line in text.splitlines()
         ), text
+        _, _, _, origin, status = done.stdout.splitlines()
+        assert "Merged" not in status or status.endswith(origin.partition("upstream, ")[2])
 
 
 def test_a_repository_is_read_as_it_is_committed(project, checkout):

@@ -329,10 +329,10 @@ RUN: dict[str, list[Step | Deed]] = {
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
         lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
         Step(
-            "scripts/nox backport --onto ~/sglang --base v0.5.9 --without prefill-graph/log-tree"
-            " release/0.5.9-short",
+            "scripts/nox backport --onto ~/sglang --base v0.5.9"
+            " --without attention/plan-prefill-on-host release/0.5.9-short",
             "release/0.5.9-short made",
-            put={"prefill-graph/log-tree": "steps/name-the-cut"},
+            put={"attention/plan-prefill-on-host": "steps/name-the-cut"},
         ),
         Step(
             "scripts/nox patches v0.5.11 --out dist/graphs-0.5.11.patch",

@@ -24,6 +24,7 @@ from .terminal import ERR, OUT
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
+OF_RELEASE_BRANCHES = ("--release", "--without", "--only", "--report")
 ONE_WHEEL = ("--from", "--python", "--machine", "--only")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -86,7 +87,7 @@ def _release(options: argparse.Namespace) -> int:
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
         beside = "with --pull-requests, which names its branches"
-        arguments.refuse_ineffective(options, beside, "--release", "--without", "--only")
+        arguments.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -96,7 +97,7 @@ def _backport(options: argparse.Namespace) -> int:
         options.onto,
         options.branch,
         options.base,
-        backport.Wishes(options.release, tuple(options.without), options.only),
+        backport.Wishes(options.release, tuple(options.without), options.only, options.report),
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -240,10 +241,15 @@ COMMANDS = (
                 action="append",
                 default=[],
                 metavar="PATCH",
-                help="leave this patch out, as prefill-graph/log-tree, with the files that it alone"
-                " needs",
+                help="leave this patch out, as breakable/keep-break-tensors, with the files that it"
+                " alone needs",
             ),
             ONLY,
+            flag(
+                "--report",
+                "also the patches that report on the graph: its verdict, counts of prefills, and"
+                " which tree a server runs",
+            ),
             option(
                 "--pull-requests",
                 nargs="*",

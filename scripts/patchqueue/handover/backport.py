@@ -19,6 +19,7 @@ from ..laying.matching import in_front, replay
 from ..laying.own_changes import in_git
 from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
+from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
@@ -31,6 +32,7 @@ Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 NO_EDITS = Edits()
 WIDTH = 72
+REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 
 
@@ -52,12 +54,13 @@ class Branch:
 @dataclass(frozen=True)
 class Wishes:
     """Choices for a branch. release: the one that a fork is made of, where its tags do not say;
-    without: patches that are left out, as prefill-graph/log-tree; only: the profile whose patches
-    the branch gets, "" for every patch."""
+    without: patches that are left out, as breakable/keep-break-tensors; only: the profile whose
+    patches the branch gets, "" for every patch; report: with those that report on the graph."""
 
     release: str = ""
     without: tuple[str, ...] = ()
     only: str = ""
+    report: bool = False
 
 
 PLAIN = Wishes()
@@ -114,8 +117,11 @@ def backport(
     pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = selected(queue, pin, wishes.without)
-    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
+    released = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    reporting = () if wishes.report else (stem for stem in REPORT if f"{stem}.patch" in released)
+    left_out = (*wishes.without, *reporting)
+    selection = selected(queue, pin, left_out)
+    wanted, edits = _wanted(repository, selection, start, base, bool(left_out or wishes.only))
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -221,11 +227,18 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Queue-Patch-Sha256": sha256(patch.content),
         "Queue-Release": local_version(pin, queue.profile),
         "Origin": header.get("Origin"),
-        "Upstream-Status": header.get("Upstream-Status"),
+        "Upstream-Status": _upstream_status(header),
     }
     return f"{text_of(queue, patch)}\n\n" + "".join(
         f"{name}: {value}\n" for name, value in trailers.items()
     )
+
+
+def _upstream_status(header: Header) -> str:
+    """The status; of a merged patch with the pull requests that its origin names."""
+    status = header.get("Upstream-Status")
+    pull_requests = re.findall(r"sglang#\d+", header.get("Origin"))
+    return ", ".join([status, *pull_requests]) if status.startswith("Merged ") else status
 
 
 def text_of(queue: Queue, patch: Patch) -> str:
