@@ -310,6 +310,17 @@ def test_a_text_of_its_own_is_sent_in_place_of_the_series(sent):
     assert "since = 99\n" in made and "added_step" not in made
 
 
+def test_a_text_of_its_own_edits_upstreams_tests_where_the_base_has_them(sent):
+    edits = [f"test/registered/unit/test_{name}.py" for name in ("old", "unknown")]
+    text = mended("since = 9") + "".join(fakes.diff(name, "a = 1\n", "a = 2\n") for name in edits)
+    sent.write(f"pull-requests/{COUNT}/change@9.9.patch", text)
+    upstream = sent.root.parent / "sglang" / edits[0]
+    upstream.parent.mkdir(parents=True)
+    upstream.write_text("a = 1\n")
+    commit(sent)
+    assert names(sent, send(sent, COUNT).requests[0].branch) == [fakes.RUNNER, edits[0], TEST]
+
+
 def test_a_text_of_its_own_that_does_not_fit_is_named(sent):
     sent.write(
         f"pull-requests/{COUNT}/change@9.9.patch", mended("x = 1").replace("step_19", "step_91")
@@ -519,23 +530,19 @@ def test_the_projects_own_additions_belong_to_pending_patches():
         for patch in queue.select(newest.version)
         if queue.header(patch.name).get("Upstream-Status") == "Pending"
     }
-    files = [
-        path.relative_to(ROOT / additions.FOLDER).as_posix()
-        for path in (ROOT / additions.FOLDER).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    ]
+    folder = ROOT / additions.FOLDER
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    files = [path.relative_to(folder).as_posix() for path in paths if path.suffix != ".pyc"]
     assert pending >= WITHOUT_DRAFT
     drafted = pending - WITHOUT_DRAFT
     assert {"/".join(name.split("/")[:2]) for name in files} == drafted
     tests = {name for name in files if name.split("/")[2] == "test"}
-    assert {"/".join(name.split("/")[:2]) for name in tests} == drafted
+    edits = {name for name in files if "\n+++ b/test/" in (folder / name).read_text()}
+    assert {"/".join(name.split("/")[:2]) for name in tests | edits} == drafted
     for name in tests:
-        text = (ROOT / additions.FOLDER / name).read_text()
-        assert (
-            name.split("/", 2)[2].startswith("test/registered/unit/")
-            and "register_cpu_ci(" in text
-            and ("(CustomTestCase)" in text or "pytest.main(" in text)
-        )
+        text = (folder / name).read_text()
+        assert name.split("/", 2)[2].startswith("test/registered/unit/")
+        assert "register_cpu_ci(" in text and re.search(r"\(CustomTestCase\)|pytest\.main\(", text)
 
 
 # what knows releases in the overlay, and need not upstream
@@ -552,23 +559,19 @@ def unwrapped(tree: ast.Module) -> ast.Module:
 
 # kernels of the overlay that read upstream's tables there, and what launches them
 ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph"}
-BROUGHT = sorted((ROOT / additions.FOLDER).rglob("python/**/[!_]*.py"))
+BROUGHT = {file.stem: file for file in (ROOT / "pull-requests").rglob("python/**/[!_]*.py")}
 
 
-@pytest.mark.parametrize(
-    "file",
-    [file for file in BROUGHT if file.stem not in ON_TABLES_OF_UPSTREAM],
-    ids=lambda file: file.stem,
-)
-def test_what_takes_the_overlays_place_is_the_overlays_own(file):
+@pytest.mark.parametrize("name", sorted(BROUGHT.keys() - ON_TABLES_OF_UPSTREAM))
+def test_what_takes_the_overlays_place_is_the_overlays_own(name):
     """So that a repair of the one is not forgotten in the other."""
-    [overlay] = (ROOT / "overlay").rglob(file.name)
+    [overlay] = (ROOT / "overlay").rglob(f"{name}.py")
     ours, theirs = (
         {
             node.name: ast.dump(node)
             for node in unwrapped(ast.parse(path.read_text())).body
             if hasattr(node, "name")
         }
-        for path in (overlay, file)
+        for path in (overlay, BROUGHT[name])
     )
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE

@@ -219,7 +219,7 @@ class Part:
 
     @property
     def tests(self) -> list[str]:
-        """The test files that it adds."""
+        """The test files that it adds or changes."""
         return sorted(path for path in self.files if path.startswith("test/"))
 
 
@@ -268,8 +268,9 @@ def _reproduced(failure: Failure) -> str:
 
 def _tests(parts: Sequence[Part]) -> str:
     files = [path for part in parts if part.own for path in part.tests]
+    where = "Unit tests, on a CPU:" if all("/unit/" in path for path in files) else "Tests:"
     commands = _code("\n".join(f"pytest {path}" for path in files))
-    return _paragraphs("Unit tests, on a CPU:", commands) if files else ""
+    return _paragraphs(where, commands) if files else ""
 
 
 def _not_run(text: Text) -> str:
