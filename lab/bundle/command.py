@@ -7,9 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from patchqueue.commands import arguments
-from patchqueue.commands.arguments import Command, chosen_releases, flag, option, shown
-from patchqueue.commands.terminal import OUT
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
 from patchqueue.environments import testing
 from patchqueue.hint import counted
 from patchqueue.outcome import Refused
@@ -86,7 +85,7 @@ def _bundle(options: argparse.Namespace) -> int:
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pins, pin, description, None, wanted)
+        made = release.pack(options.root, pins, pin, description, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
             f"{shown(made.path.relative_to(options.root))}: {sizes},"
@@ -111,10 +110,10 @@ COMMANDS = (
         "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             option(
                 "--host",
-                type=arguments.path,
+                type=terminal.path,
                 metavar="FILE",
                 help=f"the host's description (default: {host.DEFAULT})",
             ),

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.selection import select
 from patchqueue.files.tree import sha256
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
@@ -27,6 +27,7 @@ from .results import Footprint, Row
 MODULE, OPENED = "m ", "o "  # begin the notes
 CODE, BYTES = "code:", "bytes:"  # begin the hashes
 SHORT = 16  # hex digits of a hash
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,9 @@ def _without_docstrings(content: bytes) -> str:
     """A module's syntax tree, without what only people read."""
     module = ast.parse(content)
     for node in ast.walk(module):
-        body = getattr(node, "body", None)
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        documented |= isinstance(node, ast.AsyncFunctionDef)
-        if documented and body and _is_text(body[0]):
-            node.body = body[1:]  # type: ignore[attr-defined]
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
     return ast.dump(module)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def changed(tree: Tree, then: Footprint) -> str:

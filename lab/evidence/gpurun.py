@@ -47,15 +47,13 @@ class Call:
     """What is run, and where.
 
     script: of tests/gpu; words: more for it; experiment: the row of run.py's table, if another
-    than the proof. origin: what the wheel is made from. here: the
-    interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the
-    release's own. out: a new folder for the result, so that several runs of one release can go on
-    beside each other (default: dist/gpu/<tag>).
+    than the proof. here: the interpreter to run it in, with the folders `sites` of packages; empty:
+    in an environment of the release's own. out: a new folder for the result, so that several runs
+    of one release can go on beside each other (default: dist/gpu/<tag>).
     """
 
     script: str
     words: Sequence[str] = ()
-    origin: str | None = None
     here: str = ""
     sites: Sequence[Path] = ()
     out: Path | None = None
@@ -68,7 +66,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         what, step = "holds files already", "name a new folder with --out"
         raise Refused(Problem("not-empty", str(call.out), what, step))
     look_for_gpu(pin)
-    built = build.build(root, pin, build.Target.here(), call.origin, root / "dist")
+    built = build.build(root, pin, build.Target.here(), None, root / "dist")
     folder = root / FOLDER / pin.tag
     name = call.experiment or call.script
     out = call.out or folder / name

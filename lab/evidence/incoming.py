@@ -12,7 +12,7 @@ import json
 import lzma
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import footprints, harness, questions, results
+from . import cells, footprints, harness, results
 from .results import (
     BREAKABLE,
     NO_MEASURE,
@@ -181,7 +181,7 @@ class Gathered:
 
 def found(root: Path, folder: Path) -> list[Path]:
     """The results below a folder. Raises Refused where there is none."""
-    names = (PROOF, TIMES, *(f"{name}.json" for name in questions.load(root)))
+    names = (PROOF, TIMES, *(f"{name}.json" for name in cells.questions(root)))
     files = sorted(file for name in names for file in folder.rglob(name))
     if not files:
         what, step = f"holds no {PROOF}", "name the folder that holds the hosts' result folders"
@@ -189,19 +189,16 @@ def found(root: Path, folder: Path) -> list[Path]:
     return files
 
 
-def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> list[Gathered]:
+def take(root: Path, pins: Pins, files: Sequence[Path]) -> list[Gathered]:
     """Add the rows of results to evidence/, with their logs. A file that is refused keeps no other
-    out; the order of files does not matter.
-
-    stale: take results about an earlier queue too.
-    """
+    out; the order of files does not matter."""
     with atomic.locked(root / results.LOCK):
         before = results.load(root)
         made: dict[Path, list[Row]] = {}
         gathered: dict[Path, Gathered] = {}
         for file in files:
             try:
-                made[file] = _rows_of(root, pins, file, stale)
+                made[file] = _rows_of(root, pins, file)
             except Refused as refusal:
                 why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
                 gathered[file] = Gathered(file, Fate.REFUSED, why)
@@ -211,11 +208,19 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
         bound = _without_contradicted(root, pins, before, new, rules)
         kept = results.newest([*bound, *new], today, rules)
         for file, rows in made.items():
-            gathered[file] = _fate(file, rows, kept)
-            if gathered[file].fate is Fate.TAKEN:
-                _keep_log(root, file, rows[0].raw)
+            stay = sum(row in kept for row in rows)
+            if stay:
+                why = f"{stay} of {counted(len(rows), 'row')}"
+                gathered[file] = Gathered(file, Fate.TAKEN, why)
+                _keep_log(root, file)
+            else:
+                why = "the rows that are kept say more"
+                gathered[file] = Gathered(file, Fate.SUPERSEDED, why)
         results.save(root, kept)
-    _drop_logs(root, kept)
+        named = {results.raw_file(row.raw).name for row in kept}
+        for path in (root / results.RAW).glob("*.json.xz"):
+            if path.name not in named:
+                path.unlink()
     return [gathered[file] for file in files]
 
 
@@ -236,29 +241,16 @@ def _without_contradicted(
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]
 
 
-def _fate(file: Path, rows: Sequence[Row], kept: Sequence[Row]) -> Gathered:
-    stay = sum(row in kept for row in rows)
-    if stay:
-        return Gathered(file, Fate.TAKEN, f"{stay} of {counted(len(rows), 'row')}")
-    return Gathered(file, Fate.SUPERSEDED, "the rows that are kept say more")
-
-
 def log_of(file: Path) -> bytes:
     """A result without paths of its host."""
     return json.dumps(_without_paths(json.loads(file.read_bytes())), sort_keys=True).encode()
 
 
-def _keep_log(root: Path, file: Path, sha256: str) -> None:
+def _keep_log(root: Path, file: Path) -> None:
+    log = log_of(file)
     (root / results.RAW).mkdir(parents=True, exist_ok=True)
-    atomic.write(root / results.raw_file(sha256), lzma.compress(log_of(file), preset=9))
-
-
-def _drop_logs(root: Path, rows: Iterable[Row]) -> None:
-    """Delete the logs that no row names."""
-    named = {results.raw_file(row.raw).name for row in rows}
-    for file in (root / results.RAW).glob("*.json.xz"):
-        if file.name not in named:
-            file.unlink()
+    name = results.raw_file(hashlib.sha256(log).hexdigest())
+    atomic.write(root / name, lzma.compress(log, preset=9))
 
 
 def _without_paths(value: Any) -> Any:
@@ -270,14 +262,18 @@ def _without_paths(value: Any) -> Any:
     return PLACE.sub("…", value) if is_text else value
 
 
-def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
+def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     """The rows of one result. Raises Refused where it cannot be read, is about another tree, or
     proves nothing."""
     result = _read(file)
     pin = pins.find(result.version)
-    if not (stale and result.tree_untouched):
-        check_tree(root, pin, result, file.name)
-    rows = _made(file, result)
+    check_tree(pin, result, file.name)
+    if isinstance(result, Times):
+        rows = list(time_rows(result))
+    elif isinstance(result, Answer):
+        rows = [answer_row(result, file.stem)]
+    else:
+        rows = proof_rows(result, file.name)
     if isinstance(result, Proof) and result.loaded:
         tree = footprints.tree_of(root, pin)
         notes = ([*result.loaded, *run.loaded] for run in result.runs)
@@ -285,14 +281,6 @@ def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
         rows = [replace(row, footprint=footprints.footprint(tree, note)) for row, note in made]
     sha256 = hashlib.sha256(log_of(file)).hexdigest()
     return [replace(row, raw=sha256) for row in rows]
-
-
-def _made(file: Path, result: Proof | Times | Answer) -> list[Row]:
-    if isinstance(result, Proof):
-        return proof_rows(result, file.name)
-    if isinstance(result, Times):
-        return list(time_rows(result))
-    return [answer_row(result, file.stem)]
 
 
 def _read(file: Path) -> Proof | Times | Answer:
@@ -311,7 +299,7 @@ def _read(file: Path) -> Proof | Times | Answer:
     return record.json(content, Proof, *words)
 
 
-def check_tree(root: Path, pin: Pin, result: Result, name: str) -> None:
+def check_tree(pin: Pin, result: Result, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
     what = ""

@@ -154,10 +154,11 @@ def candidates(tokens: int, experts: Experts) -> list[Tile]:
 
 
 class Off:
-    """In place of a server's arguments: every option is off."""
+    """In place of a server's arguments, and of their groups: every option is off. What enables
+    something is a real False, since releases give it to kernels as a constant."""
 
-    def __getattr__(self, name: str) -> Off:
-        return self
+    def __getattr__(self, name: str) -> Off | bool:
+        return False if name.startswith("enable") else self
 
     def __call__(self, *args: object, **words: object) -> Off:
         return self

@@ -188,9 +188,9 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
 @pytest.mark.parametrize("text", ["", '__version__ = "9.9.2"\n', 'version = "9.9.1"\n'])
 def test_a_plain_version_file_of_another_form_is_refused(text):
     with pytest.raises(Refused, match="bad-version-file"):
-        build.stamp_plain_module(text, "9.9.1", LOCAL)
+        build.stamp_module(build.PLAIN_VERSION_FILE, text, "9.9.1", LOCAL)
 
 
 def test_a_version_file_of_another_form_is_refused():
     with pytest.raises(Refused, match="bad-version-file"):
-        build.stamp_module("__version__ = '9.9.1'\n", "9.9.1", LOCAL)
+        build.stamp_module(build.VERSION_FILE, "__version__ = '9.9.1'\n", "9.9.1", LOCAL)

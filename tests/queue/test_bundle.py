@@ -13,15 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes import ROOT
+from gpumodules import GPU
 from packaging.version import Version
 
 from bundle import host, packing
 from bundle import release as bundle
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "tests/gpu"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import fakes
 import msgspec
 import pytest
 from elffiles import CODE, PTX, fat_binary, linked
-from fakes import TAG
+from fakes import ROOT, TAG
 from served import Site
 
 from bundle import carried, host
@@ -24,7 +24,6 @@ from bundle.carried import Library, Origin
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = b"code for sm_90 ", b"code for sm_80 "
 CODES = fat_binary((CODE, 80, THEIRS), (CODE, 90, OURS), (PTX, 90, b"as text"))
 NCCL, CUBLAS = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cu13/lib/libcublas.so.13"

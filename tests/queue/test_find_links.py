@@ -18,13 +18,13 @@ from threading import Thread
 
 import fakes
 import pytest
+from fakes import ROOT
 from served import Site
 
 from patchqueue.files.run import find_uv
 from patchqueue.handover import release
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PURE = "0.5.9"  # patched, on the page
 LACKING = "0.5.11"  # on the index alone
 PATCHED = f"{PURE}+{fakes.LABEL}"

@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from msgspec.structs import replace
 
 from bundle.host import DEFAULT
 from evidence import cells, fleet, harness, matrix, results
-from evidence.commands.cli import main
+from evidence.commands import main
 from evidence.footprints import Validity
 from evidence.results import Row
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 SCRIPT = ROOT / "scripts/slurm/prove.sbatch"
 WORKFLOW = (ROOT / ".github/workflows/gpu.yml").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER
+from fakes import ROOT, RUNNER
 from msgspec.structs import replace
 from test_results import ROW, result, run
 
@@ -19,7 +19,6 @@ from evidence import footprints, harness, incoming, matrix, results
 from evidence.footprints import Tree, changed, footprint
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 WATCH = ROOT / "tests/gpu/watch"
 PATHS = [f"python/sglang/{name}" for name in ("__init__.py", "a.py", "b/__init__.py", "data.json")]
 LAID = {"python/sglang/a.py": b'"""Doc."""\nx = 1  # one\n', "python/sglang/new.py": b"y = 2\n"}

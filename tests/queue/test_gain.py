@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 
 import pytest
+from gpumodules import GPU
 
-ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"
-GPU = ROOT / "tests/gpu"
 PEER = Path(__file__).parent / "fake_peer"
 SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
 ARGS = "sglang/srt/server_args.py"

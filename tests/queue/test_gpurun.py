@@ -11,8 +11,8 @@ from pathlib import Path
 import fakes
 import pytest
 
+from evidence import commands as cli
 from evidence import gpurun
-from evidence.commands import cli
 from patchqueue.files import run as tools
 from patchqueue.outcome import Refused
 
@@ -40,7 +40,7 @@ def host(project, tmp_path, monkeypatch):
 
 def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun.Ran:
     python = sys.executable if here else ""
-    call = gpurun.Call("run", words, None, python, [Path("packages")], out)
+    call = gpurun.Call("run", words, python, [Path("packages")], out)
     return gpurun.run(host.root, host.pin, call)
 
 

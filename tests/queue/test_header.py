@@ -52,7 +52,10 @@ EXAMPLES = {  # field -> (accepted, refused)
         ],
         ["too old for it", "<9.9: short", "soon: the runner does not exist"],
     ),
-    "Overlay": (["none", "python/sglang/a.py", "python/sglang/a/, test/b.py"], ["a b", "a,b"]),
+    "Overlay": (
+        ["none", None, "python/sglang/a.py", "python/sglang/a/, test/b.py"],
+        ["a b", "a,b"],
+    ),
     "Needs": (
         ["a/b.patch", "a/b.patch, c/d.patch", None],
         ["a/b", "a/b@0.5.9.patch", "a/b.patch c/d.patch"],
@@ -65,7 +68,6 @@ EXAMPLES = {  # field -> (accepted, refused)
 VARIANT_EXAMPLES = {
     "Variant-Of": (["steps/count.patch"], ["steps/count@9.patch", "steps/count", "a b.patch"]),
     "Description": ([None, "How it differs: the runner was renamed."], ["renamed"]),
-    "Overlay": ([None, "none", "python/sglang/a.py"], ["a b"]),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from msgspec.structs import replace
 from packaging.version import Version
 
@@ -18,8 +18,6 @@ from patchqueue.files import atomic
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

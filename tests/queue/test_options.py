@@ -18,7 +18,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG
+from fakes import ROOT, RUNNER, TAG
 from test_results import result
 
 from bundle import host
@@ -26,10 +26,9 @@ from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
-from patchqueue.commands import testing
+from patchqueue.environments import testing
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU_SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import fakes
 import pytest
 import tomlkit
+from fakes import ROOT
 
 from patchqueue import RELEASE
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
 WHEEL = BUILD["build"]["targets"]["wheel"]
 

@@ -21,16 +21,15 @@ from pathlib import Path
 import fakes
 import pages
 import pytest
+from fakes import ROOT
 from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
-from patchqueue.laying import quilt
+from patchqueue.applying import quilt
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import build
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]

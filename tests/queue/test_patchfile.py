@@ -64,13 +64,6 @@ PROBLEMS = [
         "has no newline, and",
     ),
     refuse("bad-form", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2),
-    refuse("wrong-hunk-counts", replaced("+18,7", "+19,7"), FIRST + 2, "make that 18"),
-    refuse(
-        "overlapping-hunks",
-        GOOD + re.sub(r"(?s).*(@@ -18,6) \+18", r"\1 +19", GOOD),
-        FIRST + 10,
-        "begins at line 18, and the hunk before it ends at 23",
-    ),
     refuse("bad-form", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),
     refuse(
         "rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"

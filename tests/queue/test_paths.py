@@ -13,8 +13,8 @@ from pathlib import Path
 import fakes
 import pytest
 
-from evidence.commands import cli as proving
-from patchqueue.commands import arguments, cli
+from evidence import commands as proving
+from patchqueue.commands import cli, terminal
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("queue", "sglang/packages"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "queue")
-    monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "sglang"))
+    monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "sglang"))
     return tmp_path / "sglang"
 
 
@@ -38,15 +38,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_path_is_meant_from_where_the_user_stands(elsewhere, tmp_path, text, meant):
-    assert arguments.path(text) == tmp_path / meant
-    assert arguments.place(text) == str(tmp_path / meant)
+    assert terminal.path(text) == tmp_path / meant
+    assert terminal.place(text) == str(tmp_path / meant)
 
 
 def test_what_lies_behind_a_link_is_not_taken_for_its_neighbour(elsewhere, tmp_path):
     (tmp_path / "far/away").mkdir(parents=True)
     (elsewhere / "link").symlink_to(tmp_path / "far/away")
     (tmp_path / "far/wheel.whl").write_text("")
-    assert arguments.path("link/../wheel.whl").is_file()
+    assert terminal.path("link/../wheel.whl").is_file()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -54,13 +54,13 @@ def test_who_stands_in_the_tools_folder_sees_what_they_typed(
     elsewhere, tmp_path, monkeypatch, told
 ):
     if told:
-        monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "queue"))
+        monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "queue"))
     else:
-        monkeypatch.delenv(arguments.CALLED_FROM)
+        monkeypatch.delenv(terminal.CALLED_FROM)
     assert (
-        str(arguments.path("../sglang")),
-        arguments.place("../sglang"),
-        arguments.shown(Path("dist/a.whl")),
+        str(terminal.path("../sglang")),
+        terminal.place("../sglang"),
+        terminal.shown(Path("dist/a.whl")),
     ) == ("../sglang", "../sglang", "dist/a.whl")
 
 
@@ -68,27 +68,27 @@ def test_who_stands_in_the_tools_folder_sees_what_they_typed(
     "address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""]
 )
 def test_an_address_is_no_path(elsewhere, address):
-    assert arguments.place(address) == address
+    assert terminal.place(address) == address
     if address:
         (elsewhere / address).mkdir(parents=True)
-        assert arguments.place(address) == str(elsewhere / address), "as git sees it"
+        assert terminal.place(address) == str(elsewhere / address), "as git sees it"
 
 
 def test_a_release_may_be_a_path_and_a_version_is_none(elsewhere):
-    assert arguments.release("0.5.24") == "0.5.24"
-    assert arguments.release("packages") == str(elsewhere / "packages")
-    assert arguments.release("sglang-0.5.24.whl") == str(elsewhere / "sglang-0.5.24.whl")
-    assert arguments.release("../nowhere") == str(elsewhere.parent / "nowhere")
+    assert terminal.release("0.5.24") == "0.5.24"
+    assert terminal.release("packages") == str(elsewhere / "packages")
+    assert terminal.release("sglang-0.5.24.whl") == str(elsewhere / "sglang-0.5.24.whl")
+    assert terminal.release("../nowhere") == str(elsewhere.parent / "nowhere")
 
 
 def test_a_program_is_a_path_only_where_it_is_written_as_one(elsewhere):
-    assert arguments.program("python3") == "python3"
-    assert arguments.program("../venv/bin/python") == str(elsewhere.parent / "venv/bin/python")
+    assert terminal.program("python3") == "python3"
+    assert terminal.program("../venv/bin/python") == str(elsewhere.parent / "venv/bin/python")
 
 
 def test_what_the_tool_wrote_is_shown_where_the_user_finds_it(elsewhere, tmp_path):
-    assert arguments.shown(Path("dist/a.whl")) == str(tmp_path / "queue/dist/a.whl")
-    assert arguments.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
+    assert terminal.shown(Path("dist/a.whl")) == str(tmp_path / "queue/dist/a.whl")
+    assert terminal.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -112,7 +112,7 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
     own = [
         action.option_strings
         for action in paths_of
-        if getattr(action.type, "__module__", "") != arguments.__name__
+        if getattr(action.type, "__module__", "") != terminal.__name__
     ]
     assert len(paths_of) > 10 and own == [["--root"]] * 2
 

@@ -13,6 +13,7 @@ import fakes
 import msgspec
 import pytest
 from elffiles import linked
+from fakes import ROOT
 from served import Site
 from test_carried import (
     CODES,
@@ -32,7 +33,6 @@ from test_carried import (
 from bundle import host, peer
 
 PLAN = {"model": "m", "watch": ""}
-ROOT = Path(__file__).resolve().parents[2]
 EARLY, LATE = "2026-07-25T02:00:00Z", "2026-07-30T00:00:00Z"
 
 

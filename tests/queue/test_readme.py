@@ -10,13 +10,13 @@ from pathlib import Path
 import fakes
 import pytest
 import tomlkit
+from fakes import ROOT
 
 from evidence import cells, front, matrix, picture, results
 from evidence.pages import bench
 from patchqueue.queue import header, series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 KEPT = results.load(ROOT)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SESSIONS = sorted(

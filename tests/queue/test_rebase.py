@@ -11,10 +11,10 @@ import fakes
 import pytest
 from packaging.version import Version
 
+from patchqueue.applying import apply, refresh
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.check import check
 from patchqueue.commands import cli
-from patchqueue.laying import apply, refresh
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.check import check
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import edit as guards
 from patchqueue.rebasing.forecast import Forecast, forecast
@@ -200,13 +200,8 @@ def applies(project: fakes.Project, **changes: str) -> None:
     """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
     otherwise."""
     if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        project.release(
-            NEXT,
-            {
-                **fakes.release_of(NEXT),
-                **{f"sglang/srt/{stem}.py": text for stem, text in changes.items()},
-            },
-        )
+        own = {f"sglang/srt/{stem}.py": text for stem, text in changes.items()}
+        project.release(NEXT, fakes.release_of(NEXT) | own)
     every = pins.load(project.root)
     source.fetch(every.find(NEXT), str(project.wheels))
     made = apply.apply(project.root, every.find(NEXT), None)

@@ -10,18 +10,17 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG, VERSION
+from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
-from evidence import incoming, matrix, questions, results
-from evidence.commands import cli
+from evidence import cells, incoming, matrix, results
+from evidence import commands as cli
 from evidence.incoming import Fate
 from evidence.results import Load, Row
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 RULES = "sha256:rules"
 
@@ -140,11 +139,6 @@ def test_a_file_that_is_refused_keeps_no_other_out(measured, tmp_path):
     assert [one.fate for one in gathered] == [Fate.REFUSED, Fate.TAKEN]
     assert "is no JSON" in gathered[0].why
     assert incoming.found(measured.root, tmp_path) == files
-
-
-def test_a_stale_result_is_taken_where_it_is_asked_for(measured, tmp_path):
-    old = result(measured, changes="sha256:" + "0" * 64)
-    assert take(measured, tmp_path, old, stale=True).fate is Fate.TAKEN
 
 
 def edit(project, part: str) -> None:
@@ -285,7 +279,7 @@ def test_what_is_kept_fits_its_budget():
 
 # questions
 
-ASKED = questions.load(ROOT)["mixed_states"]
+ASKED = cells.questions(ROOT)["mixed_states"]
 PIN = PINS.find("v0.5.16")
 
 

@@ -5,12 +5,11 @@ code alone.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-from patchqueue.laying.apply import load_queue
+from fakes import ROOT
+
+from patchqueue.applying.apply import load_queue
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_no_two_texts_differ_in_line_numbers_alone():

@@ -15,7 +15,7 @@ from fakes import TAG
 
 from patchqueue.commands import cli
 from patchqueue.environments import testing, upstream_tests
-from patchqueue.environments.environment import Environment
+from patchqueue.environments.testing import Environment
 
 UNIT = "test/registered/unit"
 MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"
@@ -59,7 +59,7 @@ def test_of_the_queue():
 def ran(project, tmp_path, monkeypatch, capsys):
     """Run `test --upstream` on a checkout that holds these files of tests: exit code and output."""
     here = Environment(Path(sys.executable), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-    monkeypatch.setattr(testing, "build_environment", lambda *_: here)
+    monkeypatch.setattr(testing, "build", lambda *_: here)
     checkout = project.checkout(tmp_path / "checkout")
 
     def call(files: dict[str, str], *words: str) -> tuple[int, str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from patchqueue.commands import cli
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKFLOW = (ROOT / ".github/workflows/watch.yml").read_text(encoding="utf-8")
 NEXT = "9.9.2"
 GH = """#!/bin/bash

@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NOX = 'shift 2\nfor word in "$@"; do echo "<$word>"; done'
 
 

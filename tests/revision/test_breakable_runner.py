@@ -62,30 +62,20 @@ class CausalAttention:
 
 def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
-    tokens, starts = sum(lengths), torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    source = torch.Generator().manual_seed(tokens)
-    return graph.prefill_batch(
-        tokens,
-        **dict(
-            batch_size=len(lengths),
-            input_ids=torch.randint(1, 200, (tokens,), generator=source),
-            positions=torch.cat([torch.arange(n) for n in lengths]),
-            seq_lens=torch.tensor(lengths),
-            seq_lens_cpu=torch.tensor(lengths),
-            orig_seq_lens=torch.tensor(lengths),
-            extend_seq_lens=torch.tensor(lengths),
-            extend_prefix_lens=torch.zeros(len(lengths), dtype=torch.int64),
-            extend_start_loc=starts,
-            extend_seq_lens_cpu=list(lengths),
-            extend_prefix_lens_cpu=[0] * len(lengths),
-            extend_logprob_start_lens_cpu=list(lengths),
-            out_cache_loc=torch.arange(1, tokens + 1),
-            req_pool_indices=torch.arange(len(lengths)),
-            capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
-            num_token_non_padded_cpu=tokens,
-            return_logprob=False,
-            **fields,
-        ),
+    tokens, source = sum(lengths), torch.Generator().manual_seed(sum(lengths))
+    return graph.batch_of(
+        list(lengths),
+        input_ids=torch.randint(1, 200, (tokens,), generator=source),
+        positions=torch.cat([torch.arange(n) for n in lengths]),
+        seq_lens_cpu=torch.tensor(lengths),
+        orig_seq_lens=torch.tensor(lengths),
+        extend_logprob_start_lens_cpu=list(lengths),
+        out_cache_loc=torch.arange(1, tokens + 1),
+        req_pool_indices=torch.arange(len(lengths)),
+        capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
+        num_token_non_padded_cpu=tokens,
+        return_logprob=False,
+        **fields,
     )
 
 

@@ -26,6 +26,23 @@ CASES = {
     ),
     "one batch after the other": dict(batches=[WARM, ([1], [3])], rows=72, places=4),
 }
+# states that the prefix cache keeps: of a last token, of a whole chunk, and of a branching point
+KEPT = {
+    "states for the prefix cache": dict(
+        batches=[
+            ([64, 5, 70], [0, 3, 7], [64, -1, 70]),
+            ([3, 130], [0, 9], [-1, 65]),
+            ([1], [3], [-1]),
+        ],
+        rows=144,
+        places=4,
+        step=64,
+    ),
+    "states of large pages": dict(
+        batches=[([9, 130], [128, 0], [-1, 130])], rows=144, places=4, step=128
+    ),
+}
+LEFT = [3, 1]
 FAR = 1 << 20
 BEGUN = {
     "chunks": dict(lengths=[65, 3], warm=[False, True], rows=192, places=4, parts=0),
@@ -50,6 +67,14 @@ def test_output_and_states_are_those_of_the_releases_layer_bit_for_bit(case, com
     assert found["others"] == 0
     assert found["behind"] == 0.0
     assert all(found[name] < 0.01 for name in ("output", "conv", "ssm")), found
+
+
+@pytest.mark.revision(">=0.5.13")
+@pytest.mark.parametrize("case, left", [*zip(KEPT, LEFT)], ids=str)
+def test_the_prefix_cache_keeps_what_an_eager_prefill_keeps_bit_for_bit(case, left):
+    """Windows and states, in the slots that the batch names; no other slot changes."""
+    [found] = interpreted.run("host.references.compare_captured_gdn", {case: KEPT[case]}).values()
+    assert found["bits"] == found["others"] == 0 and found["kept"] == left
 
 
 def test_places_behind_a_batch_have_no_chunk_and_nobodys_slot(compared):
@@ -162,8 +187,10 @@ def runner(
 
 
 @pytest.mark.parametrize("switch", [None, "all"], ids=["by default", "asked for"])
-def test_nets_are_captured(monkeypatch, switch):
-    made = layers.of(runner(monkeypatch, switch=switch))
+@pytest.mark.parametrize("drafts", [None, "EAGLE"])
+def test_nets_are_captured(monkeypatch, switch, drafts):
+    changes = dict(speculative_algorithm=drafts) if drafts else {}
+    made = layers.of(runner(monkeypatch, switch=switch, **changes))
     assert isinstance(made, layers.Captured)
     assert made.tables(256, "cpu").plan.chunk == gdn.CHUNK
 
@@ -176,11 +203,7 @@ REFUSED = {
     ),
     "another kernel": (
         dict(kernel="FlashInferGDNKernel"),
-        "prefills run in a FlashInferGDNKernel, not in a TritonGDNKernel",
-    ),
-    "drafts": (
-        dict(speculative_algorithm="NEXTN"),
-        "drafts are verified on states of their own",
+        "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
     ),
     "no pool": (dict(req_to_token_pool=None), "there is no pool of states"),
 }
@@ -190,6 +213,14 @@ REFUSED = {
 def test_servers_that_keep_the_breaks_say_why(case, monkeypatch):
     changes, reason = REFUSED[case]
     assert layers.of(runner(monkeypatch, **changes)) == reason
+
+
+@pytest.mark.revision("<0.5.13")  # as they look kept states up in another way
+def test_early_releases_keep_the_breaks_for_the_prefix_cache(monkeypatch):
+    asked = runner(monkeypatch)
+    monkeypatch.setattr(layers.model_runner, "tracks_states", lambda runner: True)
+    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: 64)
+    assert layers.of(asked) == "the prefix cache keeps states of each prefill"
 
 
 def weights(*shape):

@@ -1,5 +1,5 @@
-"""Gated delta nets inside the prefill graph of 0.5.23, through upstream's own hook for
-linear attention, where asked for."""
+"""Gated delta nets inside the prefill graph of 0.5.22 and 0.5.23, through upstream's own hook for
+linear attention."""
 
 import logging
 from types import SimpleNamespace
@@ -7,53 +7,34 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import late, process
+from test_captured_gdn import net
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
+    from sglang.srt.prefill_graph.captured import extend_hook
 
-pytestmark = pytest.mark.revision(">=0.5.23,<0.5.24")
+pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
-COLD_AND_WARM = [([5, 1], [0, 4], None), ([1, 1, 3], [2, 0, 1], None)]
-REFERENCE = "compare_gdn_hook"
-CASES = {
-    "cold, warm, and one after the other": dict(batches=COLD_AND_WARM, size=8),
-    "more than a chunk": dict(batches=[([2, 66, 1], [0, 3, 9], None), ([70], [0], None)], size=72),
-    "states are kept behind whole chunks": dict(
-        batches=[
-            ([2, 66, 4], [0, 64, 9], [0, 66, 0]),
-            ([64, 7], [0, 64], [64, 0]),
-            ([70], [0], [70]),
-            ([70], [64], None),
-        ],
-        size=72,
-        tracks=True,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_replay_has_the_bits_of_an_eager_prefill(case, compared):
-    """So have the states that the prefix cache keeps. Rows behind the batches are NaN, and zero in
-    what comes out."""
-    found = compared[case]
-    assert found["output"] == found["states"] == found["kept"] == found["behind"] == 0, found
-    assert found["others"] == found["written"] == 0, found
 
 
 @pytest.fixture
 def backend(monkeypatch):
     """The release's backend, as far as the hook looks at it."""
-    monkeypatch.setenv(SWITCH, "all")
+    monkeypatch.delenv(SWITCH, raising=False)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
-    cache = SimpleNamespace(conv=[torch.zeros(1, 3, 8, 3)], temporal=torch.zeros(1, 3, 2, 4, 4))
+    cache = SimpleNamespace(conv=[torch.zeros(3, 128, 3)], temporal=torch.zeros(3, 4, 16, 16))
     pool = SimpleNamespace(
-        layer_transfer_counter=None, mamba_pool=SimpleNamespace(mamba_cache=cache)
+        layer_transfer_counter=None, mamba2_layer_cache=lambda layer_id: cache, kept=cache
     )
     made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
     made._model_runner = SimpleNamespace(
-        server_args=arguments, req_to_token_pool=pool, tp_rank=0, model=None
+        server_args=arguments,
+        req_to_token_pool=pool,
+        tp_rank=0,
+        dtype=torch.bfloat16,
+        model=torch.nn.ModuleList([net()]),
     )
     made.req_to_token_pool, made.enable_mis = pool, False
     made.kernel_dispatcher = SimpleNamespace(extend_kernel=gdn_triton.TritonGDNKernel())
@@ -65,21 +46,19 @@ def another_kernel(backend):
 
 
 def strided(backend):
-    cache = backend.req_to_token_pool.mamba_pool.mamba_cache
-    cache.temporal = cache.temporal.transpose(1, 2)
+    backend.req_to_token_pool.kept.temporal = torch.zeros(3, 4, 32, 16)[:, :, ::2]
 
 
 REFUSED = {
     "another kernel": (
         another_kernel,
-        "FlashInferGDNKernel computes their prefills; --linear-attn-prefill-backend triton captures"
-        " them",
+        "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
     ),
     "items": (
         lambda made: setattr(made, "enable_mis", True),
         "--enable-mis cuts prompts into items",
     ),
-    "strides": (strided, "states do not lie one behind the other in their pool"),
+    "strides": (strided, "layer 0: its states are not in one piece"),
     "hicache": (
         lambda made: setattr(made._model_runner.server_args, "enable_hierarchical_cache", True),
         "the hierarchical cache brings states layer by layer",
@@ -110,10 +89,26 @@ def test_nets_break_and_the_log_says_why(how, backend, caplog):
     )
 
 
-@pytest.mark.parametrize("said", [None, "break", "capture"])
-def test_nets_break_where_nobody_asks(said, backend, monkeypatch):
-    monkeypatch.delenv(SWITCH) if said is None else monkeypatch.setenv(SWITCH, said)
-    assert not backend.supports_prefill_graph_extend()
+@pytest.mark.parametrize("said", ["break", "capture", "all"])
+def test_one_switch_turns_it_off(said, backend, monkeypatch):
+    monkeypatch.setenv(SWITCH, said)
+    assert backend.supports_prefill_graph_extend() is (said != "break")
+
+
+def test_a_draft_without_nets_fills_no_tables(backend, caplog):
+    backend._model_runner.model = torch.nn.ModuleList()
+    with caplog.at_level(logging.INFO):
+        assert not backend.supports_prefill_graph_extend()
+    assert not [line for line in caplog.messages if "recurrent" in line]
+
+
+def test_a_layer_runs_on_its_states_and_the_tables(backend, monkeypatch):
+    seen = []
+    monkeypatch.setattr(extend_hook.gdn, "run", lambda *given: seen.append(given) or "output")
+    assert backend.supports_prefill_graph_extend()
+    backend.prefill_graph_metadata = "tables"
+    assert backend.extend_in_graph(SimpleNamespace(layer_id=0), "qkv", "a", "b") == "output"
+    assert seen[0][1:] == (backend.req_to_token_pool.kept, "tables", "qkv", "a", "b")
 
 
 class Reached(Exception):

@@ -1,5 +1,5 @@
-"""Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded graph,
-where they are asked for."""
+"""Mamba2 layers inside the graph of the release's own prefill runner, captured on a recorded
+graph."""
 
 import logging
 from types import SimpleNamespace
@@ -29,7 +29,6 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.19")
 SIZES = [2, 8, 16, 32]  # a batch is padded to twice its tokens at most
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
-FITTING = [lengths for lengths in BATCHES if len(lengths) <= 8]  # more have no place in these sizes
 
 
 class Attention(CausalAttention):
@@ -121,7 +120,7 @@ def captured(build_model, monkeypatch):
     monkeypatch.setitem(
         layers.RUN, "nemotron_mamba2_with_output", lambda *given: _sums_by_table(*given[:4])
     )
-    monkeypatch.setenv(SWITCH, "capture")
+    monkeypatch.delenv(SWITCH, raising=False)
     seen = hybrids.on_cpu(monkeypatch)
     with segments.recording(monkeypatch), torch.no_grad():
 
@@ -133,6 +132,16 @@ def captured(build_model, monkeypatch):
         yield capture
 
 
+def tables_of(graph, size):
+    """What a size was captured with."""
+    [made] = [
+        made
+        for key, made in graph.attn_metadata_buffers.items()
+        if getattr(key, "size", key) == size  # from 0.5.21 on a ShapeKey
+    ]
+    return made
+
+
 def replayed(graph, batch):
     assert graph.can_run_graph(batch)
     return graph.execute(batch).next_token_logits[: batch.batch_size]
@@ -141,10 +150,10 @@ def replayed(graph, batch):
 def test_batches_get_eager_prefills_logits(captured):
     """Every batch after every other: each replay reads what its own batch left in the tables."""
     runner, graph, seen = captured()
-    wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in FITTING}
+    wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in BATCHES}
     seen.clear()
-    for first in FITTING:
-        for lengths in (first, *FITTING[::3]):
+    for first in BATCHES:
+        for lengths in (first, *BATCHES[::3]):
             found = replayed(graph, batch_of(lengths))
             assert_alike(found, wanted[str(lengths)])
     assert not seen, "a Mamba2 layer ran eagerly"
@@ -156,11 +165,17 @@ def test_attention_alone_breaks(captured):
     assert attention_alone(runner, one._break_fns)
 
 
-@pytest.mark.parametrize("said", [None, "break", "1"])
-def test_layers_break_where_nobody_asks(captured, monkeypatch, said):
-    monkeypatch.delenv(SWITCH) if said is None else monkeypatch.setenv(SWITCH, said)
+@pytest.mark.parametrize("said", ["capture", "all", "1"])
+def test_layers_are_captured_whatever_else_is_said(captured, monkeypatch, said):
+    monkeypatch.setenv(SWITCH, said)
+    _, graph, _ = captured()
+    assert graph.captured_states and graph.use_captured_attn_metadata
+
+
+def test_one_switch_turns_it_off(captured, monkeypatch):
+    monkeypatch.setenv(SWITCH, "break")
     runner, graph, seen = captured()
-    assert graph.captured_states is None
+    assert graph.captured_states is None and not graph.use_captured_attn_metadata
     wanted, batch = eager(runner, batch_of([3, 4])), batch_of([3, 4])
     seen.clear(), runner.attn_backend.planned.clear()
     assert_alike(replayed(graph, batch), wanted)
@@ -181,35 +196,36 @@ def test_tables_have_the_slots_of_the_pool(captured):
     batch = batch_of([2, 9, 1])
     batch.extend_prefix_lens_cpu = [0, 5, 0]
     replayed(graph, batch)
-    made = graph.captured_states.tables[16]
+    made = tables_of(graph, 16)
     assert made.slots[:3].tolist() == [101, 102, 103]
-    assert made.warm.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
-    assert made.plan.cu.tolist() == [0, 2, 11, 12, 12, 12, 12, 12, 12]
+    assert made.warm.tolist() == [0, 1, 0, *[0] * 13]
+    assert made.plan.cu.tolist() == [0, 2, 11, *[12] * 14]
     with graph.backend.capture_session(None):
         graph.capture_one_shape(16)
-    assert graph.captured_states.tables[16] is made
-    assert made.slots.tolist() == [0] * 8 and made.plan.cu.tolist() == [0, *[16] * 8]
+    made = tables_of(graph, 16)
+    assert made.slots.tolist() == [0] * 16 and made.plan.cu.tolist() == [0, *[16] * 16]
 
 
-def test_a_batch_replays_a_size_with_places_for_its_requests(captured, monkeypatch):
-    monkeypatch.setattr(tables, "places", lambda tokens: {2: 1, 8: 2, 16: 3, 32: 4}[tokens])
+def test_requests_have_places_apart_from_rows(captured, monkeypatch):
+    """A token each: a size has a place for each of its rows, up to as many as tables have."""
+    monkeypatch.setattr(tables, "MOST_REQUESTS", 16)
     runner, graph, _ = captured()
-    for lengths, size in ([2], 2), ([3, 2], 8), ([3, 2, 3], 16), ([4, 4, 4, 4], 32):
+    for lengths, size in ([1, 1], 2), ([1] * 8, 8), ([1] * 15 + [2], 32):
         batch = batch_of(lengths)
         assert own_runner.why_not(graph, batch) is None
-        assert own_runner.padded(graph, batch, 2) == size
         wanted = eager(runner, batch_of(lengths))
         assert_alike(replayed(graph, batch), wanted)
-    for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
-        assert own_runner.why_not(graph, batch_of(lengths)) == tables.FEW_TOKENS
-        assert not graph.can_run_graph(batch_of(lengths))
+        first = tables_of(graph, size).plan.cu[: len(lengths)]
+        assert first.tolist() == [*range(len(lengths))]
+    assert tables_of(graph, 32).requests == 16
     assert (
-        own_runner.why_not(graph, batch_of([2] * 5))
-        == "more requests than the tables of states have places, 4"
+        own_runner.why_not(graph, batch_of([1] * 17))
+        == "more requests than the tables of states have places, 16"
     )
 
 
-def test_some_batches_run_eagerly(captured):
+def test_some_batches_run_eagerly(captured, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_REQUESTS", 8)
     _, graph, _ = captured()
     mixed, tracked = batch_of([5]), batch_of([5])
     mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
@@ -249,10 +265,8 @@ def test_layers_break_and_the_log_says_why(captured, monkeypatch, caplog, change
         assert graph.captured_states and told not in caplog.messages
         for name, value in changes.items():
             object.__setattr__(runner.server_args, name, value)
-        del graph.captured_states
-        with graph.backend.capture_session(None):
-            for size in SIZES[::-1]:
-                graph.capture_one_shape(size)
+        graph.use_captured_attn_metadata = False
+        own_runner.offer(graph)
     assert graph.captured_states is None and caplog.messages.count(told) == 1
 
 
@@ -280,13 +294,13 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(captured, keeps_state
     """Behind the last whole chunk, in the slots by their names inside of the pool; behind it other
     batches leave none."""
     runner, graph, seen = captured(**keeps_states)
-    made = graph.captured_states.tables[16]
+    made = tables_of(graph, 16)
     wanted = eager(runner, batch_of([9, 3, 4]))
     seen.clear(), runner.attn_backend.planned.clear()
     found = replayed(graph, tracked([9, 3, 4], [0, 8, 4], [9, -1, 4]))
     assert_alike(found, wanted)
     assert not seen and not runner.attn_backend.planned
-    assert made.plan.track_rows.tolist() == [8, 0, 4, 0, 0, 0, 0, 0]
+    assert made.plan.track_rows.tolist() == [8, 0, 4, *[0] * 13]
     assert made.plan.track_slots[[0, 2]].tolist() == [120, 122]
     replayed(graph, batch_of([5, 5]))  # a batch that says nothing
     assert not made.plan.track_rows.any()
@@ -299,7 +313,8 @@ def test_nobody_asks_the_device_which_states_to_leave(captured, keeps_states, mo
     _, graph, _ = captured(**keeps_states)
     replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
     assert not asked
-    graph.captured_states = None  # where layers break, one question is for all of them
+    monkeypatch.setenv(SWITCH, "break")  # where layers break, one question is for all of them
+    _, graph, _ = captured(**keeps_states)
     replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
     assert len(asked) >= 1
 
@@ -309,17 +324,33 @@ def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
     then."""
     _, graph, _ = captured(**keeps_states)
     replayed(graph, tracked([9, 3], [0, 0], [9, -1]))
-    made = graph.captured_states.tables[16]
-    assert made.plan.track_rows.any()
+    assert tables_of(graph, 16).plan.track_rows.any()
     with graph.backend.capture_session(None):
         graph.capture_one_shape(16)
-    assert not made.plan.track_rows.any()
+    assert not tables_of(graph, 16).plan.track_rows.any()
 
 
-def test_another_backend_keeps_its_breaks(captured):
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (dict(prefill_backend_name="tc_piecewise"), "the backend is tc_piecewise"),
+        (
+            dict(enable_cp_bcg_capture=True),
+            "context parallelism gives each rank a part of the rows",
+        ),
+        (
+            dict(use_captured_attn_metadata=True),
+            "the attention backend has metadata of its own for the graph",
+        ),
+    ],
+    ids=str,
+)
+def test_other_runners_keep_their_breaks(captured, changes, reason):
     _, graph, _ = captured()
-    graph.prefill_backend_name = "tc_piecewise"
-    assert own_runner.of(graph) == "the backend is tc_piecewise"
+    graph.use_captured_attn_metadata = False
+    assert own_runner.of(graph) is not None
+    vars(graph).update(changes)
+    assert own_runner.of(graph) == reason
 
 
 @pytest.mark.parametrize("fuses", [False, True])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, process
+from host import graph, late, process
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
@@ -53,15 +53,13 @@ def copy_states(conv, ssm, sources, mask, targets, count, **_):
 def decode(attention, requests, slots, tracked):
     """One step in the graph for so many requests; `tracked` of them leave the state that they have
     now in their slot."""
-    batch = forward_batch_info.ForwardBatch(
+    batch = graph.batch_of(
+        [1] * len(requests),
+        [255] * len(requests),
         forward_mode=forward_batch_info.ForwardMode.DECODE,
-        batch_size=len(requests),
-        input_ids=torch.zeros(len(requests), dtype=torch.int64),
+        extend_num_tokens=None,
         req_pool_indices=torch.tensor(requests),
-        seq_lens=torch.full((len(requests),), 256),
         seq_lens_cpu=torch.full((len(requests),), 256),
-        out_cache_loc=None,
-        seq_lens_sum=256 * len(requests),
         mamba_track_indices=torch.tensor(slots),
         mamba_track_mask=torch.tensor(tracked),
     )

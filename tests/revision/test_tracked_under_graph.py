@@ -20,25 +20,9 @@ FIELDS = ("mamba_track_mask", "mamba_track_indices", "mamba_track_seqlens")
 def batch_of(lengths, tracked):
     """A prefill of requests with so many new tokens; `tracked`: which of them leave a state, None
     for a batch that says nothing."""
-    said = (
-        dict(
-            mamba_track_mask=torch.tensor(tracked),
-            mamba_track_indices=torch.arange(10, 10 + len(lengths)),
-            mamba_track_seqlens=torch.tensor(lengths),
-        )
-        if tracked
-        else {}
-    )
-    tokens = sum(lengths)
-    return graph.prefill_batch(
-        tokens,
-        batch_size=len(lengths),
-        input_ids=torch.arange(tokens),
-        positions=torch.arange(tokens),
-        out_cache_loc=torch.arange(tokens),
-        seq_lens=torch.tensor(lengths),
-        **said,
-    )
+    slots = torch.arange(10, 10 + len(lengths))
+    said = (torch.tensor(tracked), slots, torch.tensor(lengths)) if tracked else ()
+    return graph.batch_of(lengths, **dict(zip(FIELDS, said)))
 
 
 def said_by(batch):

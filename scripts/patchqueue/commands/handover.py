@@ -9,17 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+from ..applying.apply import load_queue
 from ..files import atomic
-from ..handover import backport, onefile, pull_requests, release
+from ..handover import backport, pull_requests, release
 from ..hint import counted
-from ..laying.apply import load_queue
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build
-from . import arguments
-from .arguments import FROM, ONLY, Command, chosen_releases, flag, option, shown
-from .terminal import ERR, OUT
+from . import terminal
+from .terminal import ERR, FROM, ONLY, OUT, Command, chosen_releases, flag, option, shown
 
 MB = 10**6
 DIST = Path("dist")
@@ -31,7 +30,7 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def _build(options: argparse.Namespace) -> int:
     if options.release:
-        arguments.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
+        terminal.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
         return _release(options)
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
@@ -75,7 +74,7 @@ def _release(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
     made = release.make(options.root, chosen)
-    folder = arguments.relative(made.folder, options.root)
+    folder = terminal.relative(made.folder, options.root)
     OUT.print(
         f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
         f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
@@ -87,7 +86,7 @@ def _release(options: argparse.Namespace) -> int:
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
         beside = "with --pull-requests, which names its branches"
-        arguments.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
+        terminal.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -97,7 +96,9 @@ def _backport(options: argparse.Namespace) -> int:
         options.onto,
         options.branch,
         options.base,
-        backport.Wishes(options.release, tuple(options.without), options.only, options.report),
+        options.release,
+        [*options.without, *(() if options.report else backport.REPORT)],
+        options.only,
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -116,7 +117,7 @@ def _patches(options: argparse.Namespace) -> int:
     (pin,) = chosen_releases(options, pins)
     out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
     console = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.base, out, options.only)
+    made = release.write_patch(options.root, pin, options.base, out, options.only)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
@@ -184,16 +185,16 @@ COMMANDS = (
         "write a release's wheel with the queue on it to dist/",
         "v0.5.12.post1 --python 3.12",
         (
-            arguments.releases(f"{arguments.DEFAULT}; with --release, every one"),
+            terminal.releases(f"{terminal.DEFAULT}; with --release, every one"),
             FROM,
             option(
                 "--python",
-                type=arguments.python,
+                type=terminal.python,
                 help="for this Python, as 3.12 (default: the one that runs this)",
             ),
             option(
                 "--machine",
-                type=arguments.machine,
+                type=terminal.machine,
                 help="for this machine, x86_64 or aarch64 (default: this host's)",
             ),
             ONLY,
@@ -219,7 +220,7 @@ COMMANDS = (
             ),
             option(
                 "--onto",
-                type=arguments.place,
+                type=terminal.place,
                 required=True,
                 metavar="REPO",
                 help="a git checkout or repository of sglang",
@@ -272,18 +273,18 @@ COMMANDS = (
                 "release",
                 nargs="?",
                 metavar="VERSION",
-                help=f"v0.5.9 or 0.5.9 (default: {arguments.DEFAULT})",
+                help=f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})",
             ),
             option(
                 "--out",
-                type=arguments.file,
+                type=terminal.file,
                 metavar="FILE",
                 help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
             ),
             ONLY,
             option(
                 "--base",
-                type=arguments.path,
+                type=terminal.path,
                 metavar="PATH",
                 help="write it for this tree: a checkout or folder with the release and edits of"
                 " others",

@@ -16,10 +16,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from ..applying.matching import Files, Row, listing_with
 from ..files import atomic
 from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder
-from ..laying.matching import Files, Row, listing_with
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release
@@ -158,11 +158,8 @@ class Repository:
         regions = []
         for name in filter(None, names):
             content = (self.path / name).read_bytes() if (self.path / name).is_file() else b""
-            starts = [
-                number
-                for number, line in enumerate(content.split(b"\n"), 1)
-                if line.startswith(b"<<<<<<< ")
-            ]
+            marks = re.finditer(rb"(?m)^<<<<<<< ", content)
+            starts = [content.count(b"\n", 0, mark.start()) + 1 for mark in marks]
             regions.append(Region(name, starts[0] if starts else 1, len(starts)))
         return tuple(regions)
 

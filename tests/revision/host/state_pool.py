@@ -1,6 +1,7 @@
 """A release's own pool of recurrent states, on the CPU, and streams that do their work late."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from . import models, process
 
@@ -26,6 +27,40 @@ def build(arguments, slots):
         mamba_layer_ids=params.layers,
         enable_mamba_extra_buffer=False,
     )
+
+
+def keep_states(monkeypatch, *modules, interval, lazy=False, **more):
+    """Let `modules` find a server whose prefix cache keeps the states of decoding behind each
+    `interval` tokens (extra_buffer; lazy: extra_buffer_lazy), in each way that a release asks.
+
+    more: further server arguments. Returns the server arguments.
+    """
+    typed = SimpleNamespace(
+        mamba_track_interval=interval,
+        enable_mamba_extra_buffer=lambda: True,
+        enable_mamba_extra_buffer_lazy=lambda: lazy,
+        **more,
+    )
+    resolved = SimpleNamespace(mamba_track_interval=interval, enable_mamba_extra_buffer_lazy=lazy)
+    answers = dict(
+        get_global_server_args=typed,
+        get_server_args=typed,
+        get_exec=SimpleNamespace(mamba=resolved),
+        mamba_extra_buffer_enabled=True,
+        mamba_extra_buffer_lazy_enabled=lazy,
+        mamba_track_grid=interval,
+    )
+    for module in modules:
+        for name, value in answers.items():
+            monkeypatch.setattr(module, name, lambda *_, value=value: value, raising=False)
+    return typed
+
+
+def booking_class(module):
+    """The class of the release's `module` that books which states the prefix cache may keep."""
+    name = "_mamba_prefix_cache_update"
+    [found] = [value for value in vars(module).values() if hasattr(value, name)]
+    return found
 
 
 def states_of(pool):

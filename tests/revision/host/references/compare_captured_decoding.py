@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.mem_cache.memory_pool import MambaPool
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.prefill_graph.captured import gdn, mamba2, tables
 
+from host import graph
 from host.references import (
     compare_captured,
     compare_captured_gdn,
@@ -16,9 +17,8 @@ from host.references import (
     compare_scan,
     compare_tracked_gdn,
 )
-from host.references import (
-    mamba2 as plain,
-)
+from host.references import mamba2 as plain
+from host.served import published
 
 SPARE, CHUNK = 3, 16
 
@@ -99,15 +99,11 @@ def _decoded(kind, layer, lengths, prefixes, pool, tokens):
 
 def _batch(lengths):
     """A decode of requests that have so many tokens, the new one among them."""
-    count = len(lengths)
-    return ForwardBatch(
+    return graph.batch_of(
+        [1] * len(lengths),
+        [length - 1 for length in lengths],
         forward_mode=ForwardMode.DECODE,
-        batch_size=count,
-        input_ids=torch.zeros(count, dtype=torch.int64),
-        req_pool_indices=torch.arange(1, count + 1),
-        seq_lens=torch.tensor(lengths),
-        out_cache_loc=torch.arange(count),
-        seq_lens_sum=sum(lengths),
+        extend_num_tokens=None,
         seq_lens_cpu=torch.tensor(lengths),
     )
 
@@ -132,7 +128,7 @@ def _gdn_step(layer, pool, batch, hidden):
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     linear.init_forward_metadata(batch)
-    with compare_captured_gdn._published(linear):
+    with published(linear):
         return layer(hidden, batch)
 
 

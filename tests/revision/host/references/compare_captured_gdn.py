@@ -1,7 +1,6 @@
 """A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly,
 and the plain reference."""
 
-import contextlib
 import sys
 from collections import Counter
 from unittest import mock
@@ -10,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.prefill_graph.captured import gdn as captured
 from sglang.srt.prefill_graph.captured import tables
-from sglang.srt.prefill_graph.kernels import delta_tables
+from sglang.srt.prefill_graph.kernels import delta_tables, tracked_states
 
 from host import graph
 from host.references import compare_captured, compare_tracked_gdn, gdn, mamba2
@@ -26,23 +25,26 @@ def one_layer():
     return made
 
 
-def replays(batches, rows, places):
+def replays(batches, rows, places, step=None):
     """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
     behind every batch. Slots of requests that begin hold what others left, and the pool's order is
     not the batch's.
 
-    Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
-    layer; `bits`: how many values of output and states differ from the release's layer, run eagerly
-    on the same batch; `others`: how many slots that nobody owns have changed; `behind`: the largest
-    value that the delta rule leaves behind a batch.
+    step: behind each multiple of how many tokens the prefix cache keeps states; batches then say
+    `wanted`, as in compare_captured, too. Returns, over all batches, the largest differences of
+    `output`, `conv` and `ssm` from the plain layer; `bits`: how many values of output and states
+    differ from the release's layer, run eagerly on the same batch; `others`: how many slots that
+    nobody owns have changed; `kept`: how many states were kept; `behind`: the largest value that
+    the delta rule leaves behind a batch.
     """
     layer, found = one_layer(), [0.0, 0.0, 0.0]
-    bits, others, behind = 0, 0, 0.0
-    made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
-    for number, (lengths, prefixes) in enumerate(batches):
+    bits, others, behind, left = 0, 0, 0.0, 0
+    made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"), step is not None)
+    for number, (lengths, prefixes, *wanted) in enumerate(batches):
         torch.manual_seed(number)
         count, total = len(lengths), sum(lengths)
-        slots = 1 + torch.randperm(places + SPARE - 1)[:count]
+        order = 1 + torch.randperm(places + SPARE - 1)
+        slots, said = order[:count], said_of(lengths, prefixes, order, step, *wanted)
         conv = torch.randn(places + SPARE, layer.conv_dim, WIDTH).to(TYPE)
         state = 0.1 * torch.randn(
             places + SPARE, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
@@ -50,16 +52,18 @@ def replays(batches, rows, places):
         hidden = torch.randn(rows, 128).to(TYPE)
         hidden[total:] = float("nan")
         old = conv.clone(), cleared(state, slots, prefixes)
-        wanted = eager(
-            layer, [part.clone() for part in old], hidden[:total], lengths, prefixes, slots
-        )
+        pool = [part.clone() for part in old]
+        through = lengths, prefixes, slots, said, step
+        eagerly = eager(layer, pool, hidden[:total], *through)
         kept = MambaPool.State(conv=[now := conv.clone()], temporal=(then := state.clone()))
         made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
-        output, mixed = replayed(layer, kept, made, hidden, lengths, prefixes, slots)
-        of_requests = output[:total], now[slots], then[slots]
-        bits += mamba2.unlike(of_requests, (wanted[0], wanted[1][slots], wanted[2][slots]))
+        output, mixed = replayed(layer, kept, made, hidden, *through)
+        written = slots.tolist() + kept_of(said)
+        left += len(written) - count
+        new = output[:total], now[written], then[written]
+        bits += mamba2.unlike(new, (eagerly[0], eagerly[1][written], eagerly[2][written]))
         behind = max([behind, *mixed[0, total:].abs().flatten().tolist()])
-        spare = [slot for slot in range(places + SPARE) if slot not in slots.tolist()]
+        spare = [slot for slot in range(places + SPARE) if slot not in written]
         others += mamba2.changed((now, then), (conv, state), spare)
         for i, _length in enumerate(lengths):
             part, slot = slice(sum(lengths[:i]), sum(lengths[: i + 1])), slots[i]
@@ -69,8 +73,23 @@ def replays(batches, rows, places):
             new = output[part], now[slot], compare_tracked_gdn._plain(then[slot])
             found = [max(most, one) for most, one in zip(found, mamba2.apart(new, plain))]
     return dict(zip(("output", "conv", "ssm"), found)) | dict(
-        bits=bits, others=others, behind=behind
+        bits=bits, others=others, behind=behind, kept=left
     )
+
+
+def said_of(lengths, prefixes, order, step, wanted=None):
+    """What a batch says of the states that the prefix cache keeps. order: of the slots; those
+    behind the requests' own are the cache's."""
+    if step is None:
+        return {}
+    said = compare_captured.said_of(lengths, prefixes, wanted)
+    said["mamba_track_indices"] = order[len(lengths) : 2 * len(lengths)]
+    return said
+
+
+def kept_of(said):
+    """The slots of states that the prefix cache keeps."""
+    return said["mamba_track_indices"][said["mamba_track_mask"]].tolist() if said else []
 
 
 def cleared(state, slots, prefixes):
@@ -80,19 +99,22 @@ def cleared(state, slots, prefixes):
     return state
 
 
-def eager(layer, pool, hidden, lengths, prefixes, slots):
+def eager(layer, pool, hidden, *through):
     """What the release's layer and backend make of a batch: its output, and the pool behind it."""
-    batch, linear = _through(layer, pool, lengths, prefixes, slots)
+    batch, linear = _through(layer, pool, *through)
     linear.init_forward_metadata(batch)
-    with torch.no_grad(), _published(linear):
+    with torch.no_grad(), published(linear):
         output = layer(hidden, batch)
     return output, *pool
 
 
-def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
+def replayed(layer, kept, made, hidden, lengths, prefixes, slots, said, step):
     """The layer's output with the captured launches between its projections, and what these
     leave."""
-    batch, linear = _through(layer, (kept.conv[0], kept.temporal), lengths, prefixes, slots)
+    pool = kept.conv[0], kept.temporal
+    batch, linear = _through(layer, pool, lengths, prefixes, slots, said, step)
+    if said:
+        made.track(tracked_states.rows_before(batch, step), batch.mamba_track_indices)
     seen = []
 
     def mix(*, layer, mixed_qkv, a, b, **_):
@@ -102,23 +124,16 @@ def replayed(layer, kept, made, hidden, lengths, prefixes, slots):
         return output
 
     linear.forward = mix
-    with torch.no_grad(), _published(linear):
+    with torch.no_grad(), published(linear):
         return layer(hidden, batch), seen[0]
 
 
-def _through(layer, pool, lengths, prefixes, slots):
-    batch = graph.batch_of(lengths, prefixes, req_pool_indices=slots)
-    linear = compare_tracked_gdn.backend(batch, pool)
+def _through(layer, pool, lengths, prefixes, slots, said, step):
+    batch = graph.batch_of(lengths, prefixes, req_pool_indices=slots, **said)
+    linear = compare_tracked_gdn.backend(batch, pool, step or captured.CHUNK)
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     return batch, linear
-
-
-def _published(linear):
-    """Layers ask the forward's context for the backend from 0.5.13 on."""
-    with contextlib.suppress(ImportError):
-        return published(linear)
-    return contextlib.nullcontext()
 
 
 def begin(lengths, warm, rows, places, parts):
@@ -167,7 +182,8 @@ def work(lengths, rows, places):
         return load(*words)
 
     with mock.patch.object(builder, "create_tensor_pointer_load", counted):
-        replayed(layer, kept, made, torch.zeros(rows, 128, dtype=TYPE), lengths, [0], slots)
+        hidden = torch.zeros(rows, 128, dtype=TYPE)
+        replayed(layer, kept, made, hidden, lengths, [0], slots, {}, None)
     return {name: read[name] for name in KERNELS}
 
 

@@ -95,14 +95,19 @@ def hybrid(linear):
     return Hybrid()
 
 
-def linear_over(pool, step):
-    """The release's Mamba2 backend on `pool`. The prefix cache keeps states of multiples of `step`
-    tokens."""
+def keep_states_of(step):
+    """Let the release's backends take `step` for that of the prefix cache."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as release
 
     arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
     release.get_server_args = release.get_global_server_args = lambda: arguments
     release.mamba_cache_chunk_size = lambda: step
+
+
+def linear_over(pool, step):
+    """The release's Mamba2 backend on `pool`. The prefix cache keeps states of multiples of `step`
+    tokens."""
+    keep_states_of(step)
     first = next(iter(pool.layers.values()))
     made = compare_mamba2.backend(first.conv[0], first.temporal)
     made.conv_states_shape, made.enable_unified_memory = first.conv[0].shape, True
@@ -154,7 +159,7 @@ def runner_of(patch, sizes, step, speculative):
     """The model's runner, its graph's runner with its sizes captured, and the pool of states."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    module = runners_on_cpu(patch, sizes, "capture")
+    module = runners_on_cpu(patch, sizes, "")
     model, mixers = model_on_cpu()
     pool = Pool(mixers)
     changes = dict(mamba_radix_cache_strategy="extra_buffer", speculative_algorithm=speculative)
@@ -262,7 +267,7 @@ def _replayed(found, runner, graph, batch):
     with reads:
         logits = parts.replayed(graph, batch).clone()
     del linear.forward
-    size = graph.captured_states.size_for(batch)
+    size = min(size for size in graph.capture_num_tokens if size >= len(batch.input_ids))
     [rows] = [rows for key, rows in graph.backend._outputs.items() if key.size == size]
     found["padding"] += (~rows[sum(batch.extend_seq_lens_cpu) :].isnan()).sum().item()
     found["eager"] += len(calls)

@@ -46,8 +46,6 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
     batch = graph.batch_of(
         lengths,
         prefixes,
-        positions=torch.arange(sum(lengths)),
-        out_cache_loc=torch.arange(sum(lengths)),
         mamba_track_mask=torch.tensor(mask),
         mamba_track_seqlens=torch.where(
             torch.tensor(mask), torch.tensor(seen) + torch.tensor(prefixes), -1

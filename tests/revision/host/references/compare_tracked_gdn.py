@@ -112,8 +112,6 @@ def _batch(lengths: list[int], prefixes: list[int], step: int) -> Any:
     return graph.batch_of(
         lengths,
         prefixes,
-        positions=torch.arange(sum(lengths)),
-        out_cache_loc=torch.arange(sum(lengths)),
         mamba_track_mask=mask,
         mamba_track_seqlens=torch.where(mask, torch.tensor(lengths) + prefix, -1),
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),

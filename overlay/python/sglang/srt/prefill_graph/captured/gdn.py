@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..compat import delta_rule
-from ..kernels import convolution, delta_tables
+from ..kernels import convolution, delta_states, delta_tables, tracked_windows
 from .tables import Tables
 
 CHUNK = delta_rule.CHUNK
@@ -50,18 +50,21 @@ def run(
     a: torch.Tensor,
     b: torch.Tensor,
 ) -> torch.Tensor:
-    """The output, (1, rows, heads of values, their size). Fills each request's slot of the pool.
+    """The output, (1, rows, heads of values, their size). Fills each request's slot of the pool,
+    and the slots that the prefix cache keeps.
 
     mixed_qkv: (rows, features); a, b: (rows, heads of values). Rows behind the batch go into no
     state, and come out as zeros.
     """
+    plan = tables.plan
+    if plan.track_rows is not None:
+        tracked_windows.keep(mixed_qkv, cache.conv[0], plan)
     q, k, v = _convolved(layer, cache.conv[0], tables, mixed_qkv)
     g, beta = delta_rule.gates()(layer.A_log, a, b, layer.dt_bias)
-    plan = tables.plan
     cut = plan.chunk // delta_rule.PART if delta_rule.solves_parts() else 0
     begun = delta_tables.begin(cache.temporal, plan, tables.owner, tables.slots, tables.warm, cut)
     with delta_rule.chunked_by(begun.pairs, begun.parts, plan.first):
-        made = delta_rule.rule()(
+        output, _, before = delta_rule.rule()(
             q=q,
             k=k,
             v=v,
@@ -73,7 +76,9 @@ def run(
             head_first=False,
             use_qk_l2norm_in_kernel=True,
         )
-    return made[0]
+    if plan.track_rows is not None:
+        delta_states.keep(cache.temporal, before[0], plan, begun.slots)
+    return output
 
 
 def _convolved(

@@ -21,11 +21,13 @@ Into = Callable[[torch.Tensor, torch.Tensor], Any]
 _warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
 VALUES = {
-    "": "Mamba2 layers and gated delta nets are captured, up to 0.5.13",
-    "all": "the same, and by the runners of 0.5.15 to 0.5.18, and by that of 0.5.23, too",
+    "": "Mamba2 layers and gated delta nets are captured",
+    "all": "the same",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the runners of 0.5.15 and later capture Mamba2 layers",
+    "capture": "the same as when it is not set",
 }
+# set on the ForwardBatch of a capture: the tables.Current that its layers read
+CAPTURED_INTO = "captured_into"
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,10 @@ class Captured:
         """A layer's part of the pool."""
         return self.pool.mamba2_layer_cache(layer_id)
 
-    def tables(self, tokens: int, device: Any) -> tables.Tables:
-        """The tables of a graph of `tokens` rows."""
-        places, tracks = tables.places(tokens), self.step is not None
+    def tables(self, tokens: int, device: Any, places: int | None = None) -> tables.Tables:
+        """The tables of a graph of `tokens` rows. places: requests at most, where they are not
+        those of tables.places."""
+        places, tracks = places or tables.places(tokens), self.step is not None
         return tables.Tables(
             tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks
         )
@@ -59,6 +62,11 @@ class Captured:
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
         return lengths, [prefix > 0 for prefix in prefixes], slots
+
+    def describe(self, made: tables.Tables, forward_batch: Any) -> None:
+        """Fill tables for a batch."""
+        made.fill(*self.batch(forward_batch))
+        self.track(made, forward_batch)
 
     def track(self, made: tables.Tables, forward_batch: Any) -> None:
         """Have the states kept that the prefix cache asks for: those that an eager prefill of the
@@ -72,15 +80,26 @@ class Captured:
             made.track(rows, ops.slots_inside(self.pool, forward_batch.mamba_track_indices))
 
 
-def of(runner: Any) -> Captured | str | None:
+def of(
+    runner: Any, owners: dict[int, Any] | None = None, backend: Any = None
+) -> Captured | str | None:
     """What a ModelRunner's graph captures of such layers, or why they break; None where the model
-    has none."""
-    found = enumerate(getattr(runner, "attention_layers", ()))
-    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in found}
+    has none.
+
+    owners: the layers by layer_id, and backend: the half of the attention backend that runs them,
+    where the runner does not have these yet.
+    """
+    if owners is None:
+        owners = dict(enumerate(getattr(runner, "attention_layers", ())))
+    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in owners.items()}
     mixers = {
         layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"
     }
-    nets = linear(runner)
+    nets = {
+        layer: owner
+        for layer, owner in owners.items()
+        if type(owner).__name__ == "RadixLinearAttention"
+    }
     if not mixers and not nets:
         return None
     pool = getattr(runner, "req_to_token_pool", None)
@@ -88,12 +107,13 @@ def of(runner: Any) -> Captured | str | None:
         return "there is no pool of states"
     if asked() == "break":
         return f"{SWITCH}=break is set"
-    if nets and (reason := _no_nets(runner, bool(mixers))):
+    backend = backend or getattr(getattr(runner, "attn_backend", None), "linear_attn_backend", None)
+    if nets and (reason := _no_nets(backend, bool(mixers))):
         return reason
-    step = step_of(runner)
-    if step and nets:
+    step, chunk = step_of(runner), gdn.CHUNK if nets else None
+    if step and nets and not delta_rule.keeps_states():
         return "the prefix cache keeps states of each prefill"
-    if reason := other_steps(step):
+    if reason := other_steps(step, chunk):
         return reason
     if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
@@ -105,7 +125,7 @@ def of(runner: Any) -> Captured | str | None:
         reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool, chunk=gdn.CHUNK) if nets else Captured(pool, step)
+    return Captured(pool, step, chunk)
 
 
 def step_of(runner: Any) -> int | None:
@@ -114,22 +134,13 @@ def step_of(runner: Any) -> int | None:
     return ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
 
 
-def other_steps(step: int | None) -> str | None:
-    """Why states cannot be kept in the graph for such steps, or None."""
-    if step and step % tiles.CHUNK:
-        return (
-            f"the prefix cache keeps states behind each {step} tokens, and chunks have"
-            f" {tiles.CHUNK}"
-        )
+def other_steps(step: int | None, chunk: int | None = None) -> str | None:
+    """Why states cannot be kept in the graph for such steps, or None. chunk: rows of a chunk, where
+    they are not those of Mamba2's scan."""
+    rows = chunk or tiles.CHUNK
+    if step and step % rows:
+        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {rows}"
     return None
-
-
-def linear(runner: Any) -> dict[int, Any]:
-    """A ModelRunner's layers with linear attention, by layer_id."""
-    found = enumerate(getattr(runner, "attention_layers", ()))
-    return {
-        layer: owner for layer, owner in found if type(owner).__name__ == "RadixLinearAttention"
-    }
 
 
 def asked() -> str:
@@ -143,22 +154,22 @@ def asked() -> str:
     return ""
 
 
-def _no_nets(runner: Any, mixed: bool) -> str | None:
+def _no_nets(backend: Any, mixed: bool) -> str | None:
     """Why this server's layers with linear attention have to break, whatever each of them is, or
     None."""
+    if getattr(backend, "enable_mis", False):
+        return "--enable-mis cuts prompts into items"
     if mixed:
         return "Mamba2 layers and linear attention have tables of different chunks"
-    if reason := delta_rule.other_kernels(runner):
-        return reason
-    if getattr(runner.server_args, "speculative_algorithm", None):
-        return "drafts are verified on states of their own"
-    return None
+    return delta_rule.other_kernels(backend)
 
 
 def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
     if forward_batch.forward_mode.is_mixed():
         return "requests that decode are in the batch"
+    if forward_batch.forward_mode.is_target_verify():
+        return "drafts are being verified"
     if captured.step is None and getattr(forward_batch, "mamba_track_mask", None) is not None:
         return "the prefix cache keeps states of the batch"
     return None
@@ -169,17 +180,23 @@ def run_captured(
 ) -> bool:
     """Whether a split op was run as captured launches, in the place of its break or its function.
 
-    op: the name of its function. True inside of tables.capturing_into, for the ops of RUN.
+    op: the name of its function. True for the ops of RUN inside of tables.capturing_into, and for
+    a batch with CAPTURED_INTO.
     hand_over(output, result): how the op's `output` gets the result. With the default whoever holds
     `output` reads the result's own memory, and nothing is copied; torch.Tensor.copy_ fills it.
     """
-    now = tables.current()
-    run = RUN.get(op) if now else None
-    if run is None:
+    run = RUN.get(op)
+    now = run and (tables.current() or _of_batch())
+    if not now:
         return False
     output, result = run(now, *args, **kwargs)
     hand_over(output, result)
     return True
+
+
+def _of_batch() -> tables.Current | None:
+    """What the batch of this forward is captured with."""
+    return getattr(ops.forward_context().forward_batch, CAPTURED_INTO, None)
 
 
 def _run_mamba2(

@@ -1,76 +1,104 @@
-"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14),
-where they are asked for.
+"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14).
 
-SGLANG_PREFILL_GRAPH_STATES=capture in the environment asks for Mamba2 layers, and =all for gated
-delta nets too. The runner is PrefillCudaGraphRunner
-(model_executor/runner/prefill_cuda_graph_runner.py), with the breakable backend. Its hooks are, in
-the order of their calls: `with_states` around each size's forward; `why_not` before each batch;
-`padded` and `prepared` before each replay.
+The runner is PrefillCudaGraphRunner (model_executor/runner/prefill_cuda_graph_runner.py), with the
+breakable backend. It honours a contract of attention backends (layers/attention/
+base_attn_backend.py, use_captured_forward_metadata_for_breakable_cuda_graph): one call makes the
+metadata that a size is captured with, another one fills that metadata before each replay. `offer`
+lets a hybrid backend answer with the tables of the layers that are captured.
+SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
-from ..compat import eager, model_runner
+from ..compat import capture, eager, model_runner
 from ..kernels import tracked_states
 from . import layers, tables
-from .states import States
 
 logger = logging.getLogger(__name__)
-CAPTURE = "capture"  # what layers.SWITCH has to say
-ASKING = CAPTURE, "all"
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
-_KEPT = "captured_states"  # where a runner keeps its States
+_KEPT = "captured_states"  # where a runner keeps its Captured
 
 
-def of(graph_runner: Any) -> States | str | None:
-    """What a graph runner is to capture, or why such layers break; None where nobody asks, or where
-    there are none."""
+def offer(graph_runner: Any) -> None:
+    """Capture what `of` finds in the graphs of a runner, which has settled whether it asks its
+    attention backend for metadata (`use_captured_attn_metadata`). The first rank logs why layers
+    break."""
+    states = of(graph_runner)
+    if isinstance(states, str) and model_runner.is_first_rank(graph_runner.model_runner):
+        logger.log(logging.WARNING if layers.asked() else logging.INFO, BREAKS, states)
+    setattr(graph_runner, _KEPT, states if isinstance(states, layers.Captured) else None)
+    if not isinstance(states, layers.Captured):
+        return
+    graph_runner.use_captured_attn_metadata = True
+    backend = graph_runner.model_runner.attn_backend
+    backend.prefill_cuda_graph_max_batch_size = tables.MOST_REQUESTS  # read from 0.5.22 on
+    for name, answer in (
+        ("init_forward_metadata_for_breakable_cuda_graph_capture", _capture),
+        ("prepare_forward_metadata_for_breakable_cuda_graph_replay", _replay),
+    ):
+        setattr(backend, name, functools.partial(answer, states, backend))
+
+
+def of(graph_runner: Any) -> layers.Captured | str | None:
+    """What a graph runner captures, or why such layers break; None where there are none."""
     runner = graph_runner.model_runner
-    asked = layers.asked()
-    if asked not in ASKING:
-        return None
-    if asked == CAPTURE and layers.linear(runner):
-        return f"gated delta nets are captured with {layers.SWITCH}=all alone"
-    found = layers.of(runner)
-    if not isinstance(found, layers.Captured):
-        return found
+    states = layers.of(runner)
+    if not isinstance(states, layers.Captured):
+        return states
     if graph_runner.prefill_backend_name != "breakable":
         return f"the backend is {graph_runner.prefill_backend_name}"
     if model_runner.spreads_requests(runner):
         return "layers gather tokens of other ranks, which may be idle"
-    return States(found)
+    if getattr(graph_runner, "enable_cp_bcg_capture", False):
+        return "context parallelism gives each rank a part of the rows"
+    if graph_runner.use_captured_attn_metadata:
+        return "the attention backend has metadata of its own for the graph"
+    if not hasattr(runner.attn_backend, "full_attn_backend"):
+        return f"a {type(runner.attn_backend).__name__} has no half with full attention"
+    return states
 
 
-def with_states(graph_runner: Any, size: int, forward: Callable[[], Any]) -> Callable[[], Any]:
-    """`forward`, a forward of the placeholder of `size` rows, with the layers that are captured
-    reading that size's tables.
+def tables_for(states: layers.Captured, forward_batch: Any) -> tables.Tables:
+    """The tables of a size, with the batch of its capture, which no prefix cache keeps a state of.
+    Its state goes to the slot that no request owns."""
+    tokens, device = forward_batch.extend_num_tokens, forward_batch.input_ids.device
+    made = states.tables(tokens, device, places=min(tokens, tables.MOST_REQUESTS))
+    lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
+    made.fill(lengths, [False] * len(lengths), made.slots)
+    return made
 
-    Called before the graph of each size is captured.
+
+def _capture(states: layers.Captured, backend: Any, forward_batch: Any) -> tables.Tables:
+    """tables_for, which layers find through the batch."""
+    backend.full_attn_backend.init_forward_metadata(forward_batch)
+    made = tables_for(states, forward_batch)
+    setattr(forward_batch, layers.CAPTURED_INTO, tables.Current(made, states.states))
+    return made
+
+
+def _replay(
+    states: layers.Captured,
+    backend: Any,
+    made: tables.Tables,
+    forward_batch: Any,
+    *,
+    static_forward_batch: Any = None,
+) -> None:
+    """Describe a batch to the launches that were captured with `made`.
+
+    The linear half prepares no plan: its plan waits for the device, and no layer would read it.
     """
-    if not hasattr(graph_runner, _KEPT):
-        setattr(graph_runner, _KEPT, _settled(graph_runner))
-    states = getattr(graph_runner, _KEPT)
-    if states is None:
-        return forward
-    made = states.placeholder(size, graph_runner.device)
-
-    def run() -> Any:
-        with tables.capturing_into(made, states.captured.states):
-            return forward()
-
-    return run
-
-
-def _settled(graph_runner: Any) -> States | None:
-    """`of`, once for all sizes. The first rank says why not."""
-    found = of(graph_runner)
-    if isinstance(found, str) and model_runner.is_first_rank(graph_runner.model_runner):
-        logger.warning(BREAKS, found)
-    return found if isinstance(found, States) else None
+    capture.begin_states(backend, forward_batch)
+    states.describe(made, forward_batch)
+    setattr(forward_batch, tracked_states.IN_TABLES, True)
+    backend.full_attn_backend.init_forward_metadata(forward_batch)
+    snapshot = getattr(backend, "prepare_prefill_shared_read_snapshot", None)  # from 0.5.19
+    if snapshot:
+        snapshot(forward_batch, num_qo_tokens=made.tokens)
 
 
 def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
@@ -79,29 +107,8 @@ def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
     states = getattr(graph_runner, _KEPT, None)
     if states is None:
         return None
-    reason: str | None = states.why_not(forward_batch)
+    reason = layers.why_not(forward_batch, states)
+    if forward_batch.batch_size > tables.MOST_REQUESTS:
+        reason = f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
     setattr(graph_runner, eager.LEFT, reason)
     return reason
-
-
-def padded(graph_runner: Any, forward_batch: Any, size: int) -> int:
-    """The size that a batch is replayed in. size: the one that the runner chose, by its tokens
-    alone."""
-    states = getattr(graph_runner, _KEPT, None)
-    return (states and states.size_for(forward_batch)) or size
-
-
-def prepared(graph_runner: Any, forward_batch: Any, size: int) -> Any:
-    """The attention backend that has to prepare a batch for its replay in `size` rows.
-
-    Where states are captured, their tables describe the batch from here on: of a hybrid backend the
-    half with full attention is left. The other half's plan waits for the device, and no layer would
-    read it.
-    """
-    backend = graph_runner.model_runner.attn_backend
-    states = getattr(graph_runner, _KEPT, None)
-    if states is None:
-        return backend
-    states.describe(forward_batch, size)
-    setattr(forward_batch, tracked_states.IN_TABLES, True)
-    return getattr(backend, "full_attn_backend", backend)

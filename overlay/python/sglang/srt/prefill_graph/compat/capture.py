@@ -131,13 +131,15 @@ def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> N
     backend = runner.attn_backend
     with published_backend(runner):
         if alone:
-            _begin_states(backend, forward_batch)
+            begin_states(backend, forward_batch)
         ((alone and getattr(backend, "full_attn_backend", None)) or backend).init_forward_metadata(
             forward_batch
         )
 
 
-def _begin_states(backend: Any, forward_batch: Any) -> None:
+def begin_states(backend: Any, forward_batch: Any) -> None:
+    """Copy the states that requests go on from out of the prefix cache, and clear those of new
+    ones, where this is a part of the linear half's plan (0.5.13, 0.5.14)."""
     linear = getattr(backend, "linear_attn_backend", None)
     begin = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
     if begin:
@@ -151,7 +153,7 @@ def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
     backend = runner.attn_backend
     halves = backend.attn_backend_list
     with published_backend(runner):
-        _begin_states(backend, forward_batch)
+        begin_states(backend, forward_batch)
     backend.attn_backend_list = [backend.full_attn_backend]
     try:
         yield

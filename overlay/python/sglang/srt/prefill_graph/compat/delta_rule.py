@@ -26,6 +26,7 @@ from typing import Any
 
 from . import features
 
+GATES = "sglang.kernels.ops.attention.linear"  # of fused_gdn_gating, from 0.5.23 on
 FLA, LATER_FLA = "sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"
 # rows of a chunk, and of what it is solved in where that is a launch of its own
 CHUNK, PART = (64, 16)
@@ -46,13 +47,20 @@ def rule() -> Callable[..., Any]:
 def gates() -> Callable[..., Any]:
     """The release's fused_gdn_gating: g and beta, (1, rows, heads) each, of A_log, a, b and
     dt_bias."""
-    return importlib.import_module(f"{_package()}.fused_gdn_gating").fused_gdn_gating
+    package = GATES if features.has(f"{GATES}.fused_gdn_gating") else _package()
+    return importlib.import_module(f"{package}.fused_gdn_gating").fused_gdn_gating
 
 
 def solves_parts() -> bool:
     """Whether the release solves chunks in parts of 16 rows first, with a table of their own (up to
     0.5.9)."""
     return hasattr(importlib.import_module(f"{_package()}.chunk"), "solve_tril")
+
+
+def keeps_states() -> bool:
+    """Whether the release looks up the states that its prefix cache keeps of a prefill as
+    kernels/tracked_states.py says (from 0.5.13 on)."""
+    return features.hides_attention_backend()
 
 
 @contextlib.contextmanager
@@ -88,16 +96,18 @@ def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
             setattr(module, key, own)
 
 
-def other_kernels(runner: Any) -> str | None:
-    """What other than these kernels runs a ModelRunner's linear attention, or None.
+def other_kernels(backend: Any) -> str | None:
+    """What other than these kernels runs linear attention, or None. backend: the half of a hybrid
+    attention backend that does.
 
     The kernel is chosen from 0.5.10 on (--linear-attn-backend, --linear-attn-prefill-backend).
     """
-    backend = getattr(getattr(runner, "attn_backend", None), "linear_attn_backend", None)
     if type(backend).__name__ != BACKEND:
         return f"linear attention runs in a {type(backend).__name__}, not in a {BACKEND}"
     dispatcher = getattr(backend, "kernel_dispatcher", None)
     if dispatcher is None:
         return None
     kernel = type(getattr(dispatcher, "extend_kernel", None)).__name__
-    return None if kernel == KERNEL else f"prefills run in a {kernel}, not in a {KERNEL}"
+    if kernel == KERNEL:
+        return None
+    return f"prefills run in a {kernel}; --linear-attn-prefill-backend triton captures them"

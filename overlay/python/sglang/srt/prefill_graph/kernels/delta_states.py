@@ -6,13 +6,12 @@ copies from there, so that what is kept is rounded to it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-NOTHING, LAST = 0, 1  # upstream's track_mode; its 2 is a state before a chunk
+from . import ssd
+
 BLOCK, WARPS = 1024, 4
 
 
@@ -20,54 +19,52 @@ BLOCK, WARPS = 1024, 4
 def _keep_kernel(
     pool,
     states,
-    modes,
+    cu,
     first,
-    chunks,
+    rows,
     slots,
     kept,
     stride_slot,
     stride_chunk,
     STATE: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    NOTHING: tl.constexpr,
-    LAST: tl.constexpr,
 ):
     request = tl.program_id(0)
-    mode = tl.load(modes + request)
-    if mode == NOTHING:
+    count = tl.load(rows + request)
+    if count <= 0:
         return
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < STATE
-    if mode == LAST:
+    if count == tl.load(cu + request + 1) - tl.load(cu + request):
         own = pool + tl.load(slots + request).to(tl.int64) * stride_slot
         state = tl.load(own + at, mask=here)
     else:
-        chunk = (tl.load(first + request) + tl.load(chunks + request)).to(tl.int64)
+        chunk = (tl.load(first + request) + count // CHUNK).to(tl.int64)
         state = tl.load(states + chunk * stride_chunk + at, mask=here).to(pool.dtype.element_ty)
     place = pool + tl.load(kept + request).to(tl.int64) * stride_slot
     tl.store(place + at, state, mask=here)
 
 
-def keep(pool: torch.Tensor, states: torch.Tensor, tables: Any) -> None:
-    """Leave in the pool what the prefix cache keeps of each request.
+def keep(pool: torch.Tensor, states: torch.Tensor, plan: ssd.Plan, slots: torch.Tensor) -> None:
+    """Leave in the pool what `plan` says that the prefix cache keeps of each request.
 
-    pool: (slots, heads, …), each slot contiguous. states: (chunks, heads, …), contiguous, before
-    each chunk. tables: a KDAPrefillGraphMetadata (layers/attention/linear/kda_prefill_graph.py).
+    pool: (slots, heads, …), each slot contiguous, with every request's last state in it. states:
+    (chunks, heads, …), contiguous, before each chunk. slots: (requests,), each one's own.
     """
     size = pool[0].numel()
-    _keep_kernel[tables.max_seqs, triton.cdiv(size, BLOCK)](
+    _keep_kernel[plan.requests, triton.cdiv(size, BLOCK)](
         pool,
         states,
-        tables.track_mode,
-        tables.chunk_offsets,
-        tables.track_chunk_idx,
-        tables.cache_indices,
-        tables.track_dst,
+        plan.cu,
+        plan.first,
+        plan.track_rows,
+        slots,
+        plan.track_slots,
         pool.stride(0),
         states.stride(0),
         STATE=size,
+        CHUNK=plan.chunk,
         BLOCK=BLOCK,
-        NOTHING=NOTHING,
-        LAST=LAST,
         num_warps=WARPS,
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache as kept
 from pathlib import Path
+from typing import Any
 
 from ..files import atomic, disk, run
 from ..outcome import Refused
@@ -55,20 +56,11 @@ class Quilt:
         lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
         killed parent.
         """
-        good = (0, NOTHING_TO_DO) if check else None
+        how: dict[str, Any] = {"folder": tree, "more": self.variables, "held": lock}
+        how |= {"program": self.command, "opened": self.opened}
+        how["good"] = (0, NOTHING_TO_DO) if check else None
         try:
-            return run.run(
-                run.QUILT,
-                "--quiltrc",
-                "-",
-                *arguments,
-                folder=tree,
-                more=self.variables,
-                good=good,
-                held=lock,
-                program=self.command,
-                opened=self.opened,
-            )
+            return run.run(run.QUILT, "--quiltrc", "-", *arguments, **how)
         except run.Failed as failure:
             where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
             raise Refused.of("quilt-failed", where, failure.said, step) from None
@@ -180,17 +172,16 @@ def find(cache: Path) -> Quilt:
 
     Raises Refused saying what to install where none of that works.
     """
-    # where it is, no setting
-    installed = Quilt(
-        "quilt", {"QUILT_DIR": os.environ["QUILT_DIR"]} if "QUILT_DIR" in os.environ else {}
-    )
+    where = os.environ.get("QUILT_DIR")  # where it is, no setting
+    installed = Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
     if shutil.which("quilt") and shutil.which("patch") and installed.works():
         return installed
     home = cache / "quilt"
     if not _unpacked(home).works():
         with atomic.locked(cache / ".lock"):
-            if not _unpacked(home).works():
-                _fetch(home, cache)
+            fault = "" if _unpacked(home).works() else _fetch(home, cache)
+        if fault:
+            raise Refused.of("no-quilt", "quilt", fault, run.QUILT.install)
     return _unpacked(home)
 
 
@@ -218,11 +209,11 @@ def _opened(folder: Path, inode: int) -> int:
         os.close(low)
 
 
-def _fetch(home: Path, cache: Path) -> None:
+def _fetch(home: Path, cache: Path) -> str:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
-    through QUILT_DIR."""
+    through QUILT_DIR. Returns why they cannot be had, "" where they work."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
-        raise _no_quilt("neither quilt (with patch) nor apt is on PATH")
+        return "neither quilt (with patch) nor apt is on PATH"
     LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
     with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
         space = Path(name)
@@ -231,28 +222,18 @@ def _fetch(home: Path, cache: Path) -> None:
         settings = (f"Dir::State={space}/state", f"Dir::Cache={space}/cache", "APT::Sandbox::User=")
         own_lists = [word for setting in settings for word in ("-o", setting)]
         download = ["download", "-q", "quilt", "patch"]
+
+        def fails(*words: str) -> int:
+            quiet: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
+            return subprocess.run(["apt-get", *words], cwd=space, **quiet).returncode
+
         # The system's package lists first: a fresh container has none, and then this user reads
         # lists of its own.
-        if _apt(space, *download).returncode and (
-            _apt(space, *own_lists, "update", "-q").returncode
-            or _apt(space, *own_lists, *download).returncode
-        ):
-            raise _no_quilt("apt could not download it")
+        if fails(*download) and (fails(*own_lists, "update", "-q") or fails(*own_lists, *download)):
+            return "apt could not download it"
         for package in space.glob("*.deb"):
-            words = ["dpkg-deb", "-x", str(package), str(space / "root")]
-            if subprocess.run(words).returncode:
-                raise _no_quilt("dpkg-deb could not unpack it, for the reason above")
+            if subprocess.run(["dpkg-deb", "-x", package, space / "root"]).returncode:
+                return "dpkg-deb could not unpack it, for the reason above"
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
-    if not _unpacked(home).works():
-        raise _no_quilt("the one that apt delivered does not start")
-
-
-def _no_quilt(what: str) -> Refused:
-    return Refused.of("no-quilt", "quilt", what, run.QUILT.install)
-
-
-def _apt(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        ["apt-get", *arguments], cwd=folder, capture_output=True, stdin=subprocess.DEVNULL
-    )
+    return "" if _unpacked(home).works() else "the one that apt delivered does not start"

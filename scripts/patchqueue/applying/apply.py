@@ -6,19 +6,14 @@ replay, byte for byte -> record -> rename into work/<tag>/.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.tree import (
-    LAID,
-    LISTING,
-    ROOTS,
-    differing,
-    hash_python,
-    list_folder,
-)
+from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
 from ..hint import some, to_type
 from ..outcome import Outcome, Refused
 from ..queue import series
@@ -31,29 +26,19 @@ from ..upstream.source import Source
 from . import own_changes
 from . import quilt as quilts
 from .matching import listing_with
-from .selection import Plan, Selection, probe, select, settle
-from .worktree import Inspection, State, WorkTree, write_patches, write_record
-
-
-@dataclass(frozen=True)
-class ReportRow:
-    """One patch (all its variants together) in a report. why: its subject where it was
-    applied, else why it was not."""
-
-    patch: str
-    outcome: Outcome
-    why: str
+from .selection import NO_REASON, Finding, Plan, Selection, probe, select, settle
+from .worktree import RECORD, Inspection, State, WorkTree, write_patches
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an apply or unapply. rows: every patch of the queue; record: the tree's
-    provenance."""
+    """The result of an apply or unapply. rows: every patch of the queue, those of the tree with
+    the tree's outcome; record: the tree's provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[ReportRow, ...]
+    rows: tuple[Finding, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -99,16 +84,14 @@ def apply(
     quilt = quilts.find(source.cache_folder())
     with tree.locked() as lock:
         inspection = tree.inspect()
-        if (
-            inspection.state is State.APPLIED
-            and planned.record.items() <= inspection.record.items()
-        ):
-            return _report(selection, pristine, tree, Outcome.ALREADY_APPLIED, inspection.record)
-        refuse_to_lose(tree, inspection, discard)
-        record, listing = _build(tree, pristine, planned, quilt, lock)
-        tree.finish(listing)
-    outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
-    return _report(selection, pristine, tree, outcome, record)
+        record, outcome = inspection.record, Outcome.ALREADY_APPLIED
+        if inspection.state is not State.APPLIED or not planned.record.items() <= record.items():
+            refuse_to_lose(tree, inspection, discard)
+            record, listing = _build(tree, pristine, planned, quilt, lock)
+            tree.finish(listing)
+            outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
+    rows = tuple(_rows(selection, pristine, outcome))
+    return Report(pin, outcome, tree.path, rows, record)
 
 
 def begin(
@@ -142,7 +125,11 @@ def unapply(root: Path, pin: Pin) -> Report:
         for name in (LISTING, LAID):
             (aside / name).unlink(missing_ok=True)
         quilt.run(aside, "pop", "-a", lock=lock)
-        _remove_empty_folders(aside)
+        # quilt leaves an overlay package's folder behind, and Python would still import that
+        inside = (path for root in ROOTS for path in (aside / root).rglob("*"))
+        for folder in sorted((path for path in inside if path.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
         listing = list_folder(aside)
         if hash_python(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
@@ -155,15 +142,6 @@ def unapply(root: Path, pin: Pin) -> Report:
 def no_tree(pin: Pin) -> Refused:
     step = f"{to_type('apply', pin.tag)} makes it"
     return Refused.of("no-tree", f"work/{pin.tag}", "there is no such tree", step)
-
-
-def _remove_empty_folders(tree: Path) -> None:
-    """quilt leaves an overlay package's folder behind, and Python would still import that."""
-    for folder in sorted(
-        (path for root in ROOTS for path in (tree / root).rglob("*") if path.is_dir()), reverse=True
-    ):
-        if not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
@@ -192,11 +170,7 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 
 def _build(
-    tree: WorkTree,
-    pristine: Source | Edited,
-    planned: Plan,
-    quilt: quilts.Quilt,
-    lock: int,
+    tree: WorkTree, pristine: Source | Edited, planned: Plan, quilt: quilts.Quilt, lock: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
@@ -213,7 +187,7 @@ def _build(
     edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
     if edits.paths:
         record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
-    write_record(aside, record)
+    (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:
         about = own_changes.described(planned.files, pristine.read, after, edits)
         for path, content in own_changes.records(about, after).items():
@@ -221,23 +195,15 @@ def _build(
     return record, after
 
 
-def _report(
-    selection: Selection,
-    pristine: Source | Edited,
-    tree: WorkTree,
-    outcome: Outcome,
-    record: dict[str, Any],
-) -> Report:
-    queue, rows = selection.queue, []
+def _rows(selection: Selection, pristine: Source | Edited, outcome: Outcome) -> Iterator[Finding]:
+    """Every patch of the queue. outcome: of those that the tree has."""
+    queue = selection.queue
     selected = {queue.base(patch.name) for patch in selection.patches}
     for finding in probe(queue, pristine.pin, pristine.read):
-        header, result, why = queue.header(finding.patch), finding.outcome, finding.reason
         if finding.patch in selected:
-            result, why = outcome, header.get("Subject")
-        elif result is Outcome.MERGED_UPSTREAM:
-            merged = header.get("Upstream-Status").partition("Merged ")[2]
-            why = f"since {merged}" if merged else "the release has it"
+            subject = queue.header(finding.patch).get("Subject")
+            yield replace(finding, outcome=outcome, why=subject)
+        elif finding.outcome is Outcome.APPLIED:  # of a tree of others, which has it already
+            yield replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON)
         else:
-            result, why = Outcome.NOT_SELECTED, why or "no reason given"
-        rows.append(ReportRow(finding.patch, result, why))
-    return Report(pristine.pin, outcome, tree.path, tuple(rows), record)
+            yield finding

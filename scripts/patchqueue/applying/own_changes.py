@@ -108,19 +108,18 @@ def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
 def undone(content: bytes, rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """The changes of a file that are not in place any more, by the line at which they were made."""
     lines = split_lines(content.decode("utf-8", "surrogateescape"))
-    return [row["line"] for row in rows if not _stands(lines, row)]
+    missing = []
+    for row in rows:
+        whole, bare = (len(_places(lines, *row[form])) for form in ("whole", "bare"))
+        if not whole and (not bare or bare < row["times"]):
+            missing.append(row["line"])
+    return missing
 
 
-def _stands(lines: Sequence[str], row: Mapping[str, Any]) -> bool:
-    if any(True for _ in _places(lines, *row["whole"])):
-        return True
-    return bool(row["bare"][0]) and sum(1 for _ in _places(lines, *row["bare"])) >= row["times"]
-
-
-def _places(lines: Sequence[str], count: int, digest: str) -> Iterator[int]:
+def _places(lines: Sequence[str], count: int, digest: str) -> list[int]:
     """Where so many lines with this hash begin, 0-based; none where they are no lines."""
     starts = range(len(lines) - count + 1) if count else ()
-    return (start for start in starts if _digest(lines[start : start + count]) == digest)
+    return [start for start in starts if _digest(lines[start : start + count]) == digest]
 
 
 def _digest(lines: Sequence[str]) -> str:

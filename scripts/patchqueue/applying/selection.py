@@ -7,7 +7,7 @@ Anything else that does not apply is a conflict, and nothing is applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,8 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
 from .matching import Read, Replay, listing_with, replay
+
+NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True)
@@ -76,25 +78,18 @@ class Selection:
         """The overlay files that the patches need; the overlay's package with its provenance."""
         if not any(path.startswith(PACKAGE) for path in self._own):
             return self._own
-        return self._own | {PROVENANCE: record.text_of(self._provenance()).encode()}
-
-    def _provenance(self) -> dict[str, Any]:
-        """The record that a server can read of its patches."""
-        return {
+        provenance = {  # what a server can read of its patches
             "version": str(self.pin.version),
             "release": RELEASE,
             "queue": "" if self.queue.profile else self.pin.patched,
             "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
             "patches": [
-                {
-                    "name": name,
-                    "sha256": digest,
-                    "subject": self.queue.header(name).get("Subject"),
-                }
-                for name, digest in self._texts.items()
+                {"name": name, "sha256": each, "subject": self.queue.header(name).get("Subject")}
+                for name, each in self._texts.items()
             ],
             "overlay": _digests(self._own),
         }
+        return self._own | {PROVENANCE: record.text_of(provenance).encode()}
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -110,9 +105,7 @@ class Selection:
 
         origin: what the files are, as kind, name and sha256.
         """
-        replayed = self.replay(read)
-        if replayed.problems:
-            raise Refused(replayed.problems)
+        replayed = self._applied(read)
         rows, texts = {row.patch: row for row in replayed.steps}, self._texts
         overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
         stack = overlay | {
@@ -143,10 +136,14 @@ class Selection:
     def patched_tree(self, pristine: Source) -> str:
         """The tree hash (see files/tree.py) of the release with this selection on it. Raises
         Refused where a patch does not apply."""
-        replayed = self.replay(pristine.read)
+        files = self._applied(pristine.read).files
+        return hash_python(listing_with(pristine.listing(), files))
+
+    def _applied(self, read: Read) -> Replay:
+        replayed = self.replay(read)
         if replayed.problems:
             raise Refused(replayed.problems)
-        return hash_python(listing_with(pristine.listing(), replayed.files))
+        return replayed
 
 
 def select(queue: Queue, pin: Pin) -> Selection:
@@ -177,45 +174,42 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
     with a problem for each hunk that does not fit, by both sides.
     """
     replayed = replay(selection.patches, selection.overlay, read, where, step)
-    if problems := [*_shadowed(selection, read, where), *replayed.problems]:
+    problems = [*replayed.problems]
+    taken = [path for path in selection.overlay if read(path) is not None]
+    if PROVENANCE in taken:
+        what = "carries a queue already: it has the files of its package"
+        step = "take that one off first, or begin with a commit that has none"
+        problems.insert(0, Problem("patched-already", where, what, step))
+    elif taken:
+        what = f"the queue adds {some(taken)}, and this tree has a file of that name"
+        step = "rename the one of the tree, with what imports it"
+        problems.insert(0, Problem(str(Outcome.CONFLICT), where, what, step))
+    if problems:
         raise Refused(problems)
     rows = replayed.steps
     present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
     return replace(selection, already_present=tuple(present))
 
 
-def _shadowed(selection: Selection, read: Read, where: str) -> Iterator[Problem]:
-    """Files of the tree that have the name of one that the queue adds."""
-    taken = [path for path in selection.overlay if read(path) is not None]
-    if PROVENANCE in taken:
-        what = "carries a queue already: it has the files of its package"
-        step = "take that one off first, or begin with a commit that has none"
-        yield Problem("patched-already", where, what, step)
-    elif taken:
-        what = f"the queue adds {some(taken)}, and this tree has a file of that name"
-        step = "rename the one of the tree, with what imports it"
-        yield Problem(str(Outcome.CONFLICT), where, what, step)
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One patch (all its variants together) on one pin. outcome: APPLIED selected, MERGED_UPSTREAM,
-    or NOT_SELECTED, a gap.
+    """One patch (all its variants together) on one pin.
 
-    reason: why it is not offered there, for a gap.
+    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED, a gap. why: the
+    patch's subject, since when upstream has it, or why it is not offered there.
     """
 
     patch: str
     pin: Pin
     outcome: Outcome
-    reason: str = ""
+    why: str
     problem: Problem | None = None
 
     @property
     def is_gap(self) -> bool:
         """Whether users of the release lack the change; a reason may say that they do without
         it."""
-        return self.outcome is Outcome.NOT_SELECTED and not self.reason.startswith(NOT_NEEDED)
+        return self.outcome is Outcome.NOT_SELECTED and not self.why.startswith(NOT_NEEDED)
 
 
 def probe(queue: Queue, pin: Pin, read: Read) -> list[Finding]:
@@ -235,19 +229,21 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     header = queue.patches[base].header
     where = f"patches/{base} on {pin.tag}"
     has = any(passes(line, read) for line in header.probes)
-    if selected and has:
-        name = str(Outcome.MERGED_UPSTREAM)
+    if selected and not has:
+        return Finding(base, pin, Outcome.APPLIED, header.get("Subject"))
+    if has:
+        merged = header.get("Upstream-Status").partition("Merged ")[2]
+        why = f"since {merged}" if merged else "the release has it"
         what = "merged upstream: the pristine release passes the patch's Probe"
-        problem = Problem(name, where, what, "end the guard before this release")
-        return Finding(base, pin, Outcome.MERGED_UPSTREAM, problem=problem)
-    if selected or has:
-        return Finding(base, pin, Outcome.APPLIED if selected else Outcome.MERGED_UPSTREAM)
+        step = "end the guard before this release"
+        problem = Problem(str(Outcome.MERGED_UPSTREAM), where, what, step) if selected else None
+        return Finding(base, pin, Outcome.MERGED_UPSTREAM, why, problem)
     if gap := header.gap(pin.version):
         return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
     what = "the release lacks the change, and the guard leaves it out"
     step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
     problem = Problem("unexplained-gap", where, what, step)
-    return Finding(base, pin, Outcome.NOT_SELECTED, problem=problem)
+    return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
 
 
 def passes(line: ProbeLine, read: Read) -> bool:

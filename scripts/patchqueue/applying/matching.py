@@ -138,7 +138,11 @@ def apply_patch(patch: Patch, read: Read) -> Row:
         matched = match(content.decode("utf-8", "surrogateescape"), file)
         bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
         if bad:
-            why = f"{file.path}: hunk {bad.number} fits {_where(bad)}"
+            first = next((line.text for line in bad.hunk.lines if line.kind != " "), "")
+            where = f"at {len(bad.lines)} places"
+            if not bad.lines:
+                where = f"nowhere; it begins {first.strip()[:60]!r}"
+            why = f"{file.path}: hunk {bad.number} fits {where}"
             return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
         lines += [spot.lines[0] for spot in matched.spots]
         before[file.path], after[file.path] = (
@@ -146,13 +150,6 @@ def apply_patch(patch: Patch, read: Read) -> Row:
             matched.text.encode("utf-8", "surrogateescape"),
         )
     return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
-
-
-def _where(spot: Spot) -> str:
-    if spot.lines:
-        return f"at {len(spot.lines)} places"
-    first = next((line.text for line in spot.hunk.lines if line.kind != " "), "").strip()[:60]
-    return f"nowhere; it begins {first!r}"
 
 
 def inverted(file: FileDiff) -> FileDiff:
@@ -189,7 +186,14 @@ def replay(
         below = in_front(files, read)
         row = apply_patch(patch, below)
         if row.lines is None:
-            row = _unfit(patch, row, below, where, edited)
+            backwards = of_files(patch, map(inverted, patch.files))
+            if edited and apply_patch(backwards, below).lines is not None:
+                row = replace(row, outcome=Outcome.ALREADY_APPLIED)
+            else:
+                problems = tuple(misfits(patch, below, where, edited))
+                named = [problem.name for problem in problems]
+                worst = next(outcome for outcome in WORST_FIRST if outcome in named)
+                row = replace(row, outcome=worst, problems=problems)
         if edited and row.problems:
             paths = {file.path for file in patch.files}
             # a patch on top of one that does not fit says nothing of its own
@@ -211,19 +215,7 @@ def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
         yield Row("overlay", Outcome.CONFLICT, problems=problems)
 
 
-def _unfit(patch: Patch, row: Row, below: Read, where: str, edited: str) -> Row:
-    """The outcome of a patch that cannot be applied."""
-    if edited and apply_patch(of_files(patch, map(inverted, patch.files)), below).lines is not None:
-        return replace(row, outcome=Outcome.ALREADY_APPLIED)
-    reasons = list(misfits(patch, below, where, edited))
-    outcomes = [outcome for outcome, _ in reasons]
-    worst = next(outcome for outcome in WORST_FIRST if outcome in outcomes)
-    return replace(row, outcome=worst, problems=tuple(problem for _, problem in reasons))
-
-
-def misfits(
-    patch: Patch, read: Read, where: str, edited: str = ""
-) -> Iterator[tuple[Outcome, Problem]]:
+def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[Problem]:
     """Each file and hunk that keeps a patch from being applied.
 
     where: the release, or a tree with edits of others; edited: what to do about these, for a tree.
@@ -233,7 +225,8 @@ def misfits(
         if content is None:
             what = "the queue changes this file, and the tree has it no more"
             what = what if edited else "upstream has no such file there"
-            yield _named(Outcome.CONFLICT, at, what, edited or "correct the guard, or the path")
+            step = edited or "correct the guard, or the path"
+            yield Problem(str(Outcome.CONFLICT), at, what, step)
             continue
         text = content.decode("utf-8", "surrogateescape")
         for spot in match(text, file).spots:
@@ -241,26 +234,23 @@ def misfits(
                 yield _misfit(text, spot, f"{at}: hunk {spot.number}", where, edited)
 
 
-def _misfit(text: str, spot: Spot, where: str, tag: str, edited: str) -> tuple[Outcome, Problem]:
-    """Why a hunk does not apply."""
-    hunk = spot.hunk
+def _misfit(text: str, spot: Spot, where: str, tag: str, edited: str) -> Problem:
+    """Why a hunk does not apply; the problem has an outcome's name."""
+    hunk, conflict = spot.hunk, str(Outcome.CONFLICT)
     if spot.lines:
         shown = ", ".join(map(str, spot.lines[:5])) + (" …" if len(spot.lines) > 5 else "")
         what = f"its text is at {len(spot.lines)} places: lines {shown}"
         step = "change what tells them apart, so that its text is at one place"
-        return _named(Outcome.CONFLICT, where, what, edited or step)
+        return Problem(conflict, where, what, edited or step)
     step = edited or f"{to_type('rebase', tag)} lays the conflict out; or correct the guard"
     if not edited and places(text, "".join(hunk.old)):
         what = "its text is before the end of the hunk that comes first"
-        return _named(Outcome.CONFLICT, where, what, step)
+        return Problem(conflict, where, what, step)
     if not edited and hunk.new != hunk.old and places(text, "".join(hunk.new)):
         what = "the tree has this change already"
-        return _named(Outcome.MERGED_UPSTREAM, where, what, "end the guard before this release")
-    return _named(Outcome.CONFLICT, where, _both_sides(split_lines(text), hunk.old), step)
-
-
-def _named(outcome: Outcome, where: str, what: str, step: str) -> tuple[Outcome, Problem]:
-    return outcome, Problem(str(outcome), where, what, step)
+        step = "end the guard before this release"
+        return Problem(str(Outcome.MERGED_UPSTREAM), where, what, step)
+    return Problem(conflict, where, _both_sides(split_lines(text), hunk.old), step)
 
 
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
-"""The commands that run on a GPU: gpu, sweep."""
+"""The commands of the lab: gpu and sweep, which run on a GPU; status, which makes the pages; and
+bundle."""
 
 from __future__ import annotations
 
@@ -8,16 +9,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from bundle import command as bundle
 from bundle import host
-from patchqueue.commands import arguments
-from patchqueue.commands.arguments import Command, chosen_releases, flag, option, refuse_ineffective
-from patchqueue.commands.terminal import OUT
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import (
+    OUT,
+    Command,
+    chosen_releases,
+    flag,
+    option,
+    refuse_ineffective,
+)
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from .. import fleet, gpurun, harness, incoming
-from ..pages import bench as page
+from . import fleet, front, gpurun, harness, incoming, picture, results
+from .pages import bench, status
 
 PLAN = ("--gpu", "--stale")  # options of --plan alone
 RUNS = ("--here", "--python", "--out", "--site", "--pass", "--mode", "--agree", "--bench")
@@ -36,8 +44,8 @@ def _gpu(options: argparse.Namespace) -> int:
     if not options.bench:
         return _run(options, "run")
     code = _run(options, "gain")
-    page.write(options.root)
-    OUT.print(f"next: `git diff {page.PAGE}` shows what is new on it")
+    bench.write(options.root)
+    OUT.print(f"next: `git diff {bench.PAGE}` shows what is new on it")
     return code
 
 
@@ -111,26 +119,46 @@ def report(gathered: Sequence[incoming.Gathered]) -> int:
     return 1 if incoming.Fate.REFUSED in fates else 0
 
 
+def _status(options: argparse.Namespace) -> int:
+    root, code, given = options.root, 0, options.merge
+    pins = pinning.load(root)
+    if given:
+        files = [given] if given.is_file() else incoming.found(root, given)
+        code = report(incoming.take(root, pins, files))
+    changed = [*status.write(root, pins), *bench.write(root)]
+    OUT.print(status.tables(root, pins), end="")
+    if options.plot:
+        drawn = picture.draw(front.measured(results.load(root)), root)
+        changed += [file.relative_to(root) for file in drawn]
+        if not drawn:
+            OUT.print("no picture: matplotlib is not installed")
+    OUT.print(
+        f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
+    )
+    OUT.print(f"next: {to_type('gpu', '--plan --stale')} says what is left to run")
+    return code
+
+
 RUN = (
     flag(
         "--here", "run in this interpreter, with --site, not in an environment of the release's own"
     ),
     option(
         "--python",
-        type=arguments.program,
+        type=terminal.program,
         metavar="PATH",
         help="with --here: run in this interpreter instead, as /usr/bin/python3",
     ),
     option(
         "--out",
-        type=arguments.path,
+        type=terminal.path,
         metavar="FOLDER",
         help="write the result to this new folder, not to evidence/; status --merge gathers such"
         " folders",
     ),
     option(
         "--site",
-        type=arguments.path,
+        type=terminal.path,
         action="append",
         default=[],
         metavar="DIR",
@@ -147,7 +175,7 @@ RUN = (
 )
 
 
-def _repeated(name: str, metavar: str, help: str) -> arguments.Argument:
+def _repeated(name: str, metavar: str, help: str) -> terminal.Argument:
     return option(
         name, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated"
     )
@@ -160,7 +188,7 @@ COMMANDS = (
         "find tiles for Mamba2's prefill kernels on this host's GPU, and print them",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             *RUN,
             flag("--experts", "for routed experts instead, and write the tables that sglang reads"),
         ),
@@ -171,7 +199,7 @@ COMMANDS = (
         "test a release on this host's GPU, and keep the results in evidence/",
         "v0.5.9 --model llama",
         (
-            arguments.releases(f"{arguments.DEFAULT}; with --plan, every pinned release"),
+            terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
             *RUN,
             _repeated("--model", "NAME", "only this model of tests/gpu/models.py"),
             _repeated("--mode", "NAME", "only this mode, as breakable, and its reference"),
@@ -183,7 +211,7 @@ COMMANDS = (
             flag(
                 "--bench",
                 "time the untouched and the patched release in one run instead, keep the figures"
-                f" in evidence/, and make {page.PAGE}",
+                f" in evidence/, and make {bench.PAGE}",
             ),
             flag(
                 "--plan",
@@ -198,4 +226,32 @@ COMMANDS = (
             flag("--stale", "with --plan: only runs without evidence about today's queue"),
         ),
     ),
+    Command(
+        "status",
+        _status,
+        f"make the support matrix in {status.PAGE}, and {bench.PAGE}",
+        "--merge results",
+        (
+            option(
+                "--merge",
+                type=terminal.path,
+                metavar="PATH",
+                help="first add this result, or every result below this folder, to evidence/;"
+                " one about another tree than today's is refused",
+            ),
+            flag("--plot", "draw the front page's picture too, from evidence/"),
+        ),
+    ),
+    *bundle.COMMANDS,
 )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, with the exit codes of terminal.run."""
+    return terminal.run(_parser(), arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    return terminal.parser(
+        "Prove pinned sglang releases on GPUs, and report the results.", COMMANDS
+    )

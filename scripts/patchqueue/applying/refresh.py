@@ -42,7 +42,6 @@ Description: TODO
 Origin: own
 Upstream-Status: Pending
 Probe: TODO
-Overlay: none
 Test: TODO
 """
 
@@ -55,15 +54,7 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     """
     patch = name.removesuffix(".patch") + ".patch"
     finish_writing(root)
-    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
-    if patch in (entry.name for entry in entries):
-        raise Refused.of(
-            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
-        )
-    if "@" in patch or series.parse(f"{patch}  # >=0")[1]:
-        what = "is not like topic/verb-object, in small letters"
-        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
-        raise Refused.of("bad-path", repr(name), what, step)
+    _refuse_name(root, pin, name, patch)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         state = tree.inspect().state
@@ -85,6 +76,26 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
+
+
+def _refuse_name(root: Path, pin: Pin, name: str, patch: str) -> None:
+    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
+    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
+    if patch in (entry.name for entry in entries):
+        raise Refused.of(
+            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
+        )
+    if "@" in patch:
+        what = "names a variant, which `new` does not start"
+        step = (
+            f"edit the patch in work/{pin.tag}: {to_type('refresh', pin.tag)} writes a variant"
+            " where its text does not fit every release"
+        )
+        raise Refused.of("bad-path", repr(name), what, step)
+    if series.parse(f"{patch}  # >=0")[1]:
+        what = "is not like topic/verb-object, in small letters"
+        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
+        raise Refused.of("bad-path", repr(name), what, step)
 
 
 def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], Report | None]:
@@ -136,7 +147,7 @@ def _plan(
     changes += [
         Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new")
         for path, text in tree.overlay.items()
-        if path != PROVENANCE and queue.overlay.get(path) != text
+        if path != PROVENANCE and tree.recorded_overlay.get(path) != sha256(text)
     ]
     changed_queue, _ = tried(queue, changes)
     changed_pins = [
@@ -149,7 +160,7 @@ def _plan(
     changes += change_of(root, trees)
     planned = Selection(changed_queue, pin).plan(pristine.read, pristine.origin)
     expected = listing_with(pristine.listing(), planned.files)
-    newer = _moved_on(planned, tree.recorded)
+    newer = _moved_on(planned, tree)
     lost = [
         path
         for path in differing(expected, tree.listing)
@@ -181,14 +192,29 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     return source.is_cached(pin)
 
 
-def _moved_on(planned: Plan, recorded: dict[str, str]) -> set[str]:
-    """Files that the queue changes otherwise than it did when the tree was made: there the tree is
-    only older, not edited."""
+def _moved_on(planned: Plan, tree: TreeEdits) -> set[str]:
+    """Files that the queue changes otherwise than it did when the tree was made, or changes no
+    more: there the tree is only older, not edited."""
     now = {name: sha256(text) for name, text in planned.stack.items()}
     newer = [
-        patch for patch in planned.selection.patches if recorded.get(patch.name) != now[patch.name]
+        patch
+        for patch in planned.selection.patches
+        if tree.recorded.get(patch.name) != now[patch.name]
     ]
-    return {PROVENANCE} | {file.path for patch in newer for file in patch.files}
+    dropped = [
+        file
+        for name, _, diff in tree.texts
+        if name in tree.recorded and name not in now
+        for file in patchfile.parse_diff(diff)
+    ]
+    overlay = {
+        path
+        for path, digest in tree.recorded_overlay.items()
+        if sha256(planned.files.get(path, b"")) != digest
+    }
+    return {PROVENANCE, *overlay} | {
+        file.path for file in (*dropped, *(file for patch in newer for file in patch.files))
+    }
 
 
 def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits) -> Iterator[Change]:
@@ -202,8 +228,14 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits) -> I
     }
     entries = {entry.name: entry for entry in queue.entries}
     for name, head, diff in tree.texts:
+        if not diff and name in here:
+            raise _undone(pin, name)
         if not diff:
             LOG.info(f"{name} changes nothing yet; it stays in the tree")
+            continue
+        if name not in entries and name in tree.recorded:
+            _refuse_edited(pin, tree, name, joined(head, diff))
+            LOG.info(f"{name} is not in the queue any more; the tree is made without it")
             continue
         above, below = below, name
         if name not in entries:
@@ -223,6 +255,27 @@ def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits) -> I
         yield Change(str(series.FILE), lines.text.encode(), "guards")
 
 
+def _undone(pin: Pin, name: str) -> Refused:
+    what = f"changes nothing any more in work/{pin.tag}"
+    step = (
+        "put the change back there; or drop the patch: delete the file and its line in series,"
+        f" then {to_type('apply', pin.tag, '--discard')}"
+    )
+    return Refused.of("empty-patch", f"patches/{name}", what, step)
+
+
+def _refuse_edited(pin: Pin, tree: TreeEdits, name: str, content: bytes) -> None:
+    """Raise Refused for a patch that the queue has dropped since, and that was edited in the
+    tree."""
+    if tree.recorded[name] != sha256(content):
+        what = f"is not in the queue any more, and was edited in work/{pin.tag}"
+        step = (
+            "put the patch back into patches/ and series, then refresh again; or"
+            f" {to_type('apply', pin.tag, '--discard')}"
+        )
+        raise Refused.of("changed-twice", f"patches/{name}", what, step)
+
+
 def _is_edited(
     queue: Queue,
     pin: Pin,
@@ -237,8 +290,11 @@ def _is_edited(
         return False  # the queue has a newer text
     head, diff = patchfile.split(content.decode("utf-8"))
     is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
-    if name in here and is_same_head and _does(name, content, here[name][0]):
-        return False  # the same change, as another diff writes it
+    patch, _ = patchfile.read(name, content)
+    if name in here and is_same_head and patch is not None:
+        row = here[name][0]
+        if apply_patch(patch, row.before.get).after == row.after:
+            return False  # the same change, as another diff writes it
     base = queue.base(name)
     if diff in (text.diff for other, (_, text) in here.items() if queue.base(other) == base):
         return False  # written already, as the release's own variant
@@ -247,12 +303,6 @@ def _is_edited(
         step = "keep one of the two: put the other aside, then refresh again"
         raise Refused.of("changed-twice", f"patches/{name}", what, step)
     return True
-
-
-def _does(name: str, content: bytes, row: Row) -> bool:
-    """Whether a text makes of the files what the row has."""
-    patch, _ = patchfile.read(name, content)
-    return patch is not None and apply_patch(patch, row.before.get).after == row.after
 
 
 def _shared(

@@ -11,7 +11,7 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,17 +20,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ..files import tree as trees
 from ..files.atomic import locked
-from ..files.tree import (
-    ROOTS,
-    differing,
-    from_sha256sum,
-    hash_python,
-    list_folder,
-    python_part,
-    sha256,
-    to_sha256sum,
-)
+from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
 from ..hint import to_type
 from ..outcome import Refused
 from ..queue import patchfile
@@ -47,7 +39,7 @@ OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
 IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leaves these behind
 
 
-class State(str, enum.Enum):
+class State(enum.Enum):
     """The state of a work tree by its own record."""
 
     ABSENT = "absent"
@@ -55,9 +47,6 @@ class State(str, enum.Enum):
     UNAPPLIED = "unapplied"  # no patch, the pristine tree
     CHANGED = "changed"  # patches partly popped, or edits that no patch of the record holds
     FOREIGN = "foreign"  # not made by this tool
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -110,44 +99,54 @@ class WorkTree:
     def finish(self, listing: dict[str, str]) -> None:
         """Put what was built in the tree's place. Killed between the renames, the next run puts the
         old tree back: it is whole for as long as it has that name."""
-        self._aside("sha256sum").write_bytes(to_sha256sum(listing))
+        self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
-            if _is_there(self.path):
+            if os.path.lexists(self.path):
                 os.rename(self.path, old)
             os.rename(building, self.path)
         except BaseException:
             self._put_back()
             raise
-        if _is_there(old):
+        if os.path.lexists(old):
             os.rename(old, building)
         _remove(building)
 
     def _put_back(self) -> None:
         """Give the tree its place again where it was moved away and no other came."""
-        if _is_there(self._aside("old")) and not _is_there(self.path):
+        if os.path.lexists(self._aside("old")) and not os.path.lexists(self.path):
             os.rename(self._aside("old"), self.path)
 
     def finished_listing(self) -> dict[str, str]:
         """The listing of the tree as it was finished, kept to tell which files were edited since;
         empty where it is lost."""
         kept = self._aside("sha256sum")
-        return from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
+        return trees.from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
     def inspect(self) -> Inspection:
         """The tree's state. Hashes all of its files (0.1 to 0.5 s)."""
-        if not _is_there(self.path):
+        if not os.path.lexists(self.path):
             return Inspection(State.ABSENT, {}, {})
         record = read_record(self.path)
         if record is None:
             return Inspection(State.FOREIGN, {}, {})
         listing = list_folder(self.path)
-        untracked = tuple(_untracked(self.path))
-        edited = tuple(_edited_patches(self.path, record))
-        state = State.CHANGED
-        if not untracked and not edited:
-            state = self._state(record, listing)
-        return Inspection(state, record, listing, untracked, edited)
+        # what lies beside the tool's own names; and compiled extensions: the tool puts none there
+        names = sorted(path.name for path in self.path.iterdir())
+        untracked = [name for name in names if name not in (*OWN_NAMES, *IGNORED)]
+        for root in ROOTS:
+            compiled = sorted((self.path / root).rglob("*.so"))
+            untracked += [path.relative_to(self.path).as_posix() for path in compiled]
+        folder = self.path / "patches"
+        recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
+        present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
+        series = (folder / "series").read_text().split() if present.pop("series", None) else []
+        edited = [f"patches/{name}" for name in differing(recorded, present)]
+        edited += [] if series == list(recorded) else ["patches/series"]
+        is_own = not untracked and not edited
+        state = self._state(record, listing) if is_own else State.CHANGED
+        return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
         """How far the patches are applied, where no file of patches/ was edited.
@@ -156,7 +155,7 @@ class WorkTree:
         """
         tree, hashes, stack = hash_python(listing), record["tree"], quilt.applied(self.path)
         finished = self.finished_listing() or listing
-        others = {*differing(finished, listing)} - {*python_part(finished | listing)}
+        others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
         if stack == [patch["name"] for patch in record["patches"]]:
             is_whole = tree == hashes.get("patched", hashes["after"])  # the first: an earlier tool
             return State.APPLIED if is_whole and not others else State.CHANGED
@@ -168,10 +167,6 @@ class WorkTree:
         return self._own / f"{self.tag}.{what}"
 
 
-def _is_there(path: Path) -> bool:
-    return path.exists() or path.is_symlink()
-
-
 def _remove(path: Path) -> None:
     """Remove a folder, or what a discarded foreign tree was instead: a file or a link."""
     if path.is_symlink() or path.is_file():
@@ -179,25 +174,13 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class NamedFile(Struct):
-    """A file, or the archive that a tree was made of."""
-
-    name: str
-    sha256: str
-
-
-class Hashes(Struct):
-    before: str
-    after: str
-
-
 class Provenance(Struct):
     """The fields that every tree's record has. source: what the tree was made of."""
 
-    source: NamedFile
-    patches: list[NamedFile]
+    source: dict[str, str]
+    patches: list[dict[str, str]]
     overlay: list[dict[str, str]]
-    tree: Hashes
+    tree: dict[str, str]
 
 
 def read_record(tree: Path) -> dict[str, Any] | None:
@@ -210,10 +193,6 @@ def read_record(tree: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_record(tree: Path, record: dict[str, Any]) -> None:
-    (tree / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
     """The selected patches and quilt's series, as any quilt user expects them in a tree."""
     for name, content in patches.items():
@@ -224,43 +203,19 @@ def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
     (tree / "patches/series").write_text("".join(f"{name}\n" for name in patches))
 
 
-def _untracked(tree: Path) -> Iterator[str]:
-    """The user's own files: what lies beside the tool's own names, and compiled extensions (the
-    tool puts none there)."""
-    yield from (
-        path.name for path in sorted(tree.iterdir()) if path.name not in (*OWN_NAMES, *IGNORED)
-    )
-    yield from (
-        path.relative_to(tree).as_posix()
-        for root in ROOTS
-        for path in sorted((tree / root).rglob("*.so"))
-    )
-
-
-def _edited_patches(tree: Path, record: dict[str, Any]) -> Iterator[str]:
-    """The files of the tree's patches/ that are not as the record says."""
-    folder = tree / "patches"
-    recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("~"))
-    present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
-    series = (folder / "series").read_text().split() if present.pop("series", None) else []
-    yield from (f"patches/{name}" for name in differing(recorded, present))
-    if series != list(recorded):
-        yield "patches/series"
-
-
 @dataclass(frozen=True)
 class TreeEdits:
     """The content of a tree. texts: (patch, header, diff) of each applied patch, in order; overlay:
     its new files.
 
-    recorded: the patches it was made of, name -> sha256, empty where it was not; listing: its
-    files, empty likewise.
+    recorded: the patches it was made of, name -> sha256, empty where it was not; recorded_overlay:
+    the overlay files, path -> sha256; listing: its files, empty likewise.
     """
 
     texts: tuple[tuple[str, str, str], ...] = ()
     overlay: Files = field(default_factory=dict)
     recorded: dict[str, str] = field(default_factory=dict)
+    recorded_overlay: dict[str, str] = field(default_factory=dict)
     listing: dict[str, str] = field(default_factory=dict)
 
 
@@ -286,7 +241,10 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
             name: patchfile.split(quilt.content(file).decode())[0] for name, file in files.items()
         }
     if stray and not (add and layers):
-        raise _in_no_patch(pin, stray)
+        adds, before = to_type("refresh", pin.tag, "--add"), to_type("quilt", pin.tag, "add FILE")
+        step = f"{adds} takes these into the top patch; {before} comes before an edit"
+        what = f"edited, but in no patch: {' '.join(stray)}"
+        raise Refused.of("stray-edits", where, what, step)
     if stray:
         original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
         layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
@@ -298,12 +256,9 @@ def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits |
     )
     recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
     pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    return TreeEdits(
-        texts,
-        {path: text for path, text in overlay.items() if text},
-        recorded,
-        listing_with(inspection.listing, pushed),
-    )
+    new_files = {path: text for path, text in overlay.items() if text}
+    laid = {file["path"]: file["sha256"] for file in inspection.record["overlay"]}
+    return TreeEdits(texts, new_files, recorded, laid, listing_with(inspection.listing, pushed))
 
 
 def _stray(
@@ -348,18 +303,9 @@ def _popped(tree: Path, where: str, layers: list[quilt.Layer]) -> Iterator[quilt
         row = apply_patch(patch, read)
         if row.lines is None:
             step = "correct it in the tree, or the files below it, then refresh again"
-            raise Refused([each for _, each in misfits(patch, read, where, step)])
+            raise Refused(misfits(patch, read, where, step))
         files |= row.after
         yield quilt.Layer(name, dict(row.before), dict(row.after))
-
-
-def _in_no_patch(pin: Pin, stray: Iterable[str]) -> Refused:
-    step = (
-        f"{to_type('refresh', pin.tag, '--add')} takes these into the top patch;"
-        f" {to_type('quilt', pin.tag, 'add FILE')} comes before an edit"
-    )
-    what = f"edited, but in no patch: {' '.join(stray)}"
-    return Refused.of("stray-edits", f"work/{pin.tag}", what, step)
 
 
 def foreign(pin: Pin) -> Refused:

@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes
 from ..queue.header import PROFILES
-from ..queue.lint import lint
+from ..queue.lint import lint, unlisted_names
 from ..queue.series import Queue
 from ..upstream import pins as pinning
 from ..upstream import source
@@ -74,7 +74,7 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     had."""
     finish_writing(root)
     queue, problems = series.read(root)
-    problems += lint(root, queue)
+    problems += [*lint(root, queue), *unlisted_names(root, queue)]
     now = {pin.version: pin for pin in pinning.load(root).all}
     pins = [now.get(pin.version, pin) for pin in pins]  # a killed run may have been finished above
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
@@ -104,6 +104,8 @@ def _end_with(parent: int) -> None:
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
+    """The report on one release. carried: others have a patched tree, so that one without was
+    pinned, and no rebase has been to it yet."""
     pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
@@ -114,10 +116,25 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     replayed = selection.replay(pristine.read)
     tree = ""
     if replayed.problems or not selection.patches:
-        own_problems = _not_carried(pin, carried, replayed.steps) or replayed.problems
+        own_problems = replayed.problems
+        bad = sum(not step.outcome.good for step in replayed.steps)
+        if bad and carried and not pin.patched:  # one problem in place of one for each hunk
+            count = counted(len(replayed.steps), "patch", "patches")
+            what = "is pinned, and the queue is not carried to it:"
+            what += f" {bad} of {count} to refresh or to solve"
+            step = f"{to_type('rebase', pin.version)} sorts them"
+            own_problems = (Problem("not-carried", pin.tag, what, step),)
     else:
         tree = hash_python(listing_with(pristine.listing(), replayed.files))
-        own_problems = (*_other_tree(pin, tree), *_profiles(queue, pristine))
+        own_problems = tuple(_profiles(queue, pristine))
+        where = f"{pinning.FILE}: {pin.version}"
+        if not pin.patched:
+            what = f"names no patched tree; it is {tree}"
+            own_problems = (Problem("no-tree-pinned", where, what, WRITE), *own_problems)
+        elif pin.patched != tree:
+            what = f"the queue makes the tree {tree}, and patched is {pin.patched}"
+            step = f"where that is meant, {WRITE}; else `git diff` shows what changed"
+            own_problems = (Problem(str(Outcome.TREE_MISMATCH), where, what, step), *own_problems)
     return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
 
 
@@ -135,31 +152,6 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
                 what = f"with --only {profile}: needs {needed}, which is not in the profile"
                 step = "add the profile to that one's header, or remove it here"
                 yield Problem("profile", f"patches/{patch.name} on {pin.tag}", what, step)
-
-
-def _not_carried(pin: Pin, carried: bool, steps: Sequence[Row]) -> tuple[Problem, ...]:
-    """One problem in place of one for each hunk, for a pin that no rebase has been to yet: it
-    has no patched tree, and others (`carried`) have one."""
-    bad = sum(not step.outcome.good for step in steps)
-    if not bad or not carried or pin.patched:
-        return ()
-    what = (
-        "is pinned, and the queue is not carried to it:"
-        f" {bad} of {counted(len(steps), 'patch', 'patches')} to refresh or to solve"
-    )
-    step = f"{to_type('rebase', pin.version)} sorts them"
-    return (Problem("not-carried", pin.tag, what, step),)
-
-
-def _other_tree(pin: Pin, tree: str) -> Iterator[Problem]:
-    """Problems of the tree that the queue makes of a release."""
-    where = f"{pinning.FILE}: {pin.version}"
-    if not pin.patched:
-        yield Problem("no-tree-pinned", where, f"names no patched tree; it is {tree}", WRITE)
-    elif pin.patched != tree:
-        what = f"the queue makes the tree {tree}, and patched is {pin.patched}"
-        hint = f"where that is meant, {WRITE}; else `git diff` shows what changed"
-        yield Problem(str(Outcome.TREE_MISMATCH), where, what, hint)
 
 
 def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]:

@@ -165,22 +165,19 @@ def fitted(patch: Patch, below: Files) -> Patch | None:
     Each change goes to the one place that matches most of its context. below: the other release's
     files. None where a change has no such place.
     """
-    texts = {path: content.decode("utf-8", "surrogateescape") for path, content in below.items()}
-    files = [
-        _fitted(each, texts[each.path]) if each.path in texts else None for each in patch.files
-    ]
-    return None if None in files else of_files(patch, [file for file in files if file])
-
-
-def _fitted(file: FileDiff, text: str) -> FileDiff | None:
-    runs, done = [], 0
-    for run in (run for hunk in file.hunks for run in _runs(hunk)):
-        start = _start(run, text, done)
-        if start is None:
+    files = []
+    for file in patch.files:
+        if file.path not in below:
             return None
-        runs.append(replace(run, start=start, above=(), below=()))
-        done = sum(map(len, split_lines(text)[: start + run.gone]))
-    return _widened(replace(file, hunks=tuple(_hunk([run], [], [], 0) for run in runs)), text)
+        text, hunks, done = below[file.path].decode("utf-8", "surrogateescape"), list[Hunk](), 0
+        for run in (run for hunk in file.hunks for run in _runs(hunk)):
+            start = _start(run, text, done)
+            if start is None:
+                return None
+            hunks.append(_hunk([replace(run, start=start, above=(), below=())], [], [], 0))
+            done = sum(map(len, split_lines(text)[: start + run.gone]))
+        files.append(_widened(replace(file, hunks=tuple(hunks)), text))
+    return of_files(patch, files)
 
 
 def _start(run: _Run, text: str, done: int) -> int | None:
@@ -206,24 +203,21 @@ def unified(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> str:
     """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
     Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
     program."""
-    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
-        return "".join(
-            _diff(Path(space), path, before[path], after[path])
-            for path in sorted(after)
-            if before[path] != after[path]
-        )
-
-
-def _diff(space: Path, path: str, before: bytes, after: bytes) -> str:
-    (space / "before").write_bytes(before)
-    (space / "after").write_bytes(after)
-    labels = ["--label", f"a/{path}", "--label", f"b/{path}"]
-    words = ["-a", "-U", str(CONTEXT), *labels, "before", "after"]
-    try:
-        return programs.run(programs.DIFF, *words, folder=space, good=(1,)).stdout.decode("utf-8")
-    except programs.Failed as failure:
-        raise Refused.of("diff-failed", path, failure.said, "report this") from None
-    except UnicodeDecodeError:
-        what = "has text that is not UTF-8 beside the change"
-        step = "a patch is UTF-8; leave those lines alone"
-        raise Refused.of("not-utf-8", path, what, step) from None
+    diffs = []
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
+        space = Path(name)
+        for path in sorted(path for path in after if before[path] != after[path]):
+            (space / "before").write_bytes(before[path])
+            (space / "after").write_bytes(after[path])
+            labels = ("--label", f"a/{path}", "--label", f"b/{path}")
+            words = ("-a", "-U", str(CONTEXT), *labels, "before", "after")
+            try:
+                done = programs.run(programs.DIFF, *words, folder=space, good=(1,))
+                diffs.append(done.stdout.decode("utf-8"))
+            except programs.Failed as failure:
+                raise Refused.of("diff-failed", path, failure.said, "report this") from None
+            except UnicodeDecodeError:
+                what = "has text that is not UTF-8 beside the change"
+                step = "a patch is UTF-8; leave those lines alone"
+                raise Refused.of("not-utf-8", path, what, step) from None
+    return "".join(diffs)
