@@ -20,6 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from patchqueue.environments import cuda_stubs, lock
 from patchqueue.environments.lock import body, until
 from patchqueue.files import atomic
@@ -96,8 +99,7 @@ class Origin(str, enum.Enum):
     STAND_IN = "a stand-in"
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Struct, frozen=True, array_like=True):
     """A CUDA library as a package brings it. path: below the folder of packages; package:
     "name==version"; offers: the functions that it has."""
 
@@ -269,12 +271,8 @@ def _host_libraries(host: Host) -> dict[str, Library]:
             for rule in TRIMMED:
                 packing.trim(site, rule)
             found = libraries(site)
-        told = {name: [one.path, one.package, sorted(one.offers)] for name, one in found.items()}
-        atomic.write(kept, json.dumps(told).encode())
-    return {
-        name: Library(path, package, frozenset(offers))
-        for name, (path, package, offers) in json.loads(kept.read_text()).items()
-    }
+        atomic.write(kept, msgspec.json.encode(found))
+    return msgspec.json.decode(kept.read_bytes(), type=dict[str, Library])
 
 
 def _made(

@@ -112,23 +112,18 @@ COMMANDS = (
         (
             terminal.releases(),
             option(
-                "--host",
+                "--host FILE",
+                f"the host's description (default: {host.DEFAULT})",
                 type=terminal.path,
-                metavar="FILE",
-                help=f"the host's description (default: {host.DEFAULT})",
             ),
             option(
-                "--sm",
-                type=int,
-                default=90,
-                help="the GPU's compute capability (default 90, Hopper)",
+                "--sm", "the GPU's compute capability (default 90, Hopper)", type=int, default=90
             ),
             option(
-                "--part-size",
+                "--part-size MIB",
+                "the largest size of one part (default 60)",
                 type=_size,
                 default=60,
-                metavar="MIB",
-                help="the largest size of one part (default 60)",
             ),
             flag(
                 "--carry-torch",
@@ -140,10 +135,9 @@ COMMANDS = (
                 " `run.py --attention fa3` asks for it there",
             ),
             option(
-                "--peer",
+                "--peer NAME==VERSION",
+                "pack another engine instead, to be timed beside the release, as vllm==0.33.0",
                 type=_peer,
-                metavar="NAME==VERSION",
-                help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
             ),
         ),
     ),

@@ -34,24 +34,20 @@ LEFT_OUT = (
         "other ways to structured output, and other front ends",
         "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
         " fastapi-cloud-cli sentry-sdk",
-        "",
     ),
     release.LeftOut(
         "fetching models, audio, images and video",
         "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors instanttensor"
         " soundfile av pycountry",
-        "",
     ),
     release.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
         "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
         " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
-        "",
     ),
     release.LeftOut(
         "NCCL for Python, with libraries of its own: a peer runs on one GPU",
         "nccl4py nccl-extensions",
-        "",
     ),
 )
 TRIMMED = (

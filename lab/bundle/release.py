@@ -47,7 +47,7 @@ class LeftOut:
 
     reason: str
     packages: str
-    modules: str
+    modules: str = ""
     releases: str = ""
 
 
@@ -86,7 +86,6 @@ LEFT_OUT = (
         "the compiler of CuTe kernels: Llama's MLPs ask for it from 0.5.22 on, sparse attention"
         " on 0.5.15, and gated delta nets and Mamba2 on 0.5.8",
         "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13",
-        "",
         releases="<0.5.22,!=0.5.8.*,!=0.5.15.*",
     ),
 )

@@ -51,16 +51,12 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
     families: dict[str, Family]
 
 
-class Feature(Struct, frozen=True):
-    """One graph of one family of models. since: as the family's. brings, repairs, never, upstream:
-    as the file says of both."""
+class Feature(Graph, frozen=True, kw_only=True):
+    """One graph of one family of models, with what the file says of both. since: as the
+    family's."""
 
     models: tuple[str, ...]
     mode: str
-    brings: tuple[str, ...] = ()
-    repairs: tuple[str, ...] = ()
-    never: dict[str, str] = field(default_factory=dict)
-    upstream: str = ""
     since: dict[str, str] = field(default_factory=dict)
 
     def known(self, version: Version) -> tuple[str, ...]:
@@ -84,13 +80,13 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     def _feature(self, family: Family, mode: str) -> Feature:
         graph, own = self.graphs[mode], family.repairs
         return Feature(
-            family.models,
-            mode,
-            (*family.brings, *graph.brings),
-            (*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
-            {**graph.never, **family.never},
-            family.upstream or graph.upstream,
-            family.since,
+            models=family.models,
+            mode=mode,
+            brings=(*family.brings, *graph.brings),
+            repairs=(*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
+            never={**graph.never, **family.never},
+            upstream=family.upstream or graph.upstream,
+            since=family.since,
         )
 
     @property

@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from bundle import command as bundle
@@ -55,7 +56,7 @@ def _plan(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     hosts = options.root / host.DEFAULT
     asked = (options.gpu, options.model, hosts, options.stale)
-    rows = [job.as_json() for job in fleet.jobs(options.root, chosen, *asked)]
+    rows = [asdict(job) for job in fleet.jobs(options.root, chosen, *asked)]
     # and no other word: nox passes what goes to stderr to stdout
     print(json.dumps({"include": rows}))
     return 0
@@ -144,41 +145,35 @@ RUN = (
         "--here", "run in this interpreter, with --site, not in an environment of the release's own"
     ),
     option(
-        "--python",
+        "--python PATH",
+        "with --here: run in this interpreter instead, as /usr/bin/python3",
         type=terminal.program,
-        metavar="PATH",
-        help="with --here: run in this interpreter instead, as /usr/bin/python3",
     ),
     option(
-        "--out",
-        type=terminal.path,
-        metavar="FOLDER",
-        help="write the result to this new folder, not to evidence/; status --merge gathers such"
+        "--out FOLDER",
+        "write the result to this new folder, not to evidence/; status --merge gathers such"
         " folders",
+        type=terminal.path,
     ),
     option(
-        "--site",
+        "--site DIR",
+        "a folder of packages, or an unpacked bundle; may be repeated",
         type=terminal.path,
         action="append",
         default=[],
-        metavar="DIR",
-        help="a folder of packages, or an unpacked bundle; may be repeated",
     ),
     option(
-        "--pass",
+        "--pass WORD",
+        "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
         dest="words",
         action="append",
         default=[],
-        metavar="WORD",
-        help="pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
     ),
 )
 
 
-def _repeated(name: str, metavar: str, help: str) -> terminal.Argument:
-    return option(
-        name, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated"
-    )
+def _repeated(name: str, help: str) -> terminal.Argument:
+    return option(f"{name} NAME", f"{help}; may be repeated", action="append", default=[])
 
 
 COMMANDS = (
@@ -201,8 +196,8 @@ COMMANDS = (
         (
             terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
             *RUN,
-            _repeated("--model", "NAME", "only this model of tests/gpu/models.py"),
-            _repeated("--mode", "NAME", "only this mode, as breakable, and its reference"),
+            _repeated("--model", "only this model of tests/gpu/models.py"),
+            _repeated("--mode", "only this mode, as breakable, and its reference"),
             flag(
                 "--agree",
                 "compare answers with the untouched release's instead, and keep nothing in"
@@ -219,9 +214,7 @@ COMMANDS = (
                 " JSON for GitHub's strategy.matrix",
             ),
             _repeated(
-                "--gpu",
-                "NAME",
-                "with --plan: only this kind, as H200 (default: those in evidence/)",
+                "--gpu", "with --plan: only this kind, as H200 (default: those in evidence/)"
             ),
             flag("--stale", "with --plan: only runs without evidence about today's queue"),
         ),
@@ -233,11 +226,10 @@ COMMANDS = (
         "--merge results",
         (
             option(
-                "--merge",
-                type=terminal.path,
-                metavar="PATH",
-                help="first add this result, or every result below this folder, to evidence/;"
+                "--merge PATH",
+                "first add this result, or every result below this folder, to evidence/;"
                 " one about another tree than today's is refused",
+                type=terminal.path,
             ),
             flag("--plot", "draw the front page's picture too, from evidence/"),
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.host import Host
@@ -50,9 +50,6 @@ class Job:
     torch: str
     host: str
     host_torch: str
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self) | {"modes": list(self.modes)}
 
 
 def jobs(

@@ -102,20 +102,16 @@ def changed(tree: Tree, then: Footprint) -> str:
     """The first file on which the run depended and which is another one today; empty for none."""
     for path, content in tree.laid.items():
         before = then.laid.get(path)
+        name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
         if before is not None:
             if digest(path, content, by_bytes=before.startswith(BYTES)) != before:
                 return f"{path} has changed"
         elif path in _loaded(tree.pristine, then.loaded):
             return f"{path} is patched since"
-        elif _module(path) in then.absent:
+        elif name.replace("/", ".") in then.absent:
             return f"{path} is new"
     gone = [path for path in then.laid if path not in tree.laid]
     return f"{gone[0]} is patched no more" if gone else ""
-
-
-def _module(path: str) -> str:
-    name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
-    return name.replace("/", ".")
 
 
 def _bits(names: tuple[str, ...], chosen: Iterable[str]) -> str:

@@ -37,7 +37,6 @@ FOLDER = Path("dist/gpu")
 class Ran:
     """What became of a run. result: the file it wrote, or None where it wrote none."""
 
-    pin: Pin
     code: int
     result: Path | None
 
@@ -86,7 +85,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         command += _folder("--untouched", untouched.lay(built, out / "release"))
     code = subprocess.run([*command, *call.words]).returncode
     result = out / (f"{name}.json" if call.experiment else RESULTS[name])
-    return Ran(pin, code, result if result.is_file() else None)
+    return Ran(code, result if result.is_file() else None)
 
 
 def _folder(option: str, path: Path) -> list[str]:

@@ -1,8 +1,4 @@
-"""Results as GPU hosts write them, checked and made into rows of evidence/results.jsonl.
-
-tests/gpu/run.py writes evidence.json, gain.py gain.json, and each script of questions.toml a file
-of its own name.
-"""
+"""Results of GPU hosts, checked and made into rows of evidence/results.jsonl."""
 
 from __future__ import annotations
 
@@ -15,17 +11,16 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from patchqueue.files import atomic, record
+from patchqueue.files import atomic
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import cells, footprints, harness, results
+from . import cells, footprints, harness, results, written
 from .results import (
     BREAKABLE,
     NO_MEASURE,
@@ -33,130 +28,15 @@ from .results import (
     PATCHED,
     UNTOUCHED,
     USUAL_ATTENTION,
-    Attention,
-    Date,
     Load,
     Row,
-    Verdict,
 )
+from .written import PROOF, TIMES, Answer, Proof, ProofRun, Result, Served, Times, Visit
 
-PROOF, TIMES = "evidence.json", "gain.json"
 REFERENCE = "reference"  # how the modes that others are held against begin
 HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
 EAGER = "eager"
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
-
-
-class Gpu(Struct, frozen=True):
-    name: Annotated[str, Meta(pattern="[A-Za-z0-9]")]
-
-
-class Torch(Struct, frozen=True):
-    version: str
-    pinned: str
-    off_pin: bool
-
-
-class Kernel(Struct, frozen=True):
-    package: str
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """What every file says: which release and tree a host ran, and on what.
-
-    tree: hash of the patched tree.
-    """
-
-    schema: Literal[1]
-    version: str
-    tree: str
-    tree_untouched: bool
-    gpu: Gpu
-    torch: Torch
-    date: Date
-    kernel: Kernel | None = None
-    attention: Attention = USUAL_ATTENTION
-
-
-class ProofRun(Struct, frozen=True):
-    mode: str
-    verdict: Verdict
-    model: str
-    why: str = ""
-    seconds: float = 0.0
-    loaded: tuple[str, ...] = ()
-
-
-class Proof(Result, frozen=True, kw_only=True):
-    """loaded: notes of footprints.py that all runs share; a run has the others."""
-
-    runs: tuple[ProofRun, ...]
-    loaded: tuple[str, ...] = ()
-    harness: str | None = None
-
-
-class Calls(Struct, frozen=True):
-    all: tuple[float, ...] = ()
-
-
-class Prefills(Struct, frozen=True):
-    tokens_per_s: float
-
-
-class Profile(Struct, frozen=True):
-    busy_ms: float
-
-
-class Served(Struct, frozen=True):
-    """One load of requests. later_ms: of tokens behind the first; empty where there are none."""
-
-    output_tokens_per_s: float
-    first_ms: dict[str, float]
-    input_tokens_per_s: float = 0.0
-    later_ms: dict[str, float] | None = None
-
-
-class Visit(Struct, frozen=True, kw_only=True):
-    """One engine of gain.json: a tree's, or a peer's (name, version)."""
-
-    verdict: Verdict
-    mode: str = ""
-    tree: str = ""
-    name: str = ""
-    version: str = ""
-    why: str = ""
-    states: str | None = None
-    first_token_ms: dict[str, Calls] = field(default_factory=dict)
-    loads: tuple[Prefills, ...] = ()
-    profile: dict[str, Profile] = field(default_factory=dict)
-    traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)
-
-
-class Plan(Struct, frozen=True):
-    traffic: tuple[str, ...] = ()
-
-
-class Times(Result, frozen=True, kw_only=True):
-    runs: tuple[Visit, ...]
-    model: str
-    gain: Plan
-    peers: tuple[Visit, ...] = ()
-    floor_ms: dict[str, float | None] = field(default_factory=dict)
-    subject: str = "nemotron"
-    cpus: int = 0
-
-
-class Check(Struct, frozen=True):
-    what: str
-    good: bool
-    why: str = ""
-
-
-class Answer(Result, frozen=True, kw_only=True):
-    """without: "queue" in a control."""
-
-    without: Literal["", "queue"]
-    checks: Annotated[tuple[Check, ...], Meta(min_length=1)]
 
 
 class Fate(str, enum.Enum):
@@ -265,7 +145,7 @@ def _without_paths(value: Any) -> Any:
 def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     """The rows of one result. Raises Refused where it cannot be read, is about another tree, or
     proves nothing."""
-    result = _read(file)
+    result = written.read(file)
     pin = pins.find(result.version)
     check_tree(pin, result, file.name)
     if isinstance(result, Times):
@@ -283,33 +163,16 @@ def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     return [replace(row, raw=sha256) for row in rows]
 
 
-def _read(file: Path) -> Proof | Times | Answer:
-    step = f"give the {file.name} as the run left it"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise Refused(Problem("no-evidence", str(file), what, step)) from None
-    words = (file.name, "bad-evidence", step)
-    names = record.json(content, dict[str, Any], *words).keys()
-    if "gain" in names:
-        return record.json(content, Times, *words)
-    if "checks" in names:
-        return record.json(content, Answer, *words)
-    return record.json(content, Proof, *words)
-
-
 def check_tree(pin: Pin, result: Result, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
-    what = ""
+    again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not result.tree_untouched:
-        bad, what = "touched-tree", "files of the tree were changed after it was built"
-    elif result.tree != pin.patched:
-        bad, what = "stale-evidence", f"is about another queue than today's for {pin.tag}"
-    if what:
-        again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
-        raise Refused(Problem(bad, name, what, again))
+        what = "files of the tree were changed after it was built"
+        raise Refused(Problem("touched-tree", name, what, again))
+    if result.tree != pin.patched:
+        what = f"is about another queue than today's for {pin.tag}"
+        raise Refused(Problem("stale-evidence", name, what, again))
 
 
 def _common(result: Result) -> dict[str, Any]:

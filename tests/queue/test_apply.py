@@ -148,12 +148,6 @@ def test_edits_are_named_and_kept(applied, file):
             recount(applied)
 
 
-def test_discard_throws_edits_away(applied):
-    after = tree_hash(applied)
-    (applied.tree / RUNNER).write_text("edited\n")
-    assert applied.apply(discard=True).outcome is Outcome.APPLIED and tree_hash(applied) == after
-
-
 @pytest.mark.parametrize(
     "stranger",
     ["notes.txt", ".git/config", "python/sglang/srt/mine.cpython-311-x86_64-linux-gnu.so"],

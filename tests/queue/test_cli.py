@@ -235,12 +235,6 @@ def process(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_as_a_process(applied):
-    done = process(applied.root, "-m", "patchqueue", "apply", TAG)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "work/v9.9.1: already applied, 2 of 2" in done.stdout
-
-
 def test_in_the_wrong_folder(tmp_path):
     (tmp_path / "empty").mkdir()
     done = process(tmp_path / "empty", "-m", "patchqueue", "apply")

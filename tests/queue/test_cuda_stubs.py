@@ -33,30 +33,19 @@ def test_a_stand_in_without_symbols_loads(tmp_path):
 
 
 def test_only_known_missing_libraries_are_stood_in_for():
-    wants = Wants(
-        frozenset(
-            {
-                "libcuda.so.1",
-                "libcudart.so.12",
-                "libcufile.so.0",
-                "libc.so.6",
-                "libavutil.so.60",
-                "libcublas.so.12",
-            }
-        ),
-        frozenset(
-            {
-                ("cuInit", None, None),
-                ("cuFileRead", None, None),
-                ("cudaMalloc", "libcudart.so.12", "libcudart.so.12"),
-                ("cublasCreate_v2", "libcublas.so.12", "libcublas.so.12"),
-                ("printf", "libc.so.6", "GLIBC_2.2.5"),
-                ("curious", None, None),
-            }
-        ),
-    )
-    assert missing_libraries([wants], ["libcudart.so.12"]) == {
-        "libcublas.so.12": {"cublasCreate_v2": "libcublas.so.12"},
+    names = ["cuda.so.1", "cudart.so.12", "cufile.so.0", "c.so.6", "avutil.so.60", "cublas.so.12"]
+    cudart, cublas = "libcudart.so.12", "libcublas.so.12"
+    wanted = {
+        ("cuInit", None, None),
+        ("cuFileRead", None, None),
+        ("cudaMalloc", cudart, cudart),
+        ("cublasCreate_v2", cublas, cublas),
+        ("printf", "libc.so.6", "GLIBC_2.2.5"),
+        ("curious", None, None),
+    }
+    wants = Wants(frozenset(f"lib{name}" for name in names), frozenset(wanted))
+    assert missing_libraries([wants], [cudart]) == {
+        cublas: {"cublasCreate_v2": cublas},
         "libcuda.so.1": {"cuInit": None},
         "libcufile.so.0": {"cuFileRead": None},
     }

@@ -152,12 +152,6 @@ def test_a_proof_keeps_its_footprint(measured, tmp_path):
     assert all(RUNNER in row.footprint.laid for row in rows)
 
 
-def edit(project, name: str) -> None:
-    """Change a file of the queue."""
-    file = next((project.root / name).rglob("*.p*"))
-    file.write_text(file.read_text().replace("added_step = 20", "added_step = 21"))
-
-
 def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):
     rows = taken(measured, tmp_path)
     old = [replace(row, queue="sha256:earlier") for row in rows]

@@ -73,15 +73,13 @@ VARIANT_EXAMPLES = {
 
 def problems(source: str) -> list[str]:
     header, complaints = headers.parse(source)
-    return ["bad-header" for _ in complaints] + [
-        problem.name for problem in headers.problems("here", header)
-    ]
+    found = [problem.name for problem in headers.problems("here", header)]
+    return ["bad-header"] * len(complaints) + found
 
 
 def variant(**changes: str | None) -> str:
-    fields = {"Variant-Of": "steps/count.patch"} | {
-        name.replace("_", "-"): value for name, value in changes.items()
-    }
+    own = {name.replace("_", "-"): value for name, value in changes.items()}
+    fields = {"Variant-Of": "steps/count.patch"} | own
     return "".join(f"{name}: {value}\n" for name, value in fields.items() if value is not None)
 
 
@@ -94,12 +92,9 @@ def cases(examples: dict, which: int) -> list:
 
 
 def test_every_rule_has_examples():
-    assert list(EXAMPLES) == [rule.field for rule in headers.RULES]
-    assert list(VARIANT_EXAMPLES) == [rule.field for rule in headers.VARIANT_RULES]
-    assert all(
-        accepted and refused
-        for accepted, refused in [*EXAMPLES.values(), *VARIANT_EXAMPLES.values()]
-    )
+    for examples, rules in ((EXAMPLES, headers.RULES), (VARIANT_EXAMPLES, headers.VARIANT_RULES)):
+        assert list(examples) == [rule.field for rule in rules]
+        assert all(accepted and refused for accepted, refused in examples.values())
 
 
 @pytest.mark.parametrize("field, value", cases(EXAMPLES, 0))
@@ -179,18 +174,12 @@ def test_fields_are_read_as_written():
         ("x = 1", "if y:\n    x  =\n 1\n", True),  # white space is folded on both sides
         ("x = 1", "x = 2", False),
         ("x = 1", "1 = x", False),  # the words, in their order
-        (
-            "/^x = [0-9]+$/",
-            "a\nx = 12\nb",
-            True,
-        ),  # a regular expression reads the raw file, line by line
+        # a regular expression reads the raw file, line by line, and over line ends
+        ("/^x = [0-9]+$/", "a\nx = 12\nb", True),
         ("/^x = [0-9]+$/", "a\n  x = 12\n", False),
-        ("/x.*y/", "x\ny", True),  # and over line ends
-        (
-            "//",
-            "nothing of the kind",
-            False,
-        ),  # two slashes are text, not an expression that matches all
+        ("/x.*y/", "x\ny", True),
+        # two slashes are text, not an expression that matches all
+        ("//", "nothing of the kind", False),
     ],
 )
 def test_probe(probe, content, matches):

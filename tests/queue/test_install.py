@@ -24,6 +24,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+import test_plugin
 from fakes import ROOT, RUNNER, refused
 from packaging.version import Version
 
@@ -32,11 +33,12 @@ from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, launch, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
-from patchqueue.wheels import build
+from patchqueue.wheels import build, notice
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
 PATCHED = RUNNER.removeprefix("python/")
+CALLED = f"{notice.NAME} -> {notice.CALLED}"
 
 
 @pytest.fixture
@@ -1037,11 +1039,12 @@ def test_two_at_once(project, site, do):
 # --- real releases
 
 
-@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
-def test_a_real_release(unpacked_release, monkeypatch, version):
-    """The tree that the replay makes, which `--verify` there confirms; and back."""
+@pytest.mark.parametrize(("version", "names"), [("0.5.9", []), ("0.5.23", [CALLED])])
+def test_a_real_release(unpacked_release, monkeypatch, version, names):
+    """The tree that the replay makes, which `--verify` there confirms, with the queue's name in
+    upstream's list of plugins, where the release has one; and back."""
     pin, site = unpacked_release(version)
-    before = exactly(site)
+    before, info = exactly(site), f"sglang-{version}.dist-info"
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
@@ -1051,6 +1054,15 @@ def test_a_real_release(unpacked_release, monkeypatch, version):
     found = _provenance(site, monkeypatch)
     assert found.verify().intact
     assert (found.read().version, found.tree_hash()) == (version, pin.patched)
+    assert test_plugin.named(site) == names
+    listed = f"{info}/entry_points.txt"
+    rows = {row[0]: row for row in csv.reader((site / info / "RECORD").read_text().splitlines())}
+    assert rows[listed] == build.record_row(listed, (site / listed).read_bytes())
+    if names:
+        text = (site / listed).read_bytes()
+        (site / listed).write_text("edited = 1\n")
+        assert inplace.verify(ROOT, site).faults == (listed,)
+        (site / listed).write_bytes(text)
     inplace.uninstall(ROOT, site)
     assert trees.hash_python(trees.list_package(site)) == pin.tree and exactly(site) == before
 

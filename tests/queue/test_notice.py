@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import email
+import json
 
 import fakes
 import pytest
 from test_build import INFO, LOCAL, make, members
 
 from patchqueue.outcome import Refused
-from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import notice
 
 OURS = "https://example.org/queue"
@@ -63,27 +63,33 @@ def test_the_notice_names_every_changed_file(project):
     assert "section 4(b)" in told and "http" not in told
 
 
+def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
+    made = make(project)
+    bill = json.loads(members(made.path)[f"{INFO}{notice.BILL}"])
+    component = bill["metadata"]["component"]
+    (upstream,) = component["pedigree"]["ancestors"]
+    assert (component["purl"], upstream["purl"]) == (
+        "pkg:pypi/sglang@9.9.1%2Bpcg.2",
+        "pkg:pypi/sglang@9.9.1",
+    )
+    assert upstream["hashes"] == [{"alg": "SHA-256", "content": made.record["source"]["sha256"]}]
+    named = [one["resolves"][0]["id"] for one in component["pedigree"]["patches"]]
+    assert named == ["steps/count-once-more.patch", "steps/name-the-cut.patch"]
+
+
 def test_the_notice_lies_beside_upstreams_licence(project):
     """Where METADATA names it: both are read from there."""
-    name = "sglang-9.9.1.dist-info/licenses/LICENSE"
-    files = fakes.RELEASE | {name: "Apache", "sglang-9.9.1.dist-info/METADATA": HEAD}
-    wheel = project.wheels / "sglang-9.9.1-py3-none-any.whl"
-    fakes.write_wheel(
-        wheel, files | {"sglang-9.9.1.dist-info/METADATA": HEAD.replace("+pcg.7", "")}
-    )
-    pins = project.root / "upstream/pins.toml"
-    pins.unlink()
-    add_pin(project.root, "9.9.1", str(project.wheels))
+    info = "sglang-9.9.1.dist-info"
+    own = {f"{info}/licenses/LICENSE": "Apache", f"{info}/METADATA": HEAD.replace("+pcg.7", "")}
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=fakes.RELEASE | own)
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
-    assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found
+    text = found[f"{INFO}licenses/{notice.FILE}"].decode()
+    assert f"({OURS})" in text and f"{INFO}{notice.FILE}" not in found
     metadata = email.message_from_bytes(found[f"{INFO}METADATA"])
     assert metadata.get_all("License-File") == ["LICENSE", notice.FILE]
     assert f"Bug Tracker, {OURS}/issues" in metadata.get_all("Project-URL")
-    assert (
-        f"Report what goes wrong to the queue ({OURS})"
-        in found[f"{INFO}licenses/{notice.FILE}"].decode()
-    )
 
 
 @pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])

@@ -3,18 +3,16 @@ the tool runs in."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fakes
 import pytest
+from test_help import parsers
 
-from evidence import commands as proving
-from patchqueue.commands import cli, terminal
+from patchqueue.commands import terminal
 
 
 @pytest.fixture
@@ -57,11 +55,8 @@ def test_who_stands_in_the_tools_folder_sees_what_they_typed(
         monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "queue"))
     else:
         monkeypatch.delenv(terminal.CALLED_FROM)
-    assert (
-        str(terminal.path("../sglang")),
-        terminal.place("../sglang"),
-        terminal.shown(Path("dist/a.whl")),
-    ) == ("../sglang", "../sglang", "dist/a.whl")
+    assert str(terminal.path("../sglang")) == terminal.place("../sglang") == "../sglang"
+    assert terminal.shown(Path("dist/a.whl")) == "dist/a.whl"
 
 
 @pytest.mark.parametrize(
@@ -74,47 +69,36 @@ def test_an_address_is_no_path(elsewhere, address):
         assert terminal.place(address) == str(elsewhere / address), "as git sees it"
 
 
-def test_a_release_may_be_a_path_and_a_version_is_none(elsewhere):
-    assert terminal.release("0.5.24") == "0.5.24"
-    assert terminal.release("packages") == str(elsewhere / "packages")
-    assert terminal.release("sglang-0.5.24.whl") == str(elsewhere / "sglang-0.5.24.whl")
-    assert terminal.release("../nowhere") == str(elsewhere.parent / "nowhere")
-
-
-def test_a_program_is_a_path_only_where_it_is_written_as_one(elsewhere):
-    assert terminal.program("python3") == "python3"
-    assert terminal.program("../venv/bin/python") == str(elsewhere.parent / "venv/bin/python")
-
-
-def test_what_the_tool_wrote_is_shown_where_the_user_finds_it(elsewhere, tmp_path):
-    assert terminal.shown(Path("dist/a.whl")) == str(tmp_path / "queue/dist/a.whl")
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (terminal.release, "0.5.24", None),
+        (terminal.release, "packages", "sglang/packages"),
+        (terminal.release, "sglang-0.5.24.whl", "sglang/sglang-0.5.24.whl"),
+        (terminal.release, "../nowhere", "nowhere"),
+        (terminal.program, "python3", None),
+        (terminal.program, "../venv/bin/python", "venv/bin/python"),
+        (lambda text: terminal.shown(Path(text)), "dist/a.whl", "queue/dist/a.whl"),
+    ],
+)
+def test_words_that_may_be_paths(elsewhere, tmp_path, kind, text, meant):
+    """A release may be one, a program where it is written as one, and what the tool wrote is shown
+    where the user finds it."""
+    assert kind(text) == (str(tmp_path / meant) if meant else text)
     assert terminal.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
 
 
-def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        for command in (
-            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
-        ):
-            yield from options(command)
-
-
 def test_every_option_that_takes_a_path_asks_where_the_user_stands():
-    """Only --root is the process's own: it says where the queue is, and nox runs in it."""
+    """--root alone is the process's own: it says where the queue is, and nox runs in it."""
     paths_of = [
         action
-        for line in (cli, proving)
-        for action in options(line._parser())
+        for parser in parsers().values()
+        for action in parser._actions
         if action.type is Path
         or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))
     ]
-    own = [
-        action.option_strings
-        for action in paths_of
-        if getattr(action.type, "__module__", "") != terminal.__name__
-    ]
-    assert len(paths_of) > 10 and own == [["--root"]] * 2
+    own = {getattr(action.type, "__module__", "") for action in paths_of}
+    assert len(paths_of) > 10 and own == {terminal.__name__}
 
 
 # The whole way: nox, or scripts/nox, called in another folder.
@@ -124,16 +108,13 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
 def nox(request, project: fakes.Project):
     """Run one session from another folder; its standard output."""
     fakes.as_clone(project.root)
-    command = (
-        [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
-        if request.param == "nox -f"
-        else ["../project/scripts/nox"]
-    )
+    command = ["../project/scripts/nox"]
+    if request.param == "nox -f":
+        command = [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
 
     def call(folder: Path, session: str, *words: str) -> str:
-        done = subprocess.run(
-            [*command, "-s", session, "--", *words], cwd=folder, capture_output=True, text=True
-        )
+        typed = [*command, "-s", session, "--", *words]
+        done = subprocess.run(typed, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -141,7 +122,7 @@ def nox(request, project: fakes.Project):
 
 
 def test_a_branch_in_the_checkout_that_the_user_stands_in(nox, project, tmp_path):
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    fakes.author(tmp_path / "home")
     checkout = project.checkout(tmp_path / "sglang")
     said = nox(checkout, "backport", "--onto", ".", "release/graphs")
     assert f"{checkout}: release/graphs made" in said

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import importlib.metadata
 import zipfile
 from pathlib import Path
@@ -14,8 +12,6 @@ import pytest
 from fakes import ROOT
 
 from patchqueue.files import tree as trees
-from patchqueue.install import inplace
-from patchqueue.upstream import pins, source
 from patchqueue.wheels import build, notice
 
 BOTH = {notice.PLUGINS, notice.MODULE}
@@ -86,9 +82,9 @@ def test_a_wheel_names_it_and_its_record_is_right(project: fakes.Project, tmp_pa
     made = wheel(project, dict.fromkeys(BOTH, b""))
     found = made[f"{INFO}entry_points.txt"]
     assert found == f"{SCRIPTS}\n[{notice.GROUP}]\n{LINE}".encode()
-    rows = {row[0]: row[1:] for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
-    digest = base64.urlsafe_b64encode(hashlib.sha256(found).digest()).rstrip(b"=").decode()
-    assert rows[f"{INFO}entry_points.txt"] == [f"sha256={digest}", str(len(found))]
+    rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
+    name = f"{INFO}entry_points.txt"
+    assert rows[name] == build.record_row(name, found)
     path = tmp_path / "made.whl"
     fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
     zipfile.ZipFile(path).extractall(tmp_path / "site")
@@ -99,33 +95,3 @@ def test_a_wheel_of_a_release_without_a_list_keeps_its_entry_points(
     project: fakes.Project,
 ) -> None:
     assert wheel(project, {notice.MODULE: b""})[f"{INFO}entry_points.txt"] == SCRIPTS.encode()
-
-
-@pytest.mark.parametrize(("version", "names"), [("0.5.9", False), ("0.5.23", True)])
-def test_in_place_it_is_named_until_it_is_taken_back(
-    real_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    names: bool,
-) -> None:
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
-    pin = pins.load(ROOT).find(version)
-    if not any((real_cache / "archives" / one.sha256 / one.file).is_file() for one in pin.wheels):
-        pytest.skip(f"{version} is not in the cache")
-    site = tmp_path / "site"
-    zipfile.ZipFile(source.fetch(pin, None).archive).extractall(site)
-    info = site / f"sglang-{version}.dist-info"
-    before = {name: (info / name).read_bytes() for name in ("entry_points.txt", "RECORD")}
-    inplace.install(ROOT, site)
-    assert named(site) == ([f"{notice.NAME} -> {notice.CALLED}"] if names else [])
-    rows = csv.reader((info / "RECORD").read_text().splitlines())
-    [row] = [row for row in rows if row[0] == f"{info.name}/entry_points.txt"]
-    assert row == build.record_row(row[0], (info / "entry_points.txt").read_bytes())
-    assert not inplace.verify(ROOT, site).faults
-    if names:
-        (info / "entry_points.txt").write_text("edited = 1\n")
-        assert inplace.verify(ROOT, site).faults == (f"{info.name}/entry_points.txt",)
-        return
-    inplace.uninstall(ROOT, site)
-    assert {name: (info / name).read_bytes() for name in before} == before

@@ -3,7 +3,6 @@ and kept."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from patchqueue.upstream import pins, source
 
 COUNT, CUT = f"patches/{fakes.COUNT}", f"patches/{fakes.CUT}"
 TREES, VERSION = "upstream/pins.toml", "python/sglang/version.py"
-STEPS = "python/sglang/srt/steps/__init__.py"
+STEPS, SHORT = "python/sglang/srt/steps/__init__.py", "python/sglang/srt/cut.py"
 
 
 def engine() -> quilt.Quilt:
@@ -54,13 +53,6 @@ def edit(path, old: str, new_text: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new_text))
-
-
-def test_nothing_edited_writes_nothing(applied):
-    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay")
-    written, report = run(applied)
-    assert written == [] and report.outcome is Outcome.ALREADY_APPLIED
-    assert fakes.snapshot(applied.root / "patches", applied.root / "overlay") == before
 
 
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
@@ -123,50 +115,46 @@ def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
 def without(project, name: str) -> None:
     """Drop a patch from the queue."""
     (project.root / "patches" / name).unlink()
-    file = project.root / "series"
-    file.write_text(re.sub(rf"(?m)^{re.escape(name)} .*\n", "", file.read_text()))
+    lines = (project.root / "series").read_text().splitlines(keepends=True)
+    project.write("series", "".join(line for line in lines if not line.startswith(name)))
 
 
 def left_out(project, name: str) -> None:
     """Let the patch's guard leave the release out."""
-    edit(project.root / "series", "==9.9.1", "==9.9.0")
-    gap = "Gap: >9.9: it is another cut there\nOverlay: none"
-    edit(project.root / "patches" / name, "Overlay: none", gap)
+    project.guards(">=9.9,<10", "==9.9.0")
+    project.edit(f"patches/{name}", "Overlay:", "Gap: >9.9: it is another cut there\nOverlay:")
 
 
 @pytest.mark.parametrize("change", [without, left_out])
 def test_a_patch_that_left_the_queue_is_not_written_back(applied, change):
-    change(applied, "steps/name-the-cut.patch")
+    change(applied, fakes.CUT)
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
-    assert "six" not in (applied.tree / "python/sglang/srt/cut.py").read_text()
+    assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert "six" not in (applied.tree / SHORT).read_text()
 
 
 def test_a_dropped_patch_takes_its_overlay_along(applied):
-    without(applied, "steps/count-once-more.patch")
+    without(applied, fakes.COUNT)
     (applied.root / "overlay" / STEPS).unlink()
-    edit(applied.tree / "python/sglang/srt/cut.py", "six = 6", "six = 7")
-    written, report = run(applied)
-    assert [file.path for file in written] == [CUT, TREES] and report.outcome is Outcome.APPLIED
+    edit(applied.tree / SHORT, "six = 6", "six = 7")
+    assert paths(run(applied)[0]) == [CUT, TREES]
     assert not (applied.tree / STEPS).exists()
 
 
 def test_a_dropped_patch_that_was_edited_in_the_tree_is_refused(applied):
-    without(applied, "steps/name-the-cut.patch")
-    edit(applied.tree / "python/sglang/srt/cut.py", "six = 6", "six = 7")
+    without(applied, fakes.CUT)
+    edit(applied.tree / SHORT, "six = 6", "six = 7")
     assert refused(applied) == ["changed-twice"]
-    assert "six = 7" in (applied.tree / "python/sglang/srt/cut.py").read_text()
+    assert "six = 7" in (applied.tree / SHORT).read_text()
 
 
 def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
     engine().run(applied.tree, "pop")
-    renamed = "steps/name-a-cut.patch"
-    (applied.root / CUT).rename(applied.root / "patches" / renamed)
-    edit(applied.root / "series", "steps/name-the-cut.patch", renamed)
-    written, report = run(applied)
-    assert written == [] and report.outcome is Outcome.APPLIED
-    assert quilt.applied(applied.tree)[-1] == renamed
+    (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
+    applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
+    assert run(applied)[0] == []
+    assert quilt.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
 
 
 def test_a_patch_whose_change_was_undone_is_named(applied):
@@ -188,6 +176,12 @@ def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
     assert refused(applied) == ["changed-twice"]
     assert "added_step = 21" in (applied.tree / RUNNER).read_text()
     assert "added_step = 30" in (applied.root / COUNT).read_text()
+
+
+def test_an_overlay_file_changed_in_both_is_refused(applied):
+    (applied.tree / STEPS).write_text('"""Of the tree."""\n')
+    applied.write(f"overlay/{STEPS}", '"""Of the queue."""\n')
+    assert refused(applied) == ["changed-twice"]
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):

@@ -56,14 +56,6 @@ def test_patches_build_on_each_other():
     assert (result.files, result.problems) == ({RUNNER: twice.encode()}, ())
 
 
-@pytest.mark.parametrize("offset", [1, 7, -5])
-def test_a_text_at_another_line_is_applied_there(offset):
-    lines = BASE.splitlines(True)
-    above = "new\n" * offset + BASE if offset > 0 else "".join(lines[-offset:])
-    wanted = above.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
-    assert run(above, diff(RUNNER, BASE, EDITED)).files == {RUNNER: wanted.encode()}
-
-
 @pytest.mark.parametrize(
     ("above", "lines"), [("", "1, 7"), ("x\n", "2, 8")], ids=["at its line too", "moved"]
 )

@@ -22,7 +22,7 @@ from patchqueue.upstream import pins
 
 
 @pytest.fixture
-def ran(project, monkeypatch, capsys):
+def ran(project, monkeypatch, tool):
     """Run `test` with these words where tests do nothing: exit code, output, and what would have
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
@@ -35,8 +35,8 @@ def ran(project, monkeypatch, capsys):
     monkeypatch.setattr(testing, "test_release", lambda _, one, *__: done.append(one.pin.tag) or 0)
 
     def call(*words: str) -> tuple[int, str, list[str]]:
-        code = cli.main(["--root", str(project.root), "test", *words])
-        return code, capsys.readouterr().out, sorted(done)
+        code, out, _ = tool(project, "test", *words)
+        return code, out, sorted(done)
 
     call.monkeypatch, call.project = monkeypatch, project
     return call
@@ -110,8 +110,8 @@ def pythons(project, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     def make(line: str) -> fakes.Project:
-        python = fakes.program(project.root / "python", line)
-        monkeypatch.setattr(testing, "build", lambda *_: testing.Environment(python, {}))
+        own = testing.Environment(fakes.program(project.root / "python", line), {})
+        monkeypatch.setattr(testing, "build", lambda *_: own)
         return project
 
     return make
@@ -139,11 +139,8 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
     said = capfd.readouterr().out
     *_, first, one, second, other, passed, failed = said.splitlines()
     assert (first.split()[0], second.split()[0]) == (TAG, "v9.9.3"), said
-    assert (
-        one.startswith("9.9.1: after ")
-        and other.startswith("9.9.3: after ")
-        and "after 100" not in said
-    )
+    assert one.startswith("9.9.1: after ") and other.startswith("9.9.3: after ")
+    assert "after 100" not in said
     assert (passed, failed) == (f"{TAG}: passed ", "v9.9.3: failed (pytest exit code 1) ")
 
 
@@ -210,23 +207,17 @@ def test_files_that_start_processes_come_first(tmp_path):
 
 def test_processes_share_the_one_that_interprets_kernels(tmp_path):
     """It imports for ten seconds before it runs anything."""
-    (tmp_path / "tree/python").mkdir(parents=True)
-    noted = "open(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tmp_path / "tree/python/aiohttp.py").write_text(
-        f"import os\n{noted.format('imported', 'once')}"
-    )
-    (tmp_path / "tree/python/ran.py").write_text(
-        f"import os, sys\n{noted.format('ran', 'twice')}sys.exit(7)\n"
-    )
-    called = (
-        "from host import interpreted\ndef test_one(): assert interpreted.call('ran').returncode"
-        " == 7\n"
-    )
+    tree = tmp_path / "tree"
+    (tree / "python").mkdir(parents=True)
+    noted = "import os, sys\nopen(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
+    (tree / "python/aiohttp.py").write_text(noted.format("imported", "once"))
+    (tree / "python/ran.py").write_text(f"{noted.format('ran', 'twice')}sys.exit(7)\n")
+    called = "from host import interpreted\n"
+    called += "def test_one(): assert interpreted.call('ran').returncode == 7\n"
     said = spread_run(tmp_path, called, called)
     assert "2 passed" in said, said
-    assert (tmp_path / "tree/imported").read_text() == "once " and (
-        tmp_path / "tree/ran"
-    ).read_text() == "twice twice "
+    assert (tree / "imported").read_text() == "once "
+    assert (tree / "ran").read_text() == "twice twice "
 
 
 def test_the_workflow_tests_every_release_that_has_an_environment():

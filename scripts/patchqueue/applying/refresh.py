@@ -144,11 +144,7 @@ def _plan(
     """The changes that make the queue hold what the tree holds, proved on this release. Raises
     Refused where there are none."""
     changes = list(_texts(root, pins, pin, queue, tree))
-    changes += [
-        Change(f"overlay/{path}", text, "refreshed" if path in queue.overlay else "new")
-        for path, text in tree.overlay.items()
-        if path != PROVENANCE and tree.recorded_overlay.get(path) != sha256(text)
-    ]
+    changes += _overlay(pin, queue, tree)
     changed_queue, _ = tried(queue, changes)
     changed_pins = [
         other for other in pins.all if other == pin or _changes(queue, changed_queue, other)
@@ -173,6 +169,24 @@ def _plan(
         step = f"the tree stays as it is; say which patch should have the edit: {add}"
         raise Refused.of("edits-not-kept", f"work/{pin.tag}", what, step)
     return changes
+
+
+def _overlay(pin: Pin, queue: Queue, tree: TreeEdits) -> Iterator[Change]:
+    """The overlay files that were edited in the tree. Raises Refused where one was edited in the
+    queue too."""
+    for path, text in tree.overlay.items():
+        recorded, ours = tree.recorded_overlay.get(path), queue.overlay.get(path)
+        if path == PROVENANCE or recorded == sha256(text):
+            continue
+        if recorded and ours not in (None, text) and sha256(ours or b"") != recorded:
+            raise _changed_twice(pin, f"overlay/{path}")
+        yield Change(f"overlay/{path}", text, "new" if ours is None else "refreshed")
+
+
+def _changed_twice(pin: Pin, path: str) -> Refused:
+    what = f"was changed in the queue and in work/{pin.tag}"
+    step = "keep one of the two: put the other aside, then refresh again"
+    return Refused.of("changed-twice", path, what, step)
 
 
 def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
@@ -265,8 +279,7 @@ def _undone(pin: Pin, name: str) -> Refused:
 
 
 def _refuse_edited(pin: Pin, tree: TreeEdits, name: str, content: bytes) -> None:
-    """Raise Refused for a patch that the queue has dropped since, and that was edited in the
-    tree."""
+    """Raise Refused where a patch that the queue has dropped was edited in the tree."""
     if tree.recorded[name] != sha256(content):
         what = f"is not in the queue any more, and was edited in work/{pin.tag}"
         step = (
@@ -299,9 +312,7 @@ def _is_edited(
     if diff in (text.diff for other, (_, text) in here.items() if queue.base(other) == base):
         return False  # written already, as the release's own variant
     if tree.recorded.get(name, sha256(today)) != sha256(today):
-        what = f"was changed in the queue and in work/{pin.tag}"
-        step = "keep one of the two: put the other aside, then refresh again"
-        raise Refused.of("changed-twice", f"patches/{name}", what, step)
+        raise _changed_twice(pin, f"patches/{name}")
     return True
 
 

@@ -189,13 +189,13 @@ COMMANDS = (
             FROM,
             option(
                 "--python",
+                "for this Python, as 3.12 (default: the one that runs this)",
                 type=terminal.python,
-                help="for this Python, as 3.12 (default: the one that runs this)",
             ),
             option(
                 "--machine",
+                "for this machine, x86_64 or aarch64 (default: this host's)",
                 type=terminal.machine,
-                help="for this machine, x86_64 or aarch64 (default: this host's)",
             ),
             ONLY,
             flag(
@@ -212,38 +212,32 @@ COMMANDS = (
         "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
         (
             option(
-                "branch",
+                "branch BRANCH",
+                "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
                 nargs="?",
-                metavar="BRANCH",
-                help="the new branch's name, as release/0.5.9-graphs; an existing branch is never"
-                " moved",
             ),
             option(
-                "--onto",
+                "--onto REPO",
+                "a git checkout or repository of sglang",
                 type=terminal.place,
                 required=True,
-                metavar="REPO",
-                help="a git checkout or repository of sglang",
             ),
             option(
-                "--base",
+                "--base COMMIT",
+                "begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
                 default="HEAD",
-                metavar="COMMIT",
-                help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
             ),
             option(
-                "--release",
+                "--release VERSION",
+                "the release that a fork is made of, where its tags do not say",
                 default="",
-                metavar="VERSION",
-                help="the release that a fork is made of, where its tags do not say",
             ),
             option(
-                "--without",
+                "--without PATCH",
+                "leave this patch out, as breakable/keep-break-tensors, with the files that it"
+                " alone needs",
                 action="append",
                 default=[],
-                metavar="PATCH",
-                help="leave this patch out, as breakable/keep-break-tensors, with the files that it"
-                " alone needs",
             ),
             ONLY,
             flag(
@@ -252,12 +246,11 @@ COMMANDS = (
                 " which tree a server runs",
             ),
             option(
-                "--pull-requests",
-                nargs="*",
-                metavar="PATCH",
-                help="make a branch and a text for the pull request of each patch that is Pending"
+                "--pull-requests PATCH",
+                "make a branch and a text for the pull request of each patch that is Pending"
                 " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic, as"
                 f" breakable (default: every one). The texts go to {PULL_REQUESTS}/",
+                nargs="*",
             ),
         ),
         "Make a release branch in a git checkout of sglang, with a commit for each patch. The"
@@ -269,25 +262,17 @@ COMMANDS = (
         "write overlay and patches as one file, for `git apply` and `patch -p1`",
         "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
         (
+            option("release VERSION", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
-                "release",
-                nargs="?",
-                metavar="VERSION",
-                help=f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})",
-            ),
-            option(
-                "--out",
+                "--out FILE",
+                f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
                 type=terminal.file,
-                metavar="FILE",
-                help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
             ),
             ONLY,
             option(
-                "--base",
+                "--base PATH",
+                "write it for this tree: a checkout or folder with the release and edits of others",
                 type=terminal.path,
-                metavar="PATH",
-                help="write it for this tree: a checkout or folder with the release and edits of"
-                " others",
             ),
         ),
     ),

@@ -177,19 +177,17 @@ def _command(
     """A command on one installed sglang."""
     which = (
         option(
-            "--python",
+            "--python PATH",
+            "the Python whose sglang is meant (default: the activated environment's, else the"
+            " one on PATH that has an sglang)",
             type=terminal.program,
             default="",
-            metavar="PATH",
-            help="the Python whose sglang is meant (default: the activated environment's, else the"
-            " one on PATH that has an sglang)",
         ),
         option(
-            "--site-packages",
+            "--site-packages DIR",
+            "the folder that holds sglang/: site-packages, or python/ of an editable checkout",
             dest="site",
             type=terminal.path,
-            metavar="DIR",
-            help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
         ),
     )
     discard = flag("--discard", "throw away edits of the files that install made or changed")
@@ -214,10 +212,9 @@ COMMANDS = (
         flag("--pristine", "refuse an sglang that carries edits of others"),
         ONLY,
         option(
-            "--release",
+            "--release VERSION",
+            "the release that it is made of, where its files do not say",
             default="",
-            metavar="VERSION",
-            help="the release that it is made of, where its files do not say",
         ),
     ),
     _command("uninstall", _uninstall, "take the patches off again: every file as it was"),

@@ -182,11 +182,10 @@ COMMANDS = (
         "v0.5.9 nsa/skip-pointer-check",
         (
             option(
-                "words",
-                nargs="*",
-                metavar="WORD",
-                help="the patch's name, as nsa/skip-pointer-check; before it a release, where the"
+                "words WORD",
+                "the patch's name, as nsa/skip-pointer-check; before it a release, where the"
                 " default is not meant",
+                nargs="*",
             ),
         ),
     ),
@@ -196,18 +195,12 @@ COMMANDS = (
         "add a release to upstream/pins.toml",
         "0.5.24",
         (
+            option("words VERSION", "a release that is not pinned yet, as 0.5.24", nargs="*"),
             option(
-                "words",
-                nargs="*",
-                metavar="VERSION",
-                help="a release that is not pinned yet, as 0.5.24",
-            ),
-            option(
-                "--from",
+                "--from FOLDER",
+                "a folder that holds all wheels of the release",
                 dest="origin",
                 type=terminal.place,
-                metavar="FOLDER",
-                help="a folder that holds all wheels of the release",
             ),
             flag(
                 "--lock",

@@ -221,12 +221,11 @@ COMMANDS = (
         "0.5.24",
         (
             option(
-                "release",
+                "release RELEASE",
+                "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
+                " needed while one rebase is under way",
                 nargs="?",
                 type=terminal.release,
-                metavar="RELEASE",
-                help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
-                " needed while one rebase is under way",
             ),
             FROM,
             (
@@ -236,20 +235,17 @@ COMMANDS = (
                     dest="proceed",
                 ),
                 option(
-                    "--skip",
-                    metavar="REASON",
-                    help="leave this patch out of the release; REASON goes into its header, as a"
-                    " Gap",
+                    "--skip REASON",
+                    "leave this patch out of the release; REASON goes into its header, as a Gap",
                 ),
                 flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
                 option(
-                    "--newer",
+                    "--newer DIR",
+                    "say what the queue does on each release that is newer than the newest"
+                    " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
                     nargs="?",
                     type=terminal.path,
                     const=False,
-                    metavar="DIR",
-                    help="say what the queue does on each release that is newer than the newest"
-                    " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
                 ),
             ),
         ),

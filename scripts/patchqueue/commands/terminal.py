@@ -90,9 +90,10 @@ class Command:
                 group.add_argument(*argument.names, **argument.options)
 
 
-def option(*names: str, help: str, **options: Any) -> Argument:
-    """An argument that takes a value."""
-    return Argument(names, {"help": help, **options})
+def option(name: str, help: str, **options: Any) -> Argument:
+    """An argument that takes a value. name: with what help calls the value, as "--out FILE"."""
+    name, _, metavar = name.partition(" ")
+    return Argument((name,), {"help": help, **({"metavar": metavar} if metavar else {}), **options})
 
 
 def flag(name: str, help: str, **options: Any) -> Argument:
@@ -103,7 +104,7 @@ def flag(name: str, help: str, **options: Any) -> Argument:
 def releases(default: str = DEFAULT) -> Argument:
     """The pinned releases that a command is for."""
     text = f"v0.5.9 or 0.5.9 (default: {default})"
-    return option("releases", nargs="*", metavar="VERSION", help=text)
+    return option("releases VERSION", text, nargs="*")
 
 
 def chosen_releases(
@@ -169,21 +170,19 @@ def machine(text: str) -> str:
 
 
 FROM = option(
-    "--from",
+    "--from PATH|URL",
+    "take the release from this wheel, folder of wheels, or git repository with its tag",
     dest="origin",
     type=place,
-    metavar="PATH|URL",
-    help="take the release from this wheel, folder of wheels, or git repository with its tag",
 )
 
 
 ONLY = option(
-    "--only",
+    "--only PROFILE",
+    "apply the patches of one profile alone: `fixes` (no new graph), `rl`"
+    " (sleep, weight updates, routed experts) or `speed` (graphs, kernels, and their fixes)",
     choices=PROFILES,
     default="",
-    metavar="PROFILE",
-    help="apply the patches of one profile alone: `fixes` (no new graph), `rl`"
-    " (sleep, weight updates, routed experts) or `speed` (graphs, kernels, and their fixes)",
 )
 
 

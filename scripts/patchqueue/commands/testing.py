@@ -190,19 +190,17 @@ COMMANDS = (
                 "test the tool itself: check, and tests/queue; without a release nothing else",
             ),
             option(
-                "-k",
-                dest="expression",
-                metavar="TEXT",
-                help="only the tests that pytest's -k selects; with --upstream, the files whose"
+                "-k TEXT",
+                "only the tests that pytest's -k selects; with --upstream, the files whose"
                 " path holds TEXT",
+                dest="expression",
             ),
             flag("--plan", "run nothing: say which releases would be tested"),
             option(
-                "--upstream",
-                type=terminal.path,
-                metavar="PATH",
-                help="run upstream's unit tests for CPUs instead, and list which the queue breaks;"
+                "--upstream PATH",
+                "run upstream's unit tests for CPUs instead, and list which the queue breaks;"
                 " PATH is a checkout of sglang at the release's tag, which is not written to",
+                type=terminal.path,
             ),
             flag("--coverage", "count the tool's lines that its tests run instead"),
         ),

@@ -102,11 +102,9 @@ COMMANDS = (
             terminal.releases(),
             FROM,
             option(
-                "--base",
+                "--base PATH",
+                "lay it on this tree: a checkout or folder with the release and edits of others",
                 type=terminal.path,
-                metavar="PATH",
-                help="lay it on this tree: a checkout or folder with the release and edits of"
-                " others",
             ),
             flag("--discard", "throw away edits of the work tree that no patch holds"),
             flag(
@@ -129,12 +127,11 @@ COMMANDS = (
         "run quilt in work/TAG/, with the quilt that apply uses",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
-            option("release", metavar="VERSION", help="v0.5.9 or 0.5.9"),
+            option("release VERSION", "v0.5.9 or 0.5.9"),
             option(
-                "arguments",
+                "arguments QUILT COMMAND …",
+                "what quilt is to do, and its options",
                 nargs=argparse.REMAINDER,
-                metavar="QUILT COMMAND …",
-                help="what quilt is to do, and its options",
             ),
         ),
     ),

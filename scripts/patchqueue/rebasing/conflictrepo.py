@@ -119,7 +119,7 @@ class Repository:
         git(self.path, "reset", "-q", "--hard")
         git(self.path, "clean", "-q", "-ffdx")
         if queue.base(row.patch) in stages.of:
-            change = f"refs/patches/{_ref(queue.base(row.patch))}"
+            change = f"refs/patches/{queue.base(row.patch).removesuffix('.patch')}"
             # its effect is looked at
             git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
@@ -226,7 +226,7 @@ def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
     changed = {path: content for path, content in after.items() if before.get(path) != content}
     yield from _commit(f"refs/tags/{stages.pin.tag}", f"sglang {stages.pin.version}", before, "")
     yield from _commit(
-        f"refs/tags/{_tag(release)}",
+        f"refs/tags/v{release.version}",
         f"sglang {release.version}",
         changed,
         f"refs/tags/{stages.pin.tag}",
@@ -238,14 +238,14 @@ def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
         yield from _commit(
             queued, f"{queue.header(base).get('Subject')}\n\n{base}", changed_files, ""
         )
-        yield f"reset refs/patches/{_ref(base)}\nfrom {queued}\n\n".encode()
+        yield f"reset refs/patches/{base.removesuffix('.patch')}\nfrom {queued}\n\n".encode()
 
 
 def _branch(queue: Queue, release: Release, rows: list[Row]) -> Iterator[bytes]:
     """The branch that a person works on: a commit for the overlay, and one for each patch that is
     laid."""
     yield from _commit(
-        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/{_tag(release)}"
+        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/v{release.version}"
     )
     for row in rows:
         if row.after:
@@ -273,11 +273,3 @@ def _commit(
     for path, content in files.items():
         yield f"M 644 inline {path}\ndata {len(content)}\n".encode() + content + b"\n"
     yield b"\n"
-
-
-def _tag(release: Release) -> str:
-    return f"v{release.version}"
-
-
-def _ref(base: str) -> str:
-    return base.removesuffix(".patch")

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 FILE = Path("upstream/pins.toml")
 HEAD = (
@@ -90,30 +90,22 @@ class Pins:
 
         Raises Refused with the known names when there is none.
         """
+        unknown, pinned = "unknown-revision", " ".join(pin.tag for pin in self.all)
         try:
             # parses the leading v too; a local part (+cu130) does not matter
             version = Version(Version(name).public)
         except InvalidVersion:
-            raise Refused(
-                self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
-            ) from None
+            what, step = f"is no version; pinned are {pinned}", self.default.tag
+            raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
         for pin in self.all:
             if pin.version == version:
                 return pin
         if near := [pin.tag for pin in self.near(version)]:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused.of(
-                "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
-            )
-        step = (
-            f"name one of these; {to_type('rebase', version)} says what the queue does on another"
-            " release"
-        )
-        raise Refused(self._unknown(name, "is not pinned", step))
-
-    def _unknown(self, name: str, why: str, step: str) -> Problem:
-        tags = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
+            raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")
+        other = f"{to_type('rebase', version)} says what the queue does on another release"
+        what, step = f"is not pinned; pinned are {pinned}", f"name one of these; {other}"
+        raise Refused.of(unknown, repr(name), what, step)
 
 
 def version(

@@ -201,6 +201,7 @@ def repack(
     made[f"{new}{'licenses/' if has_licenses else ''}{notice.FILE}"] = text.encode()
     metadata = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), version)
     made[f"{new}METADATA"] = notice.metadata(metadata, RELEASE, address).encode()
+    made[f"{new}{notice.BILL}"] = notice.bill_of_materials(version, record).encode()
     whole = json.dumps(record | {"release": RELEASE}, indent=1)
     made[f"{new}{PROVENANCE}"] = f"{whole}\n".encode()
     del made[f"{new}RECORD"]

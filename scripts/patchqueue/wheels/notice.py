@@ -9,18 +9,22 @@ named here logs one line and changes nothing. A plugin that fails is logged, and
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 from msgspec import Meta, Struct
 
 from ..files import record
+from ..queue.series import OVERLAY_PATCH
 from ..upstream.edits import Edits
 
 ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
+BILL = "sboms/patchqueue.cdx.json"
 QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
@@ -97,6 +101,39 @@ were changed are listed here. patch_queue.json names every patch.
         if names
     )
     return head + "".join(lists)
+
+
+def bill_of_materials(version: str, tree: Mapping[str, Any]) -> str:
+    """The wheel's SBOM in CycloneDX 1.6: upstream's wheel, and each patch in `tree`, its record.
+
+    PEP 770 gives it the folder sboms/ of .dist-info/. Pedigree:
+    https://cyclonedx.org/docs/1.6/json/#metadata_component_pedigree
+    """
+    public, source = version.partition("+")[0], tree["source"]
+    upstream = _component(public) | {"hashes": [{"alg": "SHA-256", "content": source["sha256"]}]}
+    patches = [
+        {"type": "unofficial", "resolves": [{"type": "defect", "id": patch["name"]}]}
+        for patch in tree["patches"]
+        if patch["name"] != OVERLAY_PATCH
+    ]
+    pedigree = {"ancestors": [upstream], "patches": patches}
+    bill = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": _component(version) | {"pedigree": pedigree}},
+    }
+    return json.dumps(bill, indent=1) + "\n"
+
+
+def _component(version: str) -> dict[str, Any]:
+    return {
+        "type": "library",
+        "name": "sglang",
+        "version": version,
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+        "purl": f"pkg:pypi/sglang@{quote(version)}",
+    }
 
 
 def metadata(content: str, release: int, address: str) -> str:

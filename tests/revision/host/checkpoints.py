@@ -1,9 +1,24 @@
-"""What a checkpoint of tests/gpu fills of a model's parameters."""
+"""The checkpoints that tests/gpu makes, as the release reads them and fills its models."""
 
+import models
 import torch
 
 
-def by(model, tensors, but=()):
+def read(folder, config=None):
+    """What an engine makes of config.json in `folder`; config: what is written there before."""
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    if config is not None:
+        models.write_config(folder, config)
+    return get_config(str(folder), trust_remote_code=False)
+
+
+def drawn(config):
+    """The tensors of a checkpoint, by name."""
+    return {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+
+
+def fill(model, tensors, but=()):
     """Load `tensors`, by name, into parameters of NaN, all but those that `but` names ends of.
 
     Returns the names of parameters that have NaN left, and the numbers of elements of the
