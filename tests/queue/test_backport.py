@@ -102,6 +102,26 @@ def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp
     assert (tree / "README.md").is_file() and (tree / "test/srt/test_a.py").is_file()
 
 
+def test_the_report_is_left_out_unless_it_is_asked_for(project, checkout, tool):
+    name, lines = "prefill-graph/log-tree.patch", ("fifth = 5\nsixth = 6\n", "sixth = 6\n")
+    text = fakes.patch_text("python/sglang/srt/page.py", *lines, Subject="Log it all")
+    project.write(f"patches/{name}", text)
+    project.edit("series", "# order\n", f"# order\n{name} # ==9.9.1\n")
+    for words in (("short",), ("long", "--report")):
+        assert tool(project, "backport", "--onto", checkout, *words)[0] == 0
+        log = git(checkout, "log", "--format=%s", f"{fakes.TAG}..{words[0]}").splitlines()
+        assert ("Log it all" in log) == (words[0] == "long") and len(log) == 1 + len(words)
+
+
+@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.12.post1", "v0.5.15.post1"])
+def test_a_branch_has_small_fixes_first_and_the_report_last(tag):
+    queue = load_queue(ROOT)
+    *patches, _, _, last = queue.select(pins.load(ROOT).find(tag).version)
+    speed = ["fixes" not in queue.header(patch.name).profiles for patch in patches]
+    brought = sum(map(len, queue.overlay_for(patches[:10]).values()))  # bytes
+    assert speed == sorted(speed) and brought < 12_000 and "log-tree" in last.name
+
+
 @pytest.fixture
 def packaged(project, checkout, tmp_path) -> Path:
     """A branch with the overlay's own package, checked out."""
@@ -392,6 +412,7 @@ def test_every_header_makes_a_message_that_git_reads_back():
         found = subprocess.run(words, input=text, **how).stdout.splitlines()
         assert found[0] == f"Queue-Patch: {patch.name}" and len(found) == 5, text
         assert not re.search("(?m)^(---|diff -|Index: )", text), text
+        assert "Merged" not in found[4] or found[4].endswith(found[3].partition("upstream, ")[2])
 
 
 def test_a_repository_is_read_as_it_is_committed(project, checkout):

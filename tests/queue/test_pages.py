@@ -235,9 +235,9 @@ ADDED = Step(
 )
 ONTO, SHORT = "backport --onto ~/sglang --base", "release/0.5.9-short"
 LEFT_OUT = Step(
-    f"scripts/nox {ONTO} v0.5.9 --without prefill-graph/log-tree {SHORT}",
+    f"scripts/nox {ONTO} v0.5.9 --without attention/plan-prefill-on-host {SHORT}",
     f"{SHORT} made",
-    put={"prefill-graph/log-tree": "steps/name-the-cut"},
+    put={"attention/plan-prefill-on-host": "steps/name-the-cut"},
 )
 BREAKS = "overlay/python/sglang/srt/prefill_graph/breakable/breaks.py"
 PATCHED = f"sglang 0.5.9, queue release {RELEASE}, 2 patches"

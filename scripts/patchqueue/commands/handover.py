@@ -23,6 +23,7 @@ from .terminal import ERR, FROM, ONLY, OUT, WITHOUT, Command, chosen_releases, f
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
+OF_RELEASE_BRANCHES = ("--release", "--without", "--only", "--report")
 ONE_WHEEL = ("--from", "--python", "--machine", "--only")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -85,7 +86,7 @@ def _release(options: argparse.Namespace) -> int:
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
         beside = "with --pull-requests, which names its branches"
-        terminal.refuse_ineffective(options, beside, "--release", "--without", "--only")
+        terminal.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -96,7 +97,7 @@ def _backport(options: argparse.Namespace) -> int:
         options.branch,
         options.base,
         options.release,
-        options.without,
+        [*options.without, *(() if options.report else backport.REPORT)],
         options.only,
     )
     edited = branch.edits.paths
@@ -171,7 +172,6 @@ def _show_parts(request: pull_requests.PullRequest) -> None:
             OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
         if part.own and request.text is None:
             OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
-    OUT.print(f"  runs of it are known by {request.hash}")
 
 
 def _done(outcome: Outcome) -> str:
@@ -234,6 +234,11 @@ COMMANDS = (
             ),
             WITHOUT,
             ONLY,
+            flag(
+                "--report",
+                "also the patches that report on the graph: its verdict, counts of prefills, and"
+                " which tree a server runs",
+            ),
             option(
                 "--pull-requests PATCH",
                 "make a branch and a text for the pull request of each patch that is Pending"

@@ -25,7 +25,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..files import record
-from ..files.tree import sha256
 from ..outcome import Problem, Refused
 from ..queue import patchfile
 from ..queue.header import TREE_PATH, Header
@@ -37,7 +36,6 @@ FOLDER = Path("pull-requests")
 NAME = "pull-request.toml"
 BAD = "bad-pull-request"
 STATUS, PENDING = "Upstream-Status", "Pending"
-TESTS = "tests"  # the unit tests, which can show a failure as a run can
 PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 MOTIVATION, MODIFICATIONS = "Motivation", "Modifications"
 ACCURACY, SPEED = "Accuracy Tests", "Speed Tests and Profiling"
@@ -48,13 +46,11 @@ STEADY = "The change is not on the path of a step."
 
 
 class Failure(Struct, frozen=True, forbid_unknown_fields=True):
-    """A command, what it prints on the base and with the change. run: the name of the run that
-    printed it, or `tests`."""
+    """A command, and what it prints on the base and with the change."""
 
     command: str
     before: str
     after: str
-    run: str
 
 
 class Related(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,23 +58,6 @@ class Related(Struct, frozen=True, forbid_unknown_fields=True):
 
     number: int
     what: str
-
-
-class Run(Struct, frozen=True, forbid_unknown_fields=True):
-    """A run outside of the unit tests. branch: the hash of the branch, as the command prints it."""
-
-    name: str
-    where: str
-    command: str
-    base: str
-    branch: str
-
-
-class Claim(Struct, frozen=True, forbid_unknown_fields=True):
-    """A sentence that a reviewer could doubt, and what shows it."""
-
-    says: str
-    shown_by: str
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,8 +82,6 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
     not_run: str = ""
     failure: Failure | None = None
     related: tuple[Related, ...] = ()
-    runs: tuple[Run, ...] = ()
-    claims: tuple[Claim, ...] = ()
 
 
 def stem(queue: Queue, patch: Patch) -> str:
@@ -138,21 +115,6 @@ def _wrong(text: Text) -> Iterator[tuple[str, str]]:
         yield "it has a probe, and no step_to", "the patch's header has its probes"
     if "\n" in text.not_run.strip():
         yield "not_run has several lines", "make it one line: it is the body's last"
-    runs = {TESTS, *(run.name for run in text.runs)}
-    if text.failure and text.failure.run not in runs:
-        step = f"name one of: {' '.join(sorted(runs))}"
-        yield f"failure.run names no run: {text.failure.run!r}", step
-
-
-def branch_hash(files: dict[str, bytes]) -> str:
-    """The hash that names a branch in a run: of the files that it changes or adds, less tests, as
-    `sha256sum` lists them; "sha256:<hex>"."""
-    rows = (
-        f"{sha256(content)}  {path}\n"
-        for path, content in sorted(files.items())
-        if not path.startswith("test/")
-    )
-    return "sha256:" + sha256("".join(rows).encode())
 
 
 def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
@@ -257,7 +219,7 @@ class Part:
 
     @property
     def tests(self) -> list[str]:
-        """The test files that it adds."""
+        """The test files that it adds or changes."""
         return sorted(path for path in self.files if path.startswith("test/"))
 
 
@@ -272,20 +234,16 @@ def from_header(header: Header) -> Text:
     return Text(motivation, f"{header.get('Subject')}.")
 
 
-def body(template: str, parts: Sequence[Part], text: Text, branch: str) -> str:
-    """Markdown, by upstream's template: our sections filled in, all others as they are there.
-    branch: the hash of the branch; runs of another one are left out."""
+def body(template: str, parts: Sequence[Part], text: Text) -> str:
+    """Markdown, by upstream's template: our sections filled in, all others as they are there."""
     _, *rest = re.split(r"(?m)^## ", COMMENT.sub("", template))
     pairs = (part.partition("\n") for part in rest)
     theirs = {name.strip(): content.strip() for name, _, content in pairs}
-    runs = [run for run in text.runs if run.branch == branch]
     sections = dict.fromkeys(SECTIONS, "") | theirs
     sections |= {
         MOTIVATION: _motivation(parts, text),
         MODIFICATIONS: text.modifications,
-        ACCURACY: _paragraphs(
-            text.accuracy or ("" if text.outputs else NO_OUTPUTS), *map(_run, runs), _tests(parts)
-        ),
+        ACCURACY: _paragraphs(text.accuracy or ("" if text.outputs else NO_OUTPUTS), _tests(parts)),
         SPEED: text.speed or (STEADY if text.steady else ""),
     }
     shown = [name for name in sections if sections[name] or name in theirs]
@@ -306,14 +264,11 @@ def _motivation(parts: Sequence[Part], text: Text) -> str:
     return _paragraphs(*paragraphs)
 
 
-def _run(run: Run) -> str:
-    return _paragraphs(f"Run on {run.where}, {run.base} with this branch:", _code(run.command))
-
-
 def _tests(parts: Sequence[Part]) -> str:
     files = [path for part in parts if part.own for path in part.tests]
+    where = "Unit tests, on a CPU:" if all("/unit/" in path for path in files) else "Tests:"
     commands = _code("\n".join(f"pytest {path}" for path in files))
-    return _paragraphs("Unit tests, on a CPU:", commands) if files else ""
+    return _paragraphs(where, commands) if files else ""
 
 
 def _not_run(text: Text) -> str:

@@ -18,6 +18,7 @@ from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
+from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
@@ -29,6 +30,7 @@ from .repository import Commit, Repository, open_repository
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 WIDTH = 72
+REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 
 
@@ -61,8 +63,8 @@ def backport(
     fork of one, with the queue on it.
 
     release: the one that a fork is made of, where its tags do not say; without: patches that are
-    left out, as prefill-graph/log-tree; only: the profile whose patches the branch gets, "" for
-    every patch.
+    left out, as breakable/keep-break-tensors, and those of REPORT that the release gets; only: the
+    profile whose patches the branch gets, "" for every patch.
 
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
@@ -76,7 +78,9 @@ def backport(
     pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = select(queue, pin, without)
+    released = {queue.base(patch.name) for patch in queue.select(pin.version)}
+    left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
+    selection = select(queue, pin, left_out)
     wanted, edits = _wanted(repository, selection, start, f"{repository.shown}: {base}")
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
@@ -179,11 +183,18 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Queue-Patch-Sha256": sha256(patch.content),
         "Queue-Release": local_version(pin, queue.profile),
         "Origin": header.get("Origin"),
-        "Upstream-Status": header.get("Upstream-Status"),
+        "Upstream-Status": _upstream_status(header),
     }
     return f"{text_of(queue, patch)}\n\n" + "".join(
         f"{name}: {value}\n" for name, value in trailers.items()
     )
+
+
+def _upstream_status(header: Header) -> str:
+    """The status; of a merged patch with the pull requests that its origin names."""
+    status = header.get("Upstream-Status")
+    pull_requests = re.findall(r"sglang#\d+", header.get("Origin"))
+    return ", ".join([status, *pull_requests]) if status.startswith("Merged ") else status
 
 
 def text_of(queue: Queue, patch: Patch) -> str:

@@ -41,12 +41,6 @@ class PullRequest:
     parts: tuple[Part, ...]
     text: Text | None = field(repr=False, default=None)
 
-    @property
-    def hash(self) -> str:
-        """The hash that names it in its runs: see additions.branch_hash."""
-        files = {path: text for part in self.parts for path, text in part.files.items()}
-        return additions.branch_hash(files)
-
 
 @dataclass(frozen=True)
 class Made:
@@ -172,9 +166,10 @@ def _parts(ground: Ground, patch: Patch) -> tuple[Part, ...]:
 
 
 def _changed(ground: Ground, patch: Patch, name: str, read: Read) -> dict[str, bytes]:
-    """The files that a patch changes, where its text matches. Raises Refused where it matches at no
-    place or at several."""
-    row = apply_patch(patch, read)
+    """The files that a patch changes, where its text matches; without upstream's tests on a base
+    that has none, as a wheel's. Raises Refused where the text matches at no place or at several."""
+    known = (file for file in patch.files if not _is_test(file.path) or read(file.path))
+    row = apply_patch(replace(patch, files=tuple(known)), read)
     if row.outcome is not Outcome.CONFLICT:
         return dict(row.after)
     file = additions.change(ground.root, name, ground.pin) or ground.root / "patches" / patch.name
@@ -183,6 +178,10 @@ def _changed(ground: Ground, patch: Patch, name: str, read: Read) -> dict[str, b
         " name another: --base COMMIT"
     )
     raise Refused.of(str(row.outcome), str(file.relative_to(ground.root)), row.why, step)
+
+
+def _is_test(path: str) -> bool:
+    return path.startswith("test/")
 
 
 def _new_files(
@@ -196,7 +195,7 @@ def _new_files(
         there = laid.get(path, ground.read(path))
         if there is None:
             new[path] = content
-        elif path.startswith("test/"):
+        elif _is_test(path):
             file = f"test_{name.rpartition('/')[2].replace('-', '_')}.py"
             renamed[path] = f"{path.rpartition('/')[0]}/{file}"
             new[renamed[path]] = content
@@ -280,7 +279,7 @@ def write(queue: Queue, made: Made, request: PullRequest, out: Path) -> Path:
 def body(queue: Queue, made: Made, request: PullRequest) -> str:
     """The text of a pull request."""
     text = request.text or additions.from_header(queue.header(f"{request.name}.patch"))
-    return additions.body(made.template or "", request.parts, text, request.hash)
+    return additions.body(made.template or "", request.parts, text)
 
 
 def _reader(repository: Repository, commit: str, base: str) -> Read:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..compat import features, ops
 from . import rows
 
 Op = Callable[..., Any]
+CAPTURED = f"{__package__.rpartition('.')[0]}.captured.layers"
 _broken: Callable[[Op, str], Op] | None = None
 
 
@@ -49,11 +51,10 @@ def or_captured(function: Op, name: str) -> Op:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # Triton's kernels need what imports this module; and a custom op must not give another
-        # memory to its argument
-        from ..captured.layers import run_captured
-
-        if not run_captured(name, args, kwargs, torch.Tensor.copy_):
+        # whatever captures layers has loaded that module; a tree without it captures none
+        captured = sys.modules.get(CAPTURED)
+        # a custom op must not give another memory to its argument
+        if not (captured and captured.run_captured(name, args, kwargs, torch.Tensor.copy_)):
             function(*args, **kwargs)
 
     return rows.with_signature(run, function)
