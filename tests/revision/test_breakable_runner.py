@@ -64,6 +64,9 @@ def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
     tokens, starts = sum(lengths), torch.tensor([0, *lengths[:-1]]).cumsum(0)
     source = torch.Generator().manual_seed(tokens)
+    count = "num_token_non_padded_cpu"
+    if hasattr(forward_batch_info.ForwardBatch, f"global_{count}"):  # from 0.5.20
+        count = f"global_{count}"
     return graph.prefill_batch(
         tokens,
         **dict(
@@ -82,8 +85,8 @@ def batch_of(lengths, **fields):
             out_cache_loc=torch.arange(1, tokens + 1),
             req_pool_indices=torch.arange(len(lengths)),
             capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
-            num_token_non_padded_cpu=tokens,
             return_logprob=False,
+            **{count: tokens},
             **fields,
         ),
     )

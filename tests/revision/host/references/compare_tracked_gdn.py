@@ -157,6 +157,9 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
         module.get_server_args = lambda: arguments
     if hasattr(module, "mamba_cache_chunk_size"):  # from 0.5.18
         module.mamba_cache_chunk_size = lambda: step
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info.mamba_cache_chunk_size = lambda: step  # from 0.5.20
     try:
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
@@ -166,10 +169,13 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
         made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
         made.kernel_dispatcher = TritonGDNKernel()
         made.kernel_dispatcher.extend_uses_state_checkpoints = False  # asked from 0.5.17 on
+        made.kernel_dispatcher.extend_kernel = made.kernel_dispatcher  # asked on 0.5.23
     interpreted.resolve_late(fla)
     interpreted.choose_first_configs(fla)
     made.device, made.conv_states_shape = "cpu", pool[0].shape
     made.is_draft_worker, made.topk = False, 0
+    made._mamba_chunk_size, made._use_strided_target_verify_qkv = CHUNK, False  # from 0.5.19
+    made.mis_metadata, made.enable_mis = None, False
     made.req_to_token_pool = SimpleNamespace(
         get_mamba_indices=lambda requests: requests.to(torch.int32),
         translate_mamba_indices=lambda slots: slots,  # from 0.5.15
