@@ -15,10 +15,13 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from patchqueue.environments import cuda_stubs, lock
 from patchqueue.environments.lock import body, until
@@ -76,23 +79,16 @@ TRIMMED = (
 )
 
 
-@dataclass(frozen=True)
-class StoodInFor:
-    """CUDA libraries (a name up to ".so") in whose place a carried torch gets functions that report
-    an error. reason: why no run calls them."""
-
-    reason: str
-    libraries: str
-
-
-STOOD_IN_FOR = (
-    StoodInFor("linear algebra and sparse matrices: no run solves or decomposes", "cusolver"),
-    StoodInFor("sparse matrices: no run has any", "cusparse cusparseLt"),
-    StoodInFor("Fourier transforms: no run makes any", "cufft"),
-    StoodInFor("random numbers on their own: torch calls none of it", "curand"),
-    StoodInFor("files that a GPU reads: no run reads any", "cufile"),
-    StoodInFor("memory that GPUs of several hosts share: runs have one host", "nvshmem_host"),
-)
+# CUDA libraries (names up to ".so") in whose place a carried torch gets functions that report an
+# error, and why no run calls them.
+STOOD_IN_FOR = {
+    "cusolver": "linear algebra and sparse matrices: no run solves or decomposes",
+    "cusparse cusparseLt": "sparse matrices: no run has any",
+    "cufft": "Fourier transforms: no run makes any",
+    "curand": "random numbers on their own: torch calls none of it",
+    "cufile": "files that a GPU reads: no run reads any",
+    "nvshmem_host": "memory that GPUs of several hosts share: runs have one host",
+}
 
 
 class Origin(str, enum.Enum):
@@ -103,8 +99,7 @@ class Origin(str, enum.Enum):
     STAND_IN = "a stand-in"
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Struct, frozen=True, array_like=True):
     """A CUDA library as a package brings it. path: below the folder of packages; package:
     "name==version"; offers: the functions that it has."""
 
@@ -164,9 +159,9 @@ def choose(
             return Chosen(Origin.HOST, f"{own[name].package} has all that is asked of it{instead}")
         lacks = f"{own[name].package} lacks {missing[0] if missing else 'its place'}"
         lacks += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    for rule in STOOD_IN_FOR:
-        if cuda_stubs.stem(name).removeprefix("lib") in rule.libraries.split():
-            return Chosen(Origin.STAND_IN, rule.reason)
+    for names, reason in STOOD_IN_FOR.items():
+        if cuda_stubs.stem(name).removeprefix("lib") in names.split():
+            return Chosen(Origin.STAND_IN, reason)
     return Chosen(Origin.CARRIED, lacks)
 
 
@@ -180,10 +175,9 @@ def check(site: Mapping[str, Any], torch: Carried) -> None:
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
 
 
-def asks(site: Path, names: Iterable[str] = MADE_FOR_TORCH) -> list[str]:
+def asks(site: Path, names: Sequence[str]) -> list[str]:
     """The CUDA libraries that these packages, made for one torch, want, less those that they bring
     themselves."""
-    names = list(names)
     files = [file for name in names for file in (site / name).rglob("*.so*")]
     own = {file.name for name in names for file in (site / f"{name}.libs").glob("*.so*")}
     return sorted(asked_of(file for file in files if file.is_file()).keys() - own)
@@ -231,7 +225,7 @@ def pack(
     excluded: packages that the resolution leaves out. Raises Refused with uv's reason.
     """
     words = ["--exclude-newer", until(as_of), "--prerelease=allow"]
-    found = _index(host).resolve([wanted], words, excluded)["packages"]
+    found = packages.Index(host).resolve([wanted], words, excluded)["packages"]
     locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
     version = lock.version_of(locked, "torch")
     if not version:
@@ -241,7 +235,7 @@ def pack(
         return None
     own = _host_libraries(host)
     made_of = [locked, sorted(own), [rule.patterns for rule in TRIMMED], sm, EFFORT, SCHEMA]
-    made_of += [[rule.libraries for rule in STOOD_IN_FOR], host.python, host.platform]
+    made_of += [[*STOOD_IN_FOR], host.python, host.platform]
     said = f"packing torch {version} for sm_{sm} (some minutes and GBs, once)"
     archive, facts = packages.kept(
         "torch",
@@ -256,11 +250,6 @@ def pack(
     return Carried(archive, facts["own_cuda"], facts, holds)
 
 
-def _index(host: Host) -> packages.Index:
-    step = "see the host description's python, platform and torch"
-    return packages.Index(host, "no-bundle", step)
-
-
 def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
     """Those of `names`, as hashed requirements."""
     return body({"packages": [one for one in found if one["name"] in names]})
@@ -269,7 +258,7 @@ def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
 def _host_libraries(host: Host) -> dict[str, Library]:
     """The CUDA libraries that the host's own torch requires, by file name (kept)."""
     names = set(lock.cuda_libraries(LIBRARIES))
-    index = _index(host)
+    index = packages.Index(host)
     locked = _of(index.resolve([f"torch=={host.torch}"])["packages"], names)
     key = packages.key([locked, [rule.patterns for rule in TRIMMED], SCHEMA])
     kept = cache_folder() / "libraries" / f"{key}.json"
@@ -282,12 +271,8 @@ def _host_libraries(host: Host) -> dict[str, Library]:
             for rule in TRIMMED:
                 packing.trim(site, rule)
             found = libraries(site)
-        told = {name: [one.path, one.package, sorted(one.offers)] for name, one in found.items()}
-        atomic.write(kept, json.dumps(told).encode())
-    return {
-        name: Library(path, package, frozenset(offers))
-        for name, (path, package, offers) in json.loads(kept.read_text()).items()
-    }
+        atomic.write(kept, msgspec.json.encode(found))
+    return msgspec.json.decode(kept.read_bytes(), type=dict[str, Library])
 
 
 def _made(
@@ -295,7 +280,7 @@ def _made(
 ) -> packages.Packed:
     """Install, choose and trim."""
     site = scratch / "site"
-    _index(host).install(locked, site, INSTALLED)
+    packages.Index(host).install(locked, site, INSTALLED)
     facts = lay(site, own, sm)
     plan = {"torch": host.torch, "libraries": facts["linked"]}
     (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")

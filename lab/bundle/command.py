@@ -7,9 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from patchqueue.commands import arguments
-from patchqueue.commands.arguments import Command, chosen_releases, flag, option, shown
-from patchqueue.commands.terminal import OUT
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
 from patchqueue.environments import testing
 from patchqueue.hint import counted
 from patchqueue.outcome import Refused
@@ -86,7 +85,7 @@ def _bundle(options: argparse.Namespace) -> int:
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pins, pin, description, None, wanted)
+        made = release.pack(options.root, pins, pin, description, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
             f"{shown(made.path.relative_to(options.root))}: {sizes},"
@@ -111,25 +110,20 @@ COMMANDS = (
         "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             option(
-                "--host",
-                type=arguments.path,
-                metavar="FILE",
-                help=f"the host's description (default: {host.DEFAULT})",
+                "--host FILE",
+                f"the host's description (default: {host.DEFAULT})",
+                type=terminal.path,
             ),
             option(
-                "--sm",
-                type=int,
-                default=90,
-                help="the GPU's compute capability (default 90, Hopper)",
+                "--sm", "the GPU's compute capability (default 90, Hopper)", type=int, default=90
             ),
             option(
-                "--part-size",
+                "--part-size MIB",
+                "the largest size of one part (default 60)",
                 type=_size,
                 default=60,
-                metavar="MIB",
-                help="the largest size of one part (default 60)",
             ),
             flag(
                 "--carry-torch",
@@ -141,10 +135,9 @@ COMMANDS = (
                 " `run.py --attention fa3` asks for it there",
             ),
             option(
-                "--peer",
+                "--peer NAME==VERSION",
+                "pack another engine instead, to be timed beside the release, as vllm==0.33.0",
                 type=_peer,
-                metavar="NAME==VERSION",
-                help="pack another engine instead, to be timed beside the release, as vllm==0.33.0",
             ),
         ),
     ),

@@ -14,12 +14,14 @@ Which entry runs where: CUDA C++ Programming Guide, "Binary Compatibility" and "
 from __future__ import annotations
 
 import mmap
+import operator
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from patchqueue.environments.cuda_stubs import Section, sections
 from patchqueue.outcome import Refused
 
 # the program as it is run, as it is linked, and what cuBLAS and cuDNN load by themselves
@@ -57,22 +59,7 @@ class Zeroed:
     none: int = 0
 
     def __add__(self, other: Zeroed) -> Zeroed:
-        return Zeroed(
-            self.kept + other.kept,
-            self.zeroed + other.zeroed,
-            self.symbols + other.symbols,
-            self.programs + other.programs,
-            self.none + other.none,
-        )
-
-
-@dataclass(frozen=True)
-class _Section:
-    name: str
-    kind: int
-    flags: int
-    offset: int
-    size: int
+        return Zeroed(*map(operator.add, astuple(self), astuple(other)))
 
 
 def keeps(entries: Iterable[Entry], sm: int) -> frozenset[Entry]:
@@ -99,19 +86,17 @@ def offers(file: Path) -> frozenset[str]:
         if handle.read(6) != ELF:
             return frozenset()
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = {section.name: section for section in _sections(data)}
-            if not {".dynsym", ".dynstr"} <= found.keys():
-                return frozenset()
-            symbols, strings = (_bytes(data, found[name]) for name in (".dynsym", ".dynstr"))
+            found = {
+                section.name: section.of(data)
+                for section in sections(data)
+                if section.name in (".dynsym", ".dynstr")
+            }
+    symbols, strings = (found.get(name, b"") for name in (".dynsym", ".dynstr"))
     return frozenset(
         strings[name : strings.index(b"\0", name)].decode()
         for name, where in struct.iter_unpack("<IxxH16x", symbols)
         if name and where
     )
-
-
-def _bytes(data: mmap.mmap, section: _Section) -> bytes:
-    return data[section.offset : section.offset + section.size]
 
 
 def is_loaded(file: Path) -> bool:
@@ -156,7 +141,7 @@ def _zero(data: mmap.mmap, sm: int) -> Zeroed:
     if data[:6] != ELF:
         raise ValueError("it is no ELF file")
     done, mapped = Zeroed(), list(_mapped(data))
-    for section in list(_sections(data)):
+    for section in sections(data):
         if section.kind == _NO_BITS or section.offset + section.size > len(data):
             continue
         if section.name in FATBIN:
@@ -178,7 +163,7 @@ def _mapped(data: mmap.mmap) -> Iterator[tuple[int, int]]:
             yield offset, offset + size
 
 
-def _is_spare(section: _Section, mapped: list[tuple[int, int]]) -> bool:
+def _is_spare(section: Section, mapped: list[tuple[int, int]]) -> bool:
     """Whether no loader needs it: it is neither said to be mapped, nor within what is."""
     end = section.offset + section.size
     return (
@@ -221,12 +206,3 @@ def _entries(data: mmap.mmap | bytes, at: int, end: int) -> Iterator[Entry]:
             raise ValueError(f"an entry at byte {at} is longer than its fat binary")
         yield Entry(kind, sm, at + header, size)
         at += header + size
-
-
-def _sections(data: mmap.mmap) -> Iterator[_Section]:
-    (table,) = struct.unpack_from("<Q", data, 0x28)
-    width, count, names = struct.unpack_from("<HHH", data, 0x3A)
-    rows = [struct.unpack_from("<IIQ8xQQ", data, table + number * width) for number in range(count)]
-    for name, kind, flags, offset, size in rows:
-        start = rows[names][3] + name
-        yield _Section(data[start : data.find(b"\0", start)].decode(), kind, flags, offset, size)

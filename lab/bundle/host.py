@@ -4,11 +4,11 @@ to run there."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -51,9 +51,14 @@ class Shared(Entry, frozen=True, kw_only=True):
     dependencies_of: Version
 
 
-class File(Struct, frozen=True, forbid_unknown_fields=True):
+class Host(Struct, frozen=True, forbid_unknown_fields=True):
     """A description. python: "3.12"; platform: uv's name of it; torch: its version; brings:
-    packages that are not packed."""
+    packages that are not packed; name: of the file.
+
+    kernel: the package with the kernels, where it is not the release's own; package: more packages
+    that are not; share: the release whose dependencies are packed, where it is another. As it is
+    for one release, each has at most one kernel and one share.
+    """
 
     python: str
     platform: str
@@ -63,44 +68,16 @@ class File(Struct, frozen=True, forbid_unknown_fields=True):
     package: tuple[Replaced, ...] = ()
     shim: tuple[Shim, ...] = ()
     share: tuple[Shared, ...] = ()
+    name: str = ""
 
+    def with_release_torch(self, besides: Iterable[str]) -> Host:
+        """The host as it is for a release that brings the torch it was made for: nothing stands in
+        for the release's own packages.
 
-@dataclass(frozen=True)
-class Host:
-    """One host, as it is for one release; python to brings as in File.
-
-    kernel: the package with the kernels, where it is another; others: more packages that are.
-    dependencies_of: the release whose dependencies are packed (mostly the same release), and why
-    another's are.
-    """
-
-    name: str
-    python: str
-    platform: str
-    torch: str
-    brings: tuple[str, ...]
-    kernel: Replaced | None
-    others: tuple[Replaced, ...]
-    shims: tuple[Shim, ...]
-    dependencies_of: Version
-    shared_because: str
-
-
-def with_release_torch(host: Host, version: Version, besides: Iterable[str]) -> Host:
-    """The host as it is for a release that brings the torch it was made for: nothing stands in for
-    the release's own packages.
-
-    besides: what the host brings, and is packed all the same.
-    """
-    return replace(
-        host,
-        brings=tuple(name for name in host.brings if name not in besides),
-        kernel=None,
-        others=(),
-        shims=(),
-        dependencies_of=version,
-        shared_because="",
-    )
+        besides: what the host brings, and is packed all the same.
+        """
+        brings = tuple(name for name in self.brings if name not in besides)
+        return replace(self, brings=brings, kernel=(), package=(), shim=(), share=())
 
 
 def load(path: Path, version: Version) -> Host:
@@ -112,19 +89,14 @@ def load(path: Path, version: Version) -> Host:
         step = f"describe the host as {DEFAULT} does"
         what = f"cannot be read: {error.strerror}"
         raise Refused.of("no-host", str(path), what, step) from None
-    found = record.toml(content, File, str(path), "bad-host", f"see {DEFAULT}")
-    kernels, shared = _for(version, found.kernel), _for(version, found.share)
-    return Host(
-        path.stem,
-        found.python,
-        found.platform,
-        found.torch,
-        found.brings,
-        kernels[0] if kernels else None,
-        _for(version, found.package),
-        _for(version, found.shim),
-        shared[0].dependencies_of if shared else version,
-        shared[0].reason if shared else "",
+    host = record.toml(content, Host, str(path), "bad-host", f"see {DEFAULT}")
+    return replace(
+        host,
+        name=path.stem,
+        kernel=_for(version, host.kernel)[:1],
+        package=_for(version, host.package),
+        shim=_for(version, host.shim),
+        share=_for(version, host.share)[:1],
     )
 
 

@@ -27,12 +27,9 @@ INSTALL = ("pip", "install", "--no-deps", "--no-build", "--require-hashes", "--l
 
 @dataclass(frozen=True)
 class Index:
-    """The package index as a host needs it. problem, step: the name of a failure, and what to do
-    about it."""
+    """The package index as a host needs it."""
 
     host: Host
-    problem: str
-    step: str
 
     @property
     def _target(self) -> list[str]:
@@ -45,7 +42,7 @@ class Index:
         try:
             return lock.resolve(wanted, [*self._target, *words], sorted(set(excluded)))
         except run.Failed as failure:
-            raise self._refused(f"resolve {wanted[0].replace('==', '-')}", failure) from None
+            raise _refused(f"resolve {wanted[0].replace('==', '-')}", failure) from None
 
     def install(self, locked: str, site: Path, what: str) -> None:
         """Install hashed requirements into a folder. Raises Refused with uv's reason."""
@@ -55,10 +52,12 @@ class Index:
         try:
             run.uv(*INSTALL, *self._target, *where)
         except run.Failed as failure:
-            raise self._refused(f"install {what}", failure) from None
+            raise _refused(f"install {what}", failure) from None
 
-    def _refused(self, what: str, failure: run.Failed) -> Refused:
-        return Refused.of(self.problem, f"uv could not {what}", failure.said, self.step)
+
+def _refused(what: str, failure: run.Failed) -> Refused:
+    step = "see the host description, and LEFT_OUT in lab/bundle/"
+    return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
 @dataclass(frozen=True)

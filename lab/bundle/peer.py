@@ -8,7 +8,6 @@ request torch is packed too, as for a release (carried.py).
 from __future__ import annotations
 
 import datetime
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from patchqueue.environments.testing import pinned_torch
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pins
 
-from . import carried, elf, packages, packing, release
-from .host import Host, with_release_torch
+from . import carried, packages, packing, release
+from .host import Host
 from .host import load as load_host
 
 SCHEMA = 2
@@ -35,24 +34,20 @@ LEFT_OUT = (
         "other ways to structured output, and other front ends",
         "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
         " fastapi-cloud-cli sentry-sdk",
-        "",
     ),
     release.LeftOut(
         "fetching models, audio, images and video",
         "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors instanttensor"
         " soundfile av pycountry",
-        "",
     ),
     release.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
         "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
         " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
-        "",
     ),
     release.LeftOut(
         "NCCL for Python, with libraries of its own: a peer runs on one GPU",
         "nccl4py nccl-extensions",
-        "",
     ),
 )
 TRIMMED = (
@@ -115,8 +110,8 @@ def pack(
         raise Refused.of("no-peer", "bundle --peer", what, "pack it too: --carry-torch")
     torch = None if fits else _torch(root, pins, requires, host, sm)
     if torch:
-        host = with_release_torch(host, HIGHEST, torch.besides)
-    locked = _without_torch(_resolve(peer, host, as_of))
+        host = host.with_release_torch(torch.besides)
+    locked = release.without("torch", _resolve(peer, host, as_of))
     made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
     said = f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)"
     archive, facts = packages.kept(
@@ -162,7 +157,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 def released(peer: Peer, host: Host) -> datetime.date:
     """The day on which the index got the release's wheel. Raises Refused."""
-    found = _index(host).resolve([peer.requirement], ["--no-deps"])
+    found = packages.Index(host).resolve([peer.requirement], ["--no-deps"])
     times: list[datetime.datetime] = [
         wheel["upload-time"] for one in found["packages"] for wheel in one["wheels"]
     ]
@@ -175,28 +170,14 @@ def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
     left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
     brought = [name for name in host.brings if name != "torch"]
     excluded = [*left_out, *brought, *lock.cuda_libraries(release.CUDA)]
-    return lock.body(_index(host).resolve([peer.requirement], words, excluded))
-
-
-def _without_torch(locked: str) -> str:
-    return re.sub(r"(?m)^torch==.*\n(?:    --hash.*\n)*", "", locked)
-
-
-def _index(host: Host) -> packages.Index:
-    step = "see the host description, and LEFT_OUT in lab/bundle/peer.py"
-    return packages.Index(host, "no-peer", step)
+    return lock.body(packages.Index(host).resolve([peer.requirement], words, excluded))
 
 
 def _made(scratch: Path, peer: Peer, locked: str, host: Host, sm: int) -> packages.Packed:
     """Install and trim."""
     site, hostsite = scratch / "site", scratch / "hostsite"
-    _index(host).install(locked, site, peer.tag)
-    facts = {
-        "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in LEFT_OUT],
-        "trimmed": [packing.trim(site, rule) for rule in TRIMMED],
-        "zeroed": asdict(elf.zero_all(site, sm)),
-        "asks": carried.asks(site, (peer.name, *carried.MADE_FOR_TORCH)),
-    }
+    packages.Index(host).install(locked, site, peer.tag)
+    trimmed = [packing.trim(site, rule) for rule in TRIMMED]
+    facts = release.facts_of(site, locked, LEFT_OUT, trimmed, sm, (peer.name,))
     release.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
     return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)

@@ -31,7 +31,7 @@ from patchqueue.upstream.pins import Pin, Pins
 from patchqueue.wheels import build
 
 from . import carried, elf, packages, packing, untouched
-from .host import Host, with_release_torch
+from .host import Host
 from .host import load as load_host
 
 HOSTSITE = Path(__file__).parent / "hostsite"
@@ -47,7 +47,7 @@ class LeftOut:
 
     reason: str
     packages: str
-    modules: str
+    modules: str = ""
     releases: str = ""
 
 
@@ -86,7 +86,6 @@ LEFT_OUT = (
         "the compiler of CuTe kernels: Llama's MLPs ask for it from 0.5.22 on, sparse attention"
         " on 0.5.15, and gated delta nets and Mamba2 on 0.5.8",
         "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-cu13",
-        "",
         releases="<0.5.22,!=0.5.8.*,!=0.5.15.*",
     ),
 )
@@ -139,9 +138,7 @@ class Wanted:
     flash: bool = False
 
 
-def pack(
-    root: Path, pins: Pins, pin: Pin, description: Path, origin: str | None, wanted: Wanted
-) -> Bundle:
+def pack(root: Path, pins: Pins, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described. Raises Refused with uv's or apply's
     reason."""
     sm, flash = wanted.sm, wanted.flash
@@ -149,13 +146,13 @@ def pack(
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     target = build.Target(host.python, host.platform.split("-")[0])
-    built = build.build(root, pin, target, origin, root / "dist")
+    built = build.build(root, pin, target, None, root / "dist")
     torch = torch_of(pin, host, sm) if wanted.carry_torch else None
     if torch:
-        host = with_release_torch(host, pin.version, torch.besides)
-        shared, sharing = pin, host
-    else:
-        shared = pins.find(str(host.dependencies_of))
+        host = host.with_release_torch(torch.besides)
+    shared, sharing = pin, host
+    for share in host.share:
+        shared = pins.find(str(share.dependencies_of))
         sharing = load_host(description, shared.version)
     holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
     site, facts = dependencies(shared, sharing, sm, holds=holds, one_gpu=one_gpu, flash=flash)
@@ -230,7 +227,7 @@ def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: boo
     """The patched wheel's files, what the host needs beside them, and what runs on a GPU."""
     plan = {
         "stand_ins": stand_ins(built.pin, flash),
-        "shims": [shim.module for shim in host.shims],
+        "shims": [shim.module for shim in host.shim],
     }
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         with zipfile.ZipFile(built.path) as wheel:
@@ -258,10 +255,13 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
             "brings": list(host.brings),
         },
         "sm": sm,
-        "kernel": host.kernel.as_json() if host.kernel else None,
-        "others": [other.as_json() for other in host.others],
-        "shims": [shim.as_json() for shim in host.shims],
-        "dependencies_of": {"version": str(shared.version), "why": host.shared_because},
+        "kernel": host.kernel[0].as_json() if host.kernel else None,
+        "others": [other.as_json() for other in host.package],
+        "shims": [shim.as_json() for shim in host.shim],
+        "dependencies_of": {
+            "version": str(shared.version),
+            "why": host.share[0].reason if host.share else "",
+        },
     }
 
 
@@ -301,24 +301,24 @@ def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
     holds: versions of what is made for a carried torch. Torch itself is left out here, so that
     nothing else would hold them to it.
     """
-    replaced = [*([host.kernel] if host.kernel else []), *host.others]
-    instead = [name for one in replaced for name in one.instead_of]
+    replaced = [*host.kernel, *host.package]
     excluded = [
         *host.brings,
         *_never_reached(pin),
-        *instead,
+        *(name for one in replaced for name in one.instead_of),
         *lock.cuda_libraries(CUDA),
     ]
-    index, words = _index(host), ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"]
+    index = packages.Index(host)
+    words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"]
     text = body(index.resolve([f"sglang=={pin.version}", "dill", *holds], words, excluded))
     if replaced:
         text += body(index.resolve([one.package for one in replaced], ["--no-deps"]))
-    return re.sub(r"(?m)^sglang==.*\n(?:    --hash.*\n)*", "", text)
+    return without("sglang", text)
 
 
-def _index(host: Host) -> packages.Index:
-    step = "see the host description, and LEFT_OUT in lab/bundle/release.py"
-    return packages.Index(host, "no-bundle", step)
+def without(package: str, locked: str) -> str:
+    """Hashed requirements, less a package."""
+    return re.sub(rf"(?m)^{package}==.*\n(?:    --hash.*\n)*", "", locked)
 
 
 def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
@@ -333,21 +333,34 @@ def _made(
     site: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
 ) -> packages.Packed:
     """Install and trim."""
-    _index(host).install(locked, site, f"{pin.version}'s dependencies")
+    packages.Index(host).install(locked, site, f"{pin.version}'s dependencies")
     trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
     if host.kernel:
         _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
-    facts = {
-        "resolved_as_of": pin.resolve_as_of.isoformat(),
+    facts = facts_of(site, locked, left_out(pin), trimmed, sm if one_gpu else None)
+    as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
+    return packages.Packed([(site, "site")], as_of | facts)
+
+
+def facts_of(
+    site: Path,
+    locked: str,
+    rules: Iterable[LeftOut],
+    trimmed: list[dict[str, Any]],
+    sm: int | None,
+    own: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """What the manifest says of installed and trimmed packages. sm: the one kind of GPU whose code
+    stays, None for all; own: packages that may ask for CUDA libraries beside those made for
+    torch."""
+    asking = (*own, *carried.MADE_FOR_TORCH)
+    return {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [
-            {"reason": rule.reason, "names": rule.packages.split()} for rule in left_out(pin)
-        ],
+        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in rules],
         "trimmed": trimmed,
-        "zeroed": asdict(elf.zero_all(site, sm)) if one_gpu else None,
-        "asks": carried.asks(site) if one_gpu else [],
+        "zeroed": asdict(elf.zero_all(site, sm)) if sm else None,
+        "asks": carried.asks(site, asking) if sm else [],
     }
-    return packages.Packed([(site, "site")], facts)
 
 
 def _let_missing_kernels_raise(init: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,5 @@ def plan(own: Mapping[str, str], patched: Mapping[str, str]) -> dict[str, Any]:
 
     Both map a member's name to the sha256 of its content.
     """
-    return {
-        "remove": sorted(patched.keys() - own.keys()),
-        "replace": dict[str, Any](sorted(_replaced(own, patched))),
-    }
-
-
-def _replaced(own: Mapping[str, str], patched: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, digest in own.items():
-        if patched.get(name) != digest:
-            yield name, digest
+    replaced = {name: own[name] for name in sorted(own) if patched.get(name) != own[name]}
+    return {"remove": sorted(patched.keys() - own.keys()), "replace": replaced}

@@ -1,3 +1,3 @@
 from patchqueue.__main__ import run
 
-raise SystemExit(run("evidence.commands.cli"))
+raise SystemExit(run("evidence.commands"))

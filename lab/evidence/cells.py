@@ -1,18 +1,26 @@
-"""What the support matrix has cells for: evidence/matrix.toml."""
+"""What the support matrix has cells for: evidence/matrix.toml; and what scripts of tests/gpu ask
+beside it: evidence/questions.toml.
+
+Such a script holds one engine's answers against that engine's own, asked otherwise. It writes one
+file, and with --without queue a control: the release's own tree must answer otherwise.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from msgspec import Struct, field
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchqueue.files import record
 from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream.pins import Pin
 
 from .results import FOLDER
 
 FILE = FOLDER / "matrix.toml"
+QUESTIONS = FOLDER / "questions.toml"
 ALWAYS = "0"  # "upstream" of what every pinned release has
 
 
@@ -43,16 +51,12 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
     families: dict[str, Family]
 
 
-class Feature(Struct, frozen=True):
-    """One graph of one family of models. since: as the family's. brings, repairs, never, upstream:
-    as the file says of both."""
+class Feature(Graph, frozen=True, kw_only=True):
+    """One graph of one family of models, with what the file says of both. since: as the
+    family's."""
 
     models: tuple[str, ...]
     mode: str
-    brings: tuple[str, ...] = ()
-    repairs: tuple[str, ...] = ()
-    never: dict[str, str] = field(default_factory=dict)
-    upstream: str = ""
     since: dict[str, str] = field(default_factory=dict)
 
     def known(self, version: Version) -> tuple[str, ...]:
@@ -76,13 +80,13 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     def _feature(self, family: Family, mode: str) -> Feature:
         graph, own = self.graphs[mode], family.repairs
         return Feature(
-            family.models,
-            mode,
-            (*family.brings, *graph.brings),
-            (*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
-            {**graph.never, **family.never},
-            family.upstream or graph.upstream,
-            family.since,
+            models=family.models,
+            mode=mode,
+            brings=(*family.brings, *graph.brings),
+            repairs=(*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
+            never={**graph.never, **family.never},
+            upstream=family.upstream or graph.upstream,
+            since=family.since,
         )
 
     @property
@@ -122,3 +126,30 @@ def _unknown(root: Path, found: Cells) -> str:
         if not (root / "patches" / name).is_file():
             return f"names {name}, and patches/ has no such file"
     return ""
+
+
+class Question(Struct, frozen=True, forbid_unknown_fields=True):
+    """One script. asks: the releases that it can ask, as in series."""
+
+    title: str
+    repairs: tuple[str, ...]
+    asks: SpecifierSet
+
+    def can_ask(self, pin: Pin) -> bool:
+        return self.asks.contains(pin.version, prereleases=True)
+
+
+def questions(root: Path) -> dict[str, Question]:
+    """The questions by name; none where there is no such file. Raises Refused naming what is
+    wrong."""
+    if not (root / QUESTIONS).is_file():
+        return {}
+    found = record.toml(
+        (root / QUESTIONS).read_bytes(), dict[str, Question], str(QUESTIONS), "bad-questions"
+    )
+    for name, one in found.items():
+        for patch in one.repairs:
+            if not (root / "patches" / patch).is_file():
+                what = f"[{name}] names {patch}, and patches/ has no such file"
+                raise Refused(Problem("bad-questions", str(QUESTIONS), what))
+    return found

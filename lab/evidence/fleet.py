@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bundle.host import Host
 from bundle.host import load as load_host
-from patchqueue.environments.testing import lock_file
+from patchqueue.applying.apply import load_queue
+from patchqueue.environments.testing import pinned_torch
 from patchqueue.hint import to_type
-from patchqueue.laying.apply import load_queue
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin
@@ -51,9 +51,6 @@ class Job:
     host: str
     host_torch: str
 
-    def as_json(self) -> dict[str, object]:
-        return asdict(self) | {"modes": list(self.modes)}
-
 
 def jobs(
     root: Path,
@@ -81,24 +78,20 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
-        now = pin.patched
-        validity = Validity(root, pin, now, harness.identity(root))
+        validity = Validity(root, pin, pin.patched, harness.identity(root))
         for gpu in kinds:
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:
                 features = [one for one in shape.features if model in one.known(pin.version)]
                 modes = _modes(validity, queue, pin, model, features, proofs)
-                left = _left(modes, f"{now} {gpu} {model}") if stale else modes
+                left = {
+                    mode: one
+                    for mode, one in modes.items()
+                    if not stale or _is_left(one[1], f"{pin.patched} {gpu} {model} {mode}")
+                }
                 if left:
                     found.append(_job(root, pin, host, gpu, model, left))
     return found
-
-
-def _left(
-    modes: Mapping[str, tuple[matrix.State, str]], seed: str
-) -> dict[str, tuple[matrix.State, str]]:
-    """The modes that are to be run."""
-    return {mode: one for mode, one in modes.items() if _is_left(one[1], f"{seed} {mode}")}
 
 
 def _modes(
@@ -119,8 +112,10 @@ def _modes(
 
 
 def _labels(rows: Sequence[Row], gpus: Sequence[str]) -> list[str]:
-    """The kinds of GPU that are meant. Raises Refused where there is none."""
-    labels = list(dict.fromkeys(map(label, gpus or _seen(rows))))
+    """The kinds of GPU that are meant: those that a proof names, where none is given. Raises
+    Refused where there is none."""
+    seen = sorted({row.gpu for row in rows if row.kind == "proof"})
+    labels = list(dict.fromkeys(map(label, gpus or seen)))
     if labels and "" not in labels:
         return labels
     where, what = ("--gpu", "names no GPU") if labels else ("--plan", "evidence/ names no GPU yet")
@@ -141,7 +136,7 @@ def _job(
         (known for _, known in modes.values()), key=(CURRENT, SAME_FILES, STALE, NOT_RUN).index
     )
     ours = any(state is matrix.State.NOT_RUN for state, _ in modes.values())
-    torches = (torch_of(root, pin), host.name, host.torch)
+    torches = (pinned_torch(root, pin), host.name, host.torch)
     return Job(pin.tag, gpu, model, tuple(modes), least, ours, *torches)
 
 
@@ -155,22 +150,6 @@ def is_of(label: str, gpu: str) -> bool:
     "H10"."""
     wanted, name = (results.slug(text).removeprefix("nvidia-") for text in (label, gpu))
     return name == wanted or name.startswith(f"{wanted}-")
-
-
-def torch_of(root: Path, pin: Pin) -> str:
-    """The torch that the release's locked environment has; empty where it has none."""
-    file = lock_file(root, pin)
-    found = (
-        re.search(r"(?m)^torch==([^\s;+]+)", file.read_text(encoding="utf-8"))
-        if file.is_file()
-        else None
-    )
-    return found[1] if found else ""
-
-
-def _seen(rows: Sequence[Row]) -> list[str]:
-    """Every GPU that a proof names."""
-    return sorted({row.gpu for row in rows if row.kind == "proof"})
 
 
 def _is_left(known: str, seed: str) -> bool:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.selection import select
 from patchqueue.files.tree import sha256
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
@@ -27,6 +27,7 @@ from .results import Footprint, Row
 MODULE, OPENED = "m ", "o "  # begin the notes
 CODE, BYTES = "code:", "bytes:"  # begin the hashes
 SHORT = 16  # hex digits of a hash
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -92,37 +93,25 @@ def _without_docstrings(content: bytes) -> str:
     """A module's syntax tree, without what only people read."""
     module = ast.parse(content)
     for node in ast.walk(module):
-        body = getattr(node, "body", None)
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        documented |= isinstance(node, ast.AsyncFunctionDef)
-        if documented and body and _is_text(body[0]):
-            node.body = body[1:]  # type: ignore[attr-defined]
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
     return ast.dump(module)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    value = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def changed(tree: Tree, then: Footprint) -> str:
     """The first file on which the run depended and which is another one today; empty for none."""
     for path, content in tree.laid.items():
         before = then.laid.get(path)
+        name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
         if before is not None:
             if digest(path, content, by_bytes=before.startswith(BYTES)) != before:
                 return f"{path} has changed"
         elif path in _loaded(tree.pristine, then.loaded):
             return f"{path} is patched since"
-        elif _module(path) in then.absent:
+        elif name.replace("/", ".") in then.absent:
             return f"{path} is new"
     gone = [path for path in then.laid if path not in tree.laid]
     return f"{gone[0]} is patched no more" if gone else ""
-
-
-def _module(path: str) -> str:
-    name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
-    return name.replace("/", ".")
 
 
 def _bits(names: tuple[str, ...], chosen: Iterable[str]) -> str:

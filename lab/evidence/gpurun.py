@@ -37,7 +37,6 @@ FOLDER = Path("dist/gpu")
 class Ran:
     """What became of a run. result: the file it wrote, or None where it wrote none."""
 
-    pin: Pin
     code: int
     result: Path | None
 
@@ -47,15 +46,13 @@ class Call:
     """What is run, and where.
 
     script: of tests/gpu; words: more for it; experiment: the row of run.py's table, if another
-    than the proof. origin: what the wheel is made from. here: the
-    interpreter to run it in, with the folders `sites` of packages; empty: in an environment of the
-    release's own. out: a new folder for the result, so that several runs of one release can go on
-    beside each other (default: dist/gpu/<tag>).
+    than the proof. here: the interpreter to run it in, with the folders `sites` of packages; empty:
+    in an environment of the release's own. out: a new folder for the result, so that several runs
+    of one release can go on beside each other (default: dist/gpu/<tag>).
     """
 
     script: str
     words: Sequence[str] = ()
-    origin: str | None = None
     here: str = ""
     sites: Sequence[Path] = ()
     out: Path | None = None
@@ -68,7 +65,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         what, step = "holds files already", "name a new folder with --out"
         raise Refused(Problem("not-empty", str(call.out), what, step))
     look_for_gpu(pin)
-    built = build.build(root, pin, build.Target.here(), call.origin, root / "dist")
+    built = build.build(root, pin, build.Target.here(), None, root / "dist")
     folder = root / FOLDER / pin.tag
     name = call.experiment or call.script
     out = call.out or folder / name
@@ -88,7 +85,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         command += _folder("--untouched", untouched.lay(built, out / "release"))
     code = subprocess.run([*command, *call.words]).returncode
     result = out / (f"{name}.json" if call.experiment else RESULTS[name])
-    return Ran(pin, code, result if result.is_file() else None)
+    return Ran(code, result if result.is_file() else None)
 
 
 def _folder(option: str, path: Path) -> list[str]:

@@ -1,8 +1,4 @@
-"""Results as GPU hosts write them, checked and made into rows of evidence/results.jsonl.
-
-tests/gpu/run.py writes evidence.json, gain.py gain.json, and each script of questions.toml a file
-of its own name.
-"""
+"""Results of GPU hosts, checked and made into rows of evidence/results.jsonl."""
 
 from __future__ import annotations
 
@@ -12,20 +8,19 @@ import json
 import lzma
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from patchqueue.files import atomic, record
+from patchqueue.files import atomic
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import footprints, harness, questions, results
+from . import cells, footprints, harness, results, written
 from .results import (
     BREAKABLE,
     NO_MEASURE,
@@ -33,130 +28,15 @@ from .results import (
     PATCHED,
     UNTOUCHED,
     USUAL_ATTENTION,
-    Attention,
-    Date,
     Load,
     Row,
-    Verdict,
 )
+from .written import PROOF, TIMES, Answer, Proof, ProofRun, Result, Served, Times, Visit
 
-PROOF, TIMES = "evidence.json", "gain.json"
 REFERENCE = "reference"  # how the modes that others are held against begin
 HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
 EAGER = "eager"
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
-
-
-class Gpu(Struct, frozen=True):
-    name: Annotated[str, Meta(pattern="[A-Za-z0-9]")]
-
-
-class Torch(Struct, frozen=True):
-    version: str
-    pinned: str
-    off_pin: bool
-
-
-class Kernel(Struct, frozen=True):
-    package: str
-
-
-class Result(Struct, frozen=True, kw_only=True):
-    """What every file says: which release and tree a host ran, and on what.
-
-    tree: hash of the patched tree.
-    """
-
-    schema: Literal[1]
-    version: str
-    tree: str
-    tree_untouched: bool
-    gpu: Gpu
-    torch: Torch
-    date: Date
-    kernel: Kernel | None = None
-    attention: Attention = USUAL_ATTENTION
-
-
-class ProofRun(Struct, frozen=True):
-    mode: str
-    verdict: Verdict
-    model: str
-    why: str = ""
-    seconds: float = 0.0
-    loaded: tuple[str, ...] = ()
-
-
-class Proof(Result, frozen=True, kw_only=True):
-    """loaded: notes of footprints.py that all runs share; a run has the others."""
-
-    runs: tuple[ProofRun, ...]
-    loaded: tuple[str, ...] = ()
-    harness: str | None = None
-
-
-class Calls(Struct, frozen=True):
-    all: tuple[float, ...] = ()
-
-
-class Prefills(Struct, frozen=True):
-    tokens_per_s: float
-
-
-class Profile(Struct, frozen=True):
-    busy_ms: float
-
-
-class Served(Struct, frozen=True):
-    """One load of requests. later_ms: of tokens behind the first; empty where there are none."""
-
-    output_tokens_per_s: float
-    first_ms: dict[str, float]
-    input_tokens_per_s: float = 0.0
-    later_ms: dict[str, float] | None = None
-
-
-class Visit(Struct, frozen=True, kw_only=True):
-    """One engine of gain.json: a tree's, or a peer's (name, version)."""
-
-    verdict: Verdict
-    mode: str = ""
-    tree: str = ""
-    name: str = ""
-    version: str = ""
-    why: str = ""
-    states: str | None = None
-    first_token_ms: dict[str, Calls] = field(default_factory=dict)
-    loads: tuple[Prefills, ...] = ()
-    profile: dict[str, Profile] = field(default_factory=dict)
-    traffic: dict[str, tuple[Served, ...]] = field(default_factory=dict)
-
-
-class Plan(Struct, frozen=True):
-    traffic: tuple[str, ...] = ()
-
-
-class Times(Result, frozen=True, kw_only=True):
-    runs: tuple[Visit, ...]
-    model: str
-    gain: Plan
-    peers: tuple[Visit, ...] = ()
-    floor_ms: dict[str, float | None] = field(default_factory=dict)
-    subject: str = "nemotron"
-    cpus: int = 0
-
-
-class Check(Struct, frozen=True):
-    what: str
-    good: bool
-    why: str = ""
-
-
-class Answer(Result, frozen=True, kw_only=True):
-    """without: "queue" in a control."""
-
-    without: Literal["", "queue"]
-    checks: Annotated[tuple[Check, ...], Meta(min_length=1)]
 
 
 class Fate(str, enum.Enum):
@@ -181,7 +61,7 @@ class Gathered:
 
 def found(root: Path, folder: Path) -> list[Path]:
     """The results below a folder. Raises Refused where there is none."""
-    names = (PROOF, TIMES, *(f"{name}.json" for name in questions.load(root)))
+    names = (PROOF, TIMES, *(f"{name}.json" for name in cells.questions(root)))
     files = sorted(file for name in names for file in folder.rglob(name))
     if not files:
         what, step = f"holds no {PROOF}", "name the folder that holds the hosts' result folders"
@@ -189,19 +69,16 @@ def found(root: Path, folder: Path) -> list[Path]:
     return files
 
 
-def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> list[Gathered]:
+def take(root: Path, pins: Pins, files: Sequence[Path]) -> list[Gathered]:
     """Add the rows of results to evidence/, with their logs. A file that is refused keeps no other
-    out; the order of files does not matter.
-
-    stale: take results about an earlier queue too.
-    """
+    out; the order of files does not matter."""
     with atomic.locked(root / results.LOCK):
         before = results.load(root)
         made: dict[Path, list[Row]] = {}
         gathered: dict[Path, Gathered] = {}
         for file in files:
             try:
-                made[file] = _rows_of(root, pins, file, stale)
+                made[file] = _rows_of(root, pins, file)
             except Refused as refusal:
                 why = "; ".join(f"{problem.what} [{problem.name}]" for problem in refusal.problems)
                 gathered[file] = Gathered(file, Fate.REFUSED, why)
@@ -211,11 +88,19 @@ def take(root: Path, pins: Pins, files: Sequence[Path], stale: bool = False) -> 
         bound = _without_contradicted(root, pins, before, new, rules)
         kept = results.newest([*bound, *new], today, rules)
         for file, rows in made.items():
-            gathered[file] = _fate(file, rows, kept)
-            if gathered[file].fate is Fate.TAKEN:
-                _keep_log(root, file, rows[0].raw)
+            stay = sum(row in kept for row in rows)
+            if stay:
+                why = f"{stay} of {counted(len(rows), 'row')}"
+                gathered[file] = Gathered(file, Fate.TAKEN, why)
+                _keep_log(root, file)
+            else:
+                why = "the rows that are kept say more"
+                gathered[file] = Gathered(file, Fate.SUPERSEDED, why)
         results.save(root, kept)
-    _drop_logs(root, kept)
+        named = {results.raw_file(row.raw).name for row in kept}
+        for path in (root / results.RAW).glob("*.json.xz"):
+            if path.name not in named:
+                path.unlink()
     return [gathered[file] for file in files]
 
 
@@ -236,29 +121,16 @@ def _without_contradicted(
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]
 
 
-def _fate(file: Path, rows: Sequence[Row], kept: Sequence[Row]) -> Gathered:
-    stay = sum(row in kept for row in rows)
-    if stay:
-        return Gathered(file, Fate.TAKEN, f"{stay} of {counted(len(rows), 'row')}")
-    return Gathered(file, Fate.SUPERSEDED, "the rows that are kept say more")
-
-
 def log_of(file: Path) -> bytes:
     """A result without paths of its host."""
     return json.dumps(_without_paths(json.loads(file.read_bytes())), sort_keys=True).encode()
 
 
-def _keep_log(root: Path, file: Path, sha256: str) -> None:
+def _keep_log(root: Path, file: Path) -> None:
+    log = log_of(file)
     (root / results.RAW).mkdir(parents=True, exist_ok=True)
-    atomic.write(root / results.raw_file(sha256), lzma.compress(log_of(file), preset=9))
-
-
-def _drop_logs(root: Path, rows: Iterable[Row]) -> None:
-    """Delete the logs that no row names."""
-    named = {results.raw_file(row.raw).name for row in rows}
-    for file in (root / results.RAW).glob("*.json.xz"):
-        if file.name not in named:
-            file.unlink()
+    name = results.raw_file(hashlib.sha256(log).hexdigest())
+    atomic.write(root / name, lzma.compress(log, preset=9))
 
 
 def _without_paths(value: Any) -> Any:
@@ -270,14 +142,18 @@ def _without_paths(value: Any) -> Any:
     return PLACE.sub("…", value) if is_text else value
 
 
-def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
+def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     """The rows of one result. Raises Refused where it cannot be read, is about another tree, or
     proves nothing."""
-    result = _read(file)
+    result = written.read(file)
     pin = pins.find(result.version)
-    if not (stale and result.tree_untouched):
-        check_tree(root, pin, result, file.name)
-    rows = _made(file, result)
+    check_tree(pin, result, file.name)
+    if isinstance(result, Times):
+        rows = list(time_rows(result))
+    elif isinstance(result, Answer):
+        rows = [answer_row(result, file.stem)]
+    else:
+        rows = proof_rows(result, file.name)
     if isinstance(result, Proof) and result.loaded:
         tree = footprints.tree_of(root, pin)
         notes = ([*result.loaded, *run.loaded] for run in result.runs)
@@ -287,41 +163,16 @@ def _rows_of(root: Path, pins: Pins, file: Path, stale: bool) -> list[Row]:
     return [replace(row, raw=sha256) for row in rows]
 
 
-def _made(file: Path, result: Proof | Times | Answer) -> list[Row]:
-    if isinstance(result, Proof):
-        return proof_rows(result, file.name)
-    if isinstance(result, Times):
-        return list(time_rows(result))
-    return [answer_row(result, file.stem)]
-
-
-def _read(file: Path) -> Proof | Times | Answer:
-    step = f"give the {file.name} as the run left it"
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise Refused(Problem("no-evidence", str(file), what, step)) from None
-    words = (file.name, "bad-evidence", step)
-    names = record.json(content, dict[str, Any], *words).keys()
-    if "gain" in names:
-        return record.json(content, Times, *words)
-    if "checks" in names:
-        return record.json(content, Answer, *words)
-    return record.json(content, Proof, *words)
-
-
-def check_tree(root: Path, pin: Pin, result: Result, name: str) -> None:
+def check_tree(pin: Pin, result: Result, name: str) -> None:
     """Raise Refused unless the run was of the tree that the queue makes now, with every file as it
     was built."""
-    what = ""
+    again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
     if not result.tree_untouched:
-        bad, what = "touched-tree", "files of the tree were changed after it was built"
-    elif result.tree != pin.patched:
-        bad, what = "stale-evidence", f"is about another queue than today's for {pin.tag}"
-    if what:
-        again = f"{to_type('gpu', pin.tag)} runs it on the tree of today"
-        raise Refused(Problem(bad, name, what, again))
+        what = "files of the tree were changed after it was built"
+        raise Refused(Problem("touched-tree", name, what, again))
+    if result.tree != pin.patched:
+        what = f"is about another queue than today's for {pin.tag}"
+        raise Refused(Problem("stale-evidence", name, what, again))
 
 
 def _common(result: Result) -> dict[str, Any]:

@@ -12,15 +12,14 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchqueue.laying.apply import load_queue
+from patchqueue.applying.apply import load_queue
 from patchqueue.queue.header import Header
 from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import cells, harness, questions, results
-from .cells import ALWAYS, Feature
+from . import cells, harness, results
+from .cells import ALWAYS, Feature, Question
 from .footprints import Validity
-from .questions import Question
 from .results import NO_MEASURE, Row
 
 DETAILS = "evidence/findings.md#models-and-releases"
@@ -105,7 +104,11 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
     unasked = [row for row in rows if row.verdict == results.NOT_RUN]
     if not all(row.why.startswith(NO_MEASURE) for row in unasked):
         return None
-    then = _inconclusive(unasked[0]) if unasked else _verdict(rows, validity)
+    if unasked:
+        why = f"the reference of {unasked[0].model} failed ([details]({DETAILS}))"
+        then = Cell(State.INCONCLUSIVE, f"{place(unasked[0])}: {why}")
+    else:
+        then = _verdict(rows, validity)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
@@ -115,11 +118,6 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
         why = f"the queue has changed since the run of {earlier[0]}, which said {then.state}:"
         return Cell(State.STALE, f"{why} {then.reason}", then.state, date)
     return replace(then, date=date)
-
-
-def _inconclusive(row: Row) -> Cell:
-    why = f"{place(row)}: the reference of {row.model} failed ([details]({DETAILS}))"
-    return Cell(State.INCONCLUSIVE, why)
 
 
 def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
@@ -141,7 +139,7 @@ def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
 
 def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     """The cells of questions.toml for each pin, newest first."""
-    asked, queue, rows = questions.load(root), load_queue(root), results.load(root)
+    asked, queue, rows = cells.questions(root), load_queue(root), results.load(root)
     return [
         (
             pin,

@@ -2,7 +2,7 @@
 done.
 
 Packages, low to high; none imports from its own floor or a higher one: files · queue upstream ·
-laying · rebasing environments wheels · install handover · commands
+applying · rebasing environments wheels · install handover · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
 all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is

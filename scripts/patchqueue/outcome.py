@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 class Outcome(str, enum.Enum):
@@ -25,12 +25,8 @@ class Outcome(str, enum.Enum):
     @property
     def good(self) -> bool:
         """Whether a run that ends so may be called a success."""
-        return self in (
-            Outcome.APPLIED,
-            Outcome.ALREADY_APPLIED,
-            Outcome.NOT_SELECTED,
-            Outcome.EMPTY,
-        )
+        good = (Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.NOT_SELECTED, Outcome.EMPTY)
+        return self in good
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,6 @@ class Problem:
     def __str__(self) -> str:
         text = f"{self.where}: {self.what} [{self.name}]"
         return f"{text}\n    next: {self.hint}" if self.hint else text
-
-    def as_json(self) -> dict[str, str]:
-        return asdict(self)
 
     def as_github(self) -> str:
         """The problem as a GitHub workflow annotation."""

@@ -23,8 +23,9 @@ class Unavailable:
 
 
 def before(version: str, patch: int) -> bool:
-    """Whether a release comes before 0.5.patch."""
-    return tuple(int(part) for part in version.split(".")[:3]) < (0, 5, patch)
+    """Whether a release comes before 0.5.patch. version: a patched one has +pcg.N behind it."""
+    release = version.partition("+")[0]
+    return tuple(int(part) for part in release.split(".")[:3]) < (0, 5, patch)
 
 
 def reference(mode: str, known: set[str]) -> str:

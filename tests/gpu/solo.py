@@ -38,28 +38,35 @@ def row(question: ModuleType, what: str, passes: tuple[str, ...], checked: str, 
         passes=passes,
         checked=checked,
         port=port,
-        plan=lambda session, row, _: plan(session, row, question.ENGINE),
+        plan=lambda session, row, asked: plan(session, row, asked, question.ENGINE),
         judge=lambda session, row, made: judge(session, row, made, question),
+        takes=("model",),
         controls=(QUEUE,),
         engine_limit=200,
     )
 
 
-def plan(session: Session, row: Experiment, words: dict) -> Plan:
+def plan(session: Session, row: Experiment, asked: Sequence[str], words: dict) -> Plan:
     """Prefills are eager: graphs for decoding alone are captured."""
-    [model], without = row.models, session.options.without
-    name = f"{row.name.replace('_', '-')}.{without or 'patched'}"
-    engine = engine_words(session, model) | words
-    job = engine_job(session, row, name, model, modes.EAGER, engine=engine, question=row.name)
-    return Plan([Stage([job], session.untouched if without else None, lead=False)])
+    without = session.options.without
+    place, jobs = session.untouched if without else None, []
+    for model in asked:
+        name = f"{row.name.replace('_', '-')}.{model}.{without or 'patched'}"
+        engine = engine_words(session, model) | words
+        jobs.append(
+            engine_job(session, row, name, model, modes.EAGER, engine=engine, question=row.name)
+        )
+    return Plan([Stage([job], place, lead=False) for job in jobs])
 
 
 def judge(session: Session, row: Experiment, made: Plan, question: ModuleType) -> dict:
-    [one] = made.jobs
-    checks = unanswered(session, [one])
-    if not checks:
-        checks = question.judged(judging.answers(one), bool(session.options.without))
-    return {"runs": [judged_run(row, one.plan["of"], [one], checks)]}
+    runs = []
+    for one in made.jobs:
+        checks = unanswered(session, [one])
+        if not checks:
+            checks = question.judged(judging.answers(one), bool(session.options.without))
+        runs.append(judged_run(row, one.plan["of"], [one], checks))
+    return {"runs": runs}
 
 
 def prompts(seed: int, count: int, length: int) -> list[tuple[int, ...]]:

@@ -56,8 +56,8 @@ FAR = 1.3  # a tile farther from the best of an anchor is not timed beside the a
 TOLERANCE = 1.2e-2  # relative error of bfloat16 results, Frobenius
 SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
 # seconds of one hidden size, and more for each GB of weights: 388 tiles are compiled, and timed in
-# some 1900 graphs of four calls. Estimated for an H100 with 16 cores, not measured yet.
-SECONDS, SECONDS_PER_GB = 110, 21
+# some 1900 graphs of four calls. Estimated; runs on H200s ended before their time.
+SECONDS, SECONDS_PER_GB = 330, 21
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,11 @@ def candidates(tokens: int, experts: Experts) -> list[Tile]:
 
 
 class Off:
-    """In place of a server's arguments: every option is off."""
+    """In place of a server's arguments, and of their groups: every option is off. What enables
+    something is a real False, since releases give it to kernels as a constant."""
 
-    def __getattr__(self, name: str) -> Off:
-        return self
+    def __getattr__(self, name: str) -> Off | bool:
+        return False if name.startswith("enable") else self
 
     def __call__(self, *args: object, **words: object) -> Off:
         return self
@@ -329,20 +330,37 @@ def as_words(tile: Tile) -> dict[str, int]:
     return dict(zip(FIELDS, tile, strict=True))
 
 
-def every_candidate(experts: Experts, tokens: Sequence[int]) -> list[Tile]:
-    return list(dict.fromkeys(tile for count in tokens for tile in candidates(count, experts)))
+def variants(experts: Experts, tokens: Sequence[int]) -> list[tuple[Tile, int]]:
+    """What is compiled: every candidate, and for how many tokens. Triton compiles a kernel anew
+    where a number of rows is a multiple of 16 or no longer is, and moe_align_block_size pads by
+    another rule where no more rows are routed than there are experts."""
+    found: dict[tuple[Tile, bool, bool], int] = {}
+    for count in sorted(tokens):
+        routed = count * experts.top_k
+        for tile in candidates(count, experts):
+            found.setdefault((tile, routed % 16 == 0, routed <= experts.experts), count)
+    return [(tile, min(count, 64)) for (tile, *_), count in found.items()]
 
 
-def compile_some(experts: Experts, work: Sequence[Tile], until: float) -> None:
-    few = max(16, experts.top_k)  # the kernel does not depend on the number of experts
-    small = Experts("", few, experts.size, experts.hidden, experts.top_k, experts.gated)
-    batch = Batch(small, Release())
-    inputs = batch.inputs(64, 1)
-    for tile in work:
+def compile_some(experts: Experts, work: Sequence[tuple[Tile, int]], until: float) -> None:
+    """Compile in a process of its own: the very launches that are timed afterwards."""
+    batch, inputs = Batch(experts, Release()), {}
+    for tile, count in work:
         if time.time() > until:
             return
+        if count not in inputs:
+            inputs[count] = batch.inputs(count, 1)
         with contextlib.suppress(Exception):  # what does not fit is found again when it is timed
-            batch.run(inputs, as_words(tile))
+            batch.run(inputs[count], as_words(tile))
+
+
+def processes_for(experts: Experts, most: int) -> int:
+    """How many processes may hold the weights at once: at most `most`, in nine tenths of the
+    GPU's free memory, with a GB for each process's own use."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return max(1, min(most, int(0.9 * free / (experts.bytes_of_weights + 1e9))))
 
 
 Row = dict[str, Any]  # tokens, default_us, and us by tile
@@ -470,8 +488,9 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
             continue
         swept = []
         for experts in group:
-            tiles = every_candidate(experts, options.tokens)
-            sweeping.compile_all(tiles, compile_some, options.processes, until, experts)
+            work = variants(experts, options.tokens)
+            processes = processes_for(experts, options.processes)
+            sweeping.compile_all(work, compile_some, processes, until, experts)
             swept.append(sweep(experts, options.tokens, until))
         defaults = {count: release.default(count, group[0]) for count in options.tokens}
         file = folder / release.file_name(group[0])

@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start
 import fakes  # noqa: E402
 import forkedpip  # noqa: E402
 
+from patchqueue.applying import quilt  # noqa: E402
 from patchqueue.files import run  # noqa: E402
-from patchqueue.laying import quilt  # noqa: E402
-from patchqueue.upstream import index, source  # noqa: E402
+from patchqueue.upstream import index, pins, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind
 settings.register_profile("queue", deadline=None, database=None)
@@ -111,6 +112,21 @@ def said() -> Iterator[list[str]]:
     top.removeHandler(handler)
 
 
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command on a project: exit code, standard output, standard error."""
+
+    def run(project: fakes.Project, *words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = fakes.main(["--root", str(project.root), *map(str, words)])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
 STARTED_PIP = index._pip
 
 
@@ -172,6 +188,25 @@ def project(applied: fakes.Project) -> fakes.Project:
 def real_cache() -> Path:
     """The machine's own cache of releases. Asked for before anything is redirected."""
     return source.cache_folder()
+
+
+@pytest.fixture
+def unpacked_release(
+    real_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[pins.Pin, Path]]:
+    """A real release as pip would install it, and its pin; skipped where the machine's cache lacks
+    the release."""
+
+    def unpack(version: str) -> tuple[pins.Pin, Path]:
+        monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
+        pin = pins.load(ROOT).find(version)
+        kept = [real_cache / "archives" / wheel.sha256 / wheel.file for wheel in pin.wheels]
+        if not any(file.is_file() for file in kept):
+            pytest.skip(f"{version} is not in the cache")
+        zipfile.ZipFile(source.fetch(pin, None).archive).extractall(tmp_path / "site")
+        return pin, tmp_path / "site"
+
+    return unpack
 
 
 @pytest.fixture(scope="session")

@@ -20,12 +20,13 @@ from types import ModuleType
 
 import pytest
 
+from evidence import commands as proving
 from evidence import harness as rules
-from evidence.commands import cli as proving
 from patchqueue import RELEASE as QUEUE
+from patchqueue.applying import apply, check
 from patchqueue.commands import cli
-from patchqueue.laying import apply, check
-from patchqueue.outcome import Refused
+from patchqueue.outcome import Problem, Refused
+from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream import release as releases
 from patchqueue.wheels import build
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
 LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
 RUNNER = "python/sglang/srt/runner.py"
+COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
 # how `quilt refresh` writes a patch in the form of the queue
 QUILT_FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
 
@@ -128,6 +130,11 @@ def patch_text(
     return f"{header(**changes)}\n{diff(path, before, after)}"
 
 
+def variant_text(of: str = COUNT) -> str:
+    """A variant with the hunks of `patch_text()`."""
+    return f"Variant-Of: {of}\n\n" + patch_text().split("\n\n", 1)[1]
+
+
 @dataclass
 class Project:
     """A project's folder."""
@@ -150,6 +157,30 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
+
+    def guards(self, count: str, cut: str) -> None:
+        """Write the series: its two patches with these guards."""
+        self.write("series", f"# order\n{COUNT}  # {count}\n{CUT}      # {cut}\n")
+
+    def queue(self, count: str, cut: str, overlay: str = "python/sglang/srt/steps/") -> None:
+        """Write two patches for these releases. overlay: the first one's field."""
+        self.guards(count, cut)
+        self.write(f"patches/{COUNT}", patch_text(Overlay=overlay))
+        path, before = "python/sglang/srt/cut.py", RELEASE["sglang/srt/cut.py"]
+        text = patch_text(path, before, f"{before}\nsix = 6", Probe=f"{path} :: six = 6")
+        self.write(f"patches/{CUT}", text)
+        self.write("tests/revision/test_steps.py", "")
+
+    def package(self) -> None:
+        """Give the overlay the real package of the queue."""
+        name = f"overlay/{series.PACKAGE}"
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
+
+    def without_patches(self, reason: str) -> None:
+        """Say of the release that no patch is for it."""
+        tag = f'tag = "{TAG}"'
+        self.edit("upstream/pins.toml", tag, f'{tag}\nno_patches = "{reason}"')
 
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace text that must be there."""
@@ -203,58 +234,23 @@ def make(root: Path, cache: Path, wheels: Path) -> Project:
     project = Project(root, cache, wheels)
     (root / "upstream").mkdir(parents=True)
     project.release()
-    project.write(
-        "series",
-        "# order\nsteps/count-once-more.patch  # >=9.9,<10\nsteps/name-the-cut.patch      #"
-        " ==9.9.1\n",
-    )
-    project.write(
-        "patches/steps/count-once-more.patch", patch_text(Overlay="python/sglang/srt/steps/")
-    )
-    cut = RELEASE["sglang/srt/cut.py"]
-    project.write(
-        "patches/steps/name-the-cut.patch",
-        patch_text(
-            "python/sglang/srt/cut.py",
-            cut,
-            cut + "\nsix = 6",
-            Probe="python/sglang/srt/cut.py :: six = 6",
-        ),
-    )
+    project.queue(">=9.9,<10", "==9.9.1")
     project.write("overlay/python/sglang/srt/steps/__init__.py", '"""Steps of our own."""\n')
-    project.write("tests/revision/test_steps.py", "")
     return project
 
 
 def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    who = [
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@b",
-        "-c",
-        "init.defaultBranch=main",
-        "-c",
-        "commit.gpgSign=false",
-        "-c",
-        "tag.gpgSign=false",
-    ]
-    return subprocess.run(
-        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout
+    settings = ("user.name=a", "user.email=a@b", "init.defaultBranch=main")
+    settings += ("commit.gpgSign=false", "tag.gpgSign=false")
+    command = ["git", *(word for one in settings for word in ("-c", one)), *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
-def sha256sum(folder: Path, names: list[str]) -> str:
-    """What `sha256sum NAMES | sha256sum` prints there."""
-    listing = subprocess.run(
-        ["sha256sum", *names], cwd=folder, check=True, capture_output=True
-    ).stdout
-    return (
-        subprocess.run(["sha256sum"], input=listing, check=True, capture_output=True, text=False)
-        .stdout.decode()
-        .split()[0]
-    )
+def author(home: Path) -> None:
+    """Let git know whose commits are made there."""
+    home.mkdir(exist_ok=True)
+    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
 
 
 def snapshot(*folders: Path) -> dict[str, object]:
@@ -313,8 +309,7 @@ def sessions() -> set[str]:
 def to_repository(project: Project, home: Path) -> None:
     """Make the project a git repository with one commit."""
     project.write(".gitignore", "/work/\n/dist/\n")
-    home.mkdir(exist_ok=True)
-    (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    author(home)
     git(project.root, "init", "-q")
     git(project.root, "add", "-A")
     git(project.root, "commit", "-q", "-m", "state")
@@ -394,7 +389,13 @@ def killed_at(
 
 def refused(call: Callable[..., object], *arguments: object, **options: object) -> tuple[str, str]:
     """The name of the one problem that a call is refused for, and the problem's whole text."""
+    problem = problem_of(call, *arguments, **options)
+    return problem.name, str(problem)
+
+
+def problem_of(call: Callable[..., object], *arguments: object, **options: object) -> Problem:
+    """The one problem that a call is refused for."""
     with pytest.raises(Refused) as caught:
         call(*arguments, **options)
     (problem,) = caught.value.problems
-    return problem.name, str(problem)
+    return problem

@@ -18,3 +18,13 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     for file in GPU.glob("*.py"):
         monkeypatch.delitem(sys.modules, file.stem, raising=False)
     return importlib.import_module(name)
+
+
+def fixture(name: str) -> object:
+    """A fixture that is this module."""
+
+    @pytest.fixture(name=name)
+    def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+        return load(monkeypatch, name)
+
+    return loaded

@@ -14,6 +14,7 @@ class Files(SimpleHTTPRequestHandler):
     server: Site
 
     def send_head(self):
+        self.server.asked.append(self.path)
         wanted = Path(self.translate_path(self.path)) / "index.json"
         if JSON in self.headers.get("Accept", "") and wanted.is_file():
             self.send_response(200)
@@ -28,9 +29,10 @@ class Files(SimpleHTTPRequestHandler):
 
 
 class Site(ThreadingHTTPServer):
-    """A server of a folder."""
+    """A server of a folder. asked: the paths that were asked for."""
 
     def __init__(self, folder: Path):
+        self.asked: list[str] = []
         super().__init__(("127.0.0.1", 0), lambda *words: Files(*words, directory=str(folder)))
 
     @property

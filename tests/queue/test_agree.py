@@ -4,15 +4,7 @@ common; tests/gpu/sweep.py's order."""
 import gpumodules
 import pytest
 
-
-@pytest.fixture
-def agree(monkeypatch):
-    return gpumodules.load(monkeypatch, "agree")
-
-
-@pytest.fixture
-def sweep(monkeypatch):
-    return gpumodules.load(monkeypatch, "sweep")
+agree, sweep = map(gpumodules.fixture, ("agree", "sweep"))
 
 
 def answers(*tokens, off=0.0):
@@ -36,20 +28,14 @@ def test_two_engines_have_the_same_bits_in_calls_of_one_prompt(agree):
 
 @pytest.mark.parametrize("off, good", [(0.01, True), (0.2, False)])
 def test_the_patched_answers_are_held_against_every_reference(off, good, agree):
-    found = agree.compared(
-        "nemotron-h",
-        {
-            agree.UNTOUCHED: answers(3),
-            agree.RELEASE_SCAN: answers(3, off=off),
-            agree.PATCHED: answers(3),
-            agree.AGAIN: answers(3),
-        },
-    )
-    assert [check.what for check in found[:2]] == [
-        "agrees with untouched, cold",
-        "agrees with release-scan, cold",
-    ]
-    assert [check.good for check in found] == [True, good, True]
+    same = (agree.UNTOUCHED, agree.PATCHED, agree.AGAIN)
+    passes = {name: answers(3) for name in same} | {agree.RELEASE_SCAN: answers(3, off=off)}
+    found = agree.compared("nemotron-h", passes)
+    assert {check.what: check.good for check in found[:2]} == {
+        "agrees with untouched, cold": True,
+        "agrees with release-scan, cold": good,
+    }
+    assert [check.good for check in found[2:]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -70,16 +56,10 @@ def test_other_kernels_may_be_apart_as_far_as_rounding_takes_them(
 
 
 def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep):
-    rows = [
-        {"tile": {}, "us": [9.0, 9.0]},
-        {"tile": {"a": 1}, "us": [1.0, 4.0]},
-        {"tile": {"a": 2}, "us": [2.0, 2.0]},
-        {"tile": {"a": 3}, "us": [1.5, None]},
-    ]
+    us = [[9.0, 9.0], [1.0, 4.0], [2.0, 2.0], [1.5, None]]
+    rows = [{"tile": {"a": number} if number else {}, "us": each} for number, each in enumerate(us)]
     ranked = list(sweep.ranked({"tiles": rows}))
-    assert [row["tile"]["a"] for _, row in ranked] == [1, 2] or [
-        row["tile"]["a"] for _, row in ranked
-    ] == [2, 1]
+    assert sorted(row["tile"]["a"] for _, row in ranked) == [1, 2]
     assert [round(score, 3) for score, _ in ranked] == [1.414, 1.414]
     rows[1]["us"] = [1.0, 2.5]
     assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
@@ -88,17 +68,14 @@ def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep
 def test_no_tile_is_proposed_at_which_triton_miscompiles_the_kernel(sweep, capsys):
     """What it would have gained is printed behind the proposals."""
     rows = [
-        {"tile": {"a": 1}, "us": [4.0, 2.0], "miscompiled": False},
-        {"tile": {"a": 2}, "us": [1.0, 1.0], "miscompiled": True},
-        {"tile": {"a": 3}, "us": [2.0, 2.0], "miscompiled": True},
+        {"tile": {"a": number}, "us": us, "miscompiled": number > 1}
+        for number, us in enumerate(([4.0, 2.0], [1.0, 1.0], [2.0, 2.0]), 1)
     ]
     found = {"layer": {"name": "one"}, "kernel": "chunk_scan", "tiles": rows}
     assert [(score, row["tile"]["a"]) for score, row in sweep.ranked(found)] == [(1.0, 1)]
     sweep.show(found)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
-        "1.000",
-        "0.354",
-    ]
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in shown] == ["1.000", "0.354"]
 
 
 LOOP = """
@@ -114,11 +91,10 @@ LOOP = """
     "left, wait, label, found",
     [
         ("R56", "0x1", 1, 1),
-        ("R56", "0x0", 1, 0),
-        ("gdesc[UR8]", "0x1", 1, 0),
-        ("R56", "0x1", 2, 0),
+        ("R56", "0x0", 1, 0),  # waited for
+        ("gdesc[UR8]", "0x1", 1, 0),  # from shared memory
+        ("R56", "0x1", 2, 0),  # no loop
     ],
-    ids=["under way", "waited for", "from shared memory", "no loop"],
 )
 def test_products_under_way_where_a_loop_begins_anew(left, wait, label, found, sweep):
     code = LOOP.format(left=left, wait=wait, label=label)

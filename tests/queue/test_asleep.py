@@ -13,9 +13,7 @@ from test_gpu_compare import session_of
 ANEW = 9  # of the way sleep: the step "captured anew"
 
 
-@pytest.fixture
-def asleep(monkeypatch):
-    return gpumodules.load(monkeypatch, "asleep")
+asleep = gpumodules.fixture("asleep")
 
 
 def planned(out, way, model, mode, *words):
@@ -30,37 +28,33 @@ def engine(steps, token=3, stale=(), used=None):
     step, else 1000."""
     asked = {}
     for number, step in enumerate(steps):
-        asked[step] = {
-            "used_mib": (used or {}).get(step, 1000),
-            "asked": 10.0 * number,
-            "answered": 10.0 * number + 5,
-        }
+        began = 10.0 * number
+        taken = (used or {}).get(step, 1000)
+        asked[step] = {"used_mib": taken, "asked": began, "answered": began + 5}
         if step not in ("nap", "sleep", "wake"):
-            answer = {
-                "tokens": [token + (step in stale)] * 8,
-                "logprobs": [-1.0] * 8,
-                "best": [[-1.0, -3.0]] * 8,
-            }
+            answer = {"tokens": [token + (step in stale)] * 8}
+            answer |= {"logprobs": [-1.0] * 8, "best": [[-1.0, -3.0]] * 8}
             asked[step]["answers"] = {f"single-{n}": {"answers": [answer]} for n in range(8)}
-    return {
-        "steps": asked,
-        "prefills": [
-            {"at": done["asked"] + 1, "tokens": 64, "launches": 5} for done in asked.values()
-        ],
-    }
+    begun = [done["asked"] + 1 for done in asked.values()]
+    return {"steps": asked, "prefills": [{"at": at, "tokens": 64, "launches": 5} for at in begun]}
 
 
-def faults(asleep, way, mine, eager):
-    return [
-        check.what
-        for check in asleep.compared(way, "breakable", mine, eager, held=64)
-        if not check.good
-    ]
+def faults(asleep, mine, eager, way=None):
+    """What is wrong with an engine on the way sleep, or on another."""
+    found = asleep.compared(way or asleep.SLEEP, "breakable", mine, eager, held=64)
+    return [check.what.removeprefix("breakable").lstrip(",: ") for check in found if not check.good]
 
 
-def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good(asleep):
-    steps = asleep.STEPS[asleep.SLEEP]
-    assert faults(asleep, asleep.SLEEP, engine(steps), engine(steps)) == []
+@pytest.fixture
+def steps(asleep):
+    return asleep.STEPS[asleep.SLEEP]
+
+
+def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good(asleep, steps):
+    assert faults(asleep, engine(steps), engine(steps)) == []
+
+
+BOUND = "answers as after 'other weights'"
 
 
 @pytest.mark.parametrize(
@@ -69,19 +63,14 @@ def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good
         ("woken", ["woken: answers as after 'start'"]),
         (
             "other weights",
-            [
-                f"{later}: answers as after 'other weights'"
-                for later in ("other tensors", "captured anew", "captured again")
-            ],
+            [f"{late}: {BOUND}" for late in ("other tensors", "captured anew", "captured again")],
         ),
-        ("captured anew", ["captured anew: answers as after 'other weights'"]),
+        ("captured anew", [f"captured anew: {BOUND}"]),
     ],
 )
-def test_another_answer_is_a_fault(asleep, step, beside):
-    steps = asleep.STEPS[asleep.SLEEP]
-    found = faults(asleep, asleep.SLEEP, engine(steps, stale=[step]), engine(steps))
-    assert found[0] == f"breakable, {step}: agrees with eager prefill"
-    assert found[1:] == [f"breakable, {what}" for what in beside]
+def test_another_answer_is_a_fault(asleep, steps, step, beside):
+    found = faults(asleep, engine(steps, stale=[step]), engine(steps))
+    assert found == [f"{step}: agrees with eager prefill", *beside]
 
 
 @pytest.mark.parametrize(
@@ -93,16 +82,13 @@ def test_another_answer_is_a_fault(asleep, step, beside):
         ("captured again", "other weights"),
     ],
 )
-def test_an_engine_that_answers_otherwise_than_before_is_at_fault(asleep, step, first):
+def test_an_engine_that_answers_otherwise_than_before_is_at_fault(asleep, steps, step, first):
     """Also where eager prefill changes with it."""
-    steps = asleep.STEPS[asleep.SLEEP]
     both = engine(steps, stale=[step])
-    assert faults(asleep, asleep.SLEEP, both, both) == [
-        f"breakable, {step}: answers as after {first!r}"
-    ]
+    assert faults(asleep, both, both) == [f"{step}: answers as after {first!r}"]
 
 
-def test_a_router_is_held_against_a_server_with_the_graph(asleep, tmp_path):
+def test_a_router_is_held_against_a_server_with_the_graph(asleep, steps, tmp_path):
     """0.5.10 to 0.5.13 give Qwen3-Next another gated norm where no graph is on."""
     known = {"enable_breakable_cuda_graph", "disable_piecewise_cuda_graph"}
     found = asleep.references_of("qwen3-next", ["breakable", "piecewise"], known)
@@ -111,58 +97,40 @@ def test_a_router_is_held_against_a_server_with_the_graph(asleep, tmp_path):
     for mode, kept in (("reference", True), ("breakable", False), ("eager", False)):
         plan = planned(tmp_path, asleep.SLEEP, "qwen3-next", mode)
         assert plan["keep_eager"] == kept
-    steps = asleep.STEPS[asleep.SLEEP]
     mine, other = engine(steps), engine(steps, token=7)
     judged = asleep.compared(asleep.SLEEP, "breakable", mine, other, 64, engine(steps))
     assert all(check.good for check in judged)
-    assert faults(asleep, asleep.SLEEP, mine, other)
+    assert faults(asleep, mine, other)
 
 
-@pytest.mark.parametrize(
-    "step, what",
-    [
-        ("nap", "nap: the graph's memory was given up"),
-        ("sleep", "sleep: the graph's memory was given up"),
-    ],
-)
-def test_memory_that_stays_while_it_sleeps_is_a_fault(asleep, step, what):
-    steps = asleep.STEPS[asleep.SLEEP]
-    assert faults(asleep, asleep.SLEEP, engine(steps, used={step: 1065}), engine(steps)) == [
-        f"breakable, {what}"
-    ]
-    assert faults(asleep, asleep.SLEEP, engine(steps, used={step: 1064}), engine(steps)) == []
+@pytest.mark.parametrize("step", ["nap", "sleep"])
+def test_memory_that_stays_while_it_sleeps_is_a_fault(asleep, steps, step):
+    for used, found in ((1065, [f"{step}: the graph's memory was given up"]), (1064, [])):
+        assert faults(asleep, engine(steps, used={step: used}), engine(steps)) == found
 
 
-def test_a_recapture_that_keeps_the_old_graph_is_a_fault(asleep):
-    steps = asleep.STEPS[asleep.SLEEP]
+def test_a_recapture_that_keeps_the_old_graph_is_a_fault(asleep, steps):
     mine = engine(steps, used={"captured again": 1065})
-    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == [
-        "breakable: a recapture keeps no old graph"
-    ]
+    assert faults(asleep, mine, engine(steps)) == ["a recapture keeps no old graph"]
     eager = engine(steps, used={"captured again": 1001})  # what other parts of a server take
-    assert faults(asleep, asleep.SLEEP, mine, eager) == []
+    assert faults(asleep, mine, eager) == []
 
 
-def test_prefills_that_no_graph_ran_are_a_fault(asleep):
-    steps = asleep.STEPS[asleep.SLEEP]
+def test_prefills_that_no_graph_ran_are_a_fault(asleep, steps):
     mine = engine(steps)
     mine["prefills"][ANEW]["launches"] = 0
-    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == [
-        "breakable, captured anew: prefills were replayed"
-    ]
+    assert faults(asleep, mine, engine(steps)) == ["captured anew: prefills were replayed"]
 
 
-def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep):
+def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep, steps):
     """0.5.16 pads to at most twice the tokens: 20 fit neither 16 nor 64."""
-    steps = asleep.STEPS[asleep.SLEEP]
     mine = engine(steps)
-    small = dict(mine["prefills"][ANEW], tokens=20, launches=0)
-    mine["prefills"].append(small)
-    assert len(faults(asleep, asleep.SLEEP, mine, engine(steps))) == 1
+    mine["prefills"].append(dict(mine["prefills"][ANEW], tokens=20, launches=0))
+    assert len(faults(asleep, mine, engine(steps))) == 1
     mine["prefills"][0]["padding"] = 2
-    assert faults(asleep, asleep.SLEEP, mine, engine(steps)) == []
+    assert faults(asleep, mine, engine(steps)) == []
     mine["prefills"].remove(mine["prefills"][ANEW])  # no other ran in that step
-    assert len(faults(asleep, asleep.SLEEP, mine, engine(steps))) == 1
+    assert len(faults(asleep, mine, engine(steps))) == 1
 
 
 @pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
@@ -266,13 +234,12 @@ def rounds(asleep, wrong=()):
 
 
 def test_each_round_is_held_against_a_new_eager_engine_and_the_first_answers(asleep):
-    eager = engine(["start"])
-    assert faults(asleep, asleep.ROUNDS, rounds(asleep), eager) == []
-    second = "same weights, round 2"
-    assert faults(asleep, asleep.ROUNDS, rounds(asleep, [second]), eager) == [
-        f"breakable, {second}: agrees with eager prefill",
-        f"breakable, {second}: answers as after 'start'",
-    ]
+    eager, second = engine(["start"]), "same weights, round 2"
+    for wrong, found in (
+        ([], []),
+        ([second], [f"{second}: agrees with eager prefill", f"{second}: answers as after 'start'"]),
+    ):
+        assert faults(asleep, rounds(asleep, wrong), eager, asleep.ROUNDS) == found
 
 
 def test_an_eager_engine_never_sleeps_in_rounds(asleep, tmp_path):

@@ -6,20 +6,17 @@ Each case breaks a project whose queue is applied, then runs one command as a us
 
 from __future__ import annotations
 
-import stat
-import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import fakes
 import pytest
-from fakes import RELEASE, RUNNER, TAG, Project, git, header, numbered, patch_text
+from fakes import RELEASE, RUNNER, TAG, Project, header, numbered
 
-from patchqueue.commands import cli
 from patchqueue.upstream import source
 
-FIRST, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
+FIRST, CUT = f"patches/{fakes.COUNT}", f"patches/{fakes.CUT}"
 STEPS = "overlay/python/sglang/srt/steps/"
 PINS = "upstream/pins.toml"
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
@@ -65,19 +62,13 @@ def upstream(old: str, new: str) -> Break:
     return change
 
 
-def fits_twice(project: Project) -> None:
-    """The release has the text once more, further down."""
-    upstream("step_40 = 40\n", "step_40 = 40\n" + numbered(40))(project)
-
-
-def repinned(*members: tuple[str | zipfile.ZipInfo, str]) -> Break:
+def repinned(*members: tuple[str, str]) -> Break:
     """The release's own wheel is broken: pinned with the sha256 that it has, not yet cached."""
 
     def change(project: Project) -> None:
         old = project.pin.wheels[0].sha256
         path = project.wheels / WHEEL
-        with zipfile.ZipFile(path, "a") as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zipfile warns of duplicates
+        with zipfile.ZipFile(path, "a") as archive:
             for name, content in members:
                 archive.writestr(name, content)
         project.edit(PINS, old, source.file_sha256(path))
@@ -85,26 +76,8 @@ def repinned(*members: tuple[str | zipfile.ZipInfo, str]) -> Break:
     return change
 
 
-def link(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name)
-    member.create_system, member.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    return member
-
-
 def other_wheel(project: Project) -> None:
     fakes.write_wheel(project.wheels / WHEEL, RELEASE | {"sglang/version.py": "evil\n"})
-
-
-def cut_off(project: Project) -> None:
-    path = project.wheels / WHEEL
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def wrong_tree_in_git(project: Project) -> None:
-    folder = project.checkout(project.root / "checkout", tag=None)
-    (folder / "python/sglang/version.py").write_text("evil\n")
-    git(folder, "commit", "-qam", "evil")
-    git(folder, "tag", TAG)
 
 
 def link_instead_of_patch(project: Project) -> None:
@@ -118,8 +91,7 @@ FROM_WHEELS = ("apply", "--from", "{wheels}")
 
 def overlap(project: Project) -> None:
     project.edit("series", "<10\n", "<10\nsteps/count-once-more@9.9.patch  # >=9.9\n")
-    text = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
-    project.write("patches/steps/count-once-more@9.9.patch", text)
+    project.write("patches/steps/count-once-more@9.9.patch", fakes.variant_text())
 
 
 CASES = [
@@ -132,7 +104,6 @@ CASES = [
         lambda p: ((p.root / "series").unlink(), (p.root / "series").mkdir()),
     ),
     Case("series-not-utf-8", "not-utf-8", "series", write("series", b"\xff\n")),
-    Case("series-crlf", "crlf", "series:2", edit("series", ">=9.9,<10\n", ">=9.9,<10\r\n")),
     Case(
         "series-byte-order-mark",
         "byte-order-mark",
@@ -140,18 +111,6 @@ CASES = [
         lambda p: p.write("series", b"\xef\xbb\xbf" + (p.root / "series").read_bytes()),
     ),
     Case("series-no-guard", "empty-guard", "series:2", edit("series", "  # >=9.9,<10", "")),
-    Case(
-        "series-duplicate",
-        "duplicate",
-        "series:4",
-        edit("series", "==9.9.1\n", "==9.9.1\nsteps/name-the-cut.patch  # ==9.9.1\n"),
-    ),
-    Case(
-        "series-quilt-option",
-        "bad-path",
-        "series:3",
-        edit("series", "name-the-cut.patch ", "name-the-cut.patch -R "),
-    ),
     Case("series-names-no-file", "missing-patch", "series:3", lambda p: (p.root / CUT).unlink()),
     Case("series-names-a-link", "missing-patch", "series:2", link_instead_of_patch),
     Case(
@@ -160,37 +119,11 @@ CASES = [
         "patches/steps/left.patch",
         write("patches/steps/left.patch", ""),
     ),
-    Case(
-        "series-selects-nothing",
-        "empty",
-        TAG,
-        write("series", "steps/count-once-more.patch # <9\nsteps/name-the-cut.patch # <9\n"),
-    ),
+    Case("series-selects-nothing", "empty", TAG, lambda p: p.guards("<9", "<9")),
     Case("variants-overlap", "overlapping-variants", "series:3", overlap),
-    # a patch's header
+    # a patch
     Case("header-field-missing", "missing-field", FIRST, first("Origin: own\n", "")),
-    Case(
-        "header-test-missing",
-        "missing-test",
-        FIRST,
-        lambda p: (p.root / "tests/revision/test_steps.py").unlink(),
-    ),
-    # its form
-    Case(
-        "patch-not-utf-8",
-        "not-utf-8",
-        FIRST,
-        lambda p: p.write(FIRST, (p.root / FIRST).read_bytes() + b"\xff"),
-    ),
     Case("patch-hand-edited-counts", "bad-form", FIRST, first("-18,6 +18,7", "-18,6 +18,9")),
-    Case(
-        "patch-hand-edited-start",
-        "wrong-hunk-counts",
-        f"{FIRST}:",
-        first("-18,6 +18,7", "-18,6 +19,7"),
-    ),
-    Case("patch-renames", "rename", FIRST, first("--- a/", "rename from a\nrename to b\n--- a/")),
-    Case("patch-fits-at-two-places", "conflict", FIRST, fits_twice),
     # the trees
     Case(
         "tree-not-pinned",
@@ -199,14 +132,6 @@ CASES = [
         lambda p: p.edit(PINS, f'patched = "{p.pin.patched}"\n', ""),
         ("check",),
     ),
-    Case(
-        "tree-is-another",
-        "tree mismatch",
-        "upstream/pins.toml: 9.9.1",
-        edit(f"{STEPS}__init__.py", "our own", "ours"),
-        ("check",),
-    ),
-    Case("patch-path-up", "bad-path", FIRST, one_file("python/sglang/../../../x")),
     # how it fits
     Case(
         "release-lacks-the-file",
@@ -228,26 +153,7 @@ CASES = [
         edit("series", ">=9.9,<10", ">=10"),
         ("check",),
     ),
-    Case(
-        "release-passes-the-probe",
-        "merged upstream",
-        f"{FIRST} on {TAG}",
-        first(":: added_step", ":: step_7"),
-        ("check",),
-    ),
     # overlay
-    Case(
-        "overlay-missing",
-        "missing-overlay",
-        FIRST,
-        lambda p: (p.root / STEPS / "__init__.py").unlink(),
-    ),
-    Case(
-        "overlay-unnamed",
-        "unnamed-overlay",
-        "overlay/python/sglang/other.py",
-        write("overlay/python/sglang/other.py", "x = 1\n"),
-    ),
     Case(
         "overlay-link",
         "symlink",
@@ -264,7 +170,6 @@ CASES = [
         ),
     ),
     # pins
-    Case("pins-missing", "no-pins", PINS, lambda p: (p.root / PINS).unlink()),
     Case("pins-no-toml", "bad-pins", PINS, write(PINS, "[[[")),
     Case(
         "pins-wrong-tree",
@@ -273,27 +178,10 @@ CASES = [
         lambda p: p.edit(PINS, p.pin.tree, "sha256:" + "0" * 64),
         FROM_WHEELS,
     ),
-    Case(
-        "pins-say-no-patches",
-        "stale-no-patches",
-        TAG,
-        edit(PINS, 'tag = "v9.9.1"', 'tag = "v9.9.1"\nno_patches = "none"'),
-    ),
-    Case("revision-unknown", "unknown-revision", "'v9.9.2'", lambda p: None, ("apply", "v9.9.2")),
+    Case("pins-say-no-patches", "stale-no-patches", TAG, lambda p: p.without_patches("none")),
     # wheels and archives
     Case("wheel-is-another", "wrong-sha256", WHEEL, other_wheel, FROM_WHEELS),
-    Case("wheel-cut-off", "wrong-sha256", WHEEL, cut_off, FROM_WHEELS),
     Case("member-up", "bad-member", WHEEL, repinned(("../x", "")), FROM_WHEELS),
-    Case(
-        "member-link",
-        "bad-member",
-        WHEEL,
-        repinned((link("sglang/x.py"), "/etc/passwd")),
-        FROM_WHEELS,
-    ),
-    Case(
-        "member-twice", "bad-member", WHEEL, repinned(("sglang/version.py", "evil\n")), FROM_WHEELS
-    ),
     Case(
         "member-more",
         "tree mismatch",
@@ -309,34 +197,20 @@ CASES = [
         lambda p: p.checkout(p.root / "checkout", tag="v9.9.0"),
         ("apply", "--from", "{root}/checkout"),
     ),
-    Case(
-        "git-tag-moved",
-        "tree mismatch",
-        TAG,
-        wrong_tree_in_git,
-        ("apply", "--from", "{root}/checkout"),
-    ),
-    # the tree
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_refused(applied, case, capsys):
+def test_refused(applied, case, tool):
     case.change(applied)
     before = fakes.snapshot(applied.root, applied.cache)
     words = [word.format(wheels=applied.wheels, root=applied.root) for word in case.words]
-    code = cli.main(["--root", str(applied.root), *words])
-    said = capsys.readouterr().err
+    code, _, said = tool(applied, *words)
     assert code == 1
-    assert any(
-        line.endswith(f"[{case.name}]") and case.where in line for line in said.splitlines()
-    ), said
+    rows = said.splitlines()
+    assert any(row.endswith(f"[{case.name}]") and case.where in row for row in rows), said
     assert fakes.snapshot(applied.root, applied.cache) == before
 
 
-def test_the_project_that_is_broken_is_good_before(applied, capsys):
-    assert (
-        cli.main(["--root", str(applied.root), "apply"]) == 0
-        and cli.main(["--root", str(applied.root), "check"]) == 0
-    )
-    assert "already applied" in capsys.readouterr().out
+def test_the_project_that_is_broken_is_good_before(applied, tool):
+    assert [tool(applied, word)[0] for word in ("check", "apply")] == [0, 0]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tomlkit
+from fakes import ROOT
 from test_help import parsers
 
-ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = "budgets.toml"
 MEASURES: dict[str, tuple[str, Callable[[bytes], int]]] = {  # by table: a suffix, and one file's
     "lines": (".py", lambda content: len(content.splitlines())),

@@ -12,16 +12,15 @@ import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpumodules
 import pytest
+from fakes import ROOT
 from packaging.version import Version
 
 from bundle import host, packing
 from bundle import release as bundle
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "tests/gpu"
 
 
 @pytest.fixture
@@ -52,12 +51,15 @@ def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
     """Where a host that unpacks into there/ runs engines."""
-    monkeypatch.syspath_prepend(str(GPU))
-    import launch
-
+    launch = gpumodules.load(monkeypatch, "launch")
     place = launch.Place((tmp_path / "there/tree", tmp_path / "there/site"), tmp_path / "out")
     place.scratch.mkdir(parents=True)
     return place
+
+
+def unpack(bundle_folder: Path, there: Path, **how) -> subprocess.CompletedProcess[str]:
+    words = [bundle_folder / "unpack", there]
+    return subprocess.run(words, capture_output=True, text=True, **how)
 
 
 def write(out: Path, folder: Path) -> list[dict]:
@@ -81,27 +83,24 @@ def test_what_is_packed_of_the_scripts_runs_without_a_clone(tmp_path):
 
 
 def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
-    out = tmp_path / "bundle"
+    out, there = tmp_path / "bundle", tmp_path / "there"
     parts = write(out, folder)
     assert len(parts) > 2 and all(part["bytes"] <= 100 for part in parts)
-    subprocess.run([out / "unpack", tmp_path / "there"], check=True)
+    unpack(out, there, check=True)
     for inner in ("site", "tree"):
-        assert (tmp_path / "there" / inner / "b.py").read_text() == "b = 1\n"
-    (tmp_path / "there/tree/gone.py").touch()
-    (tmp_path / "there/untouched").mkdir()
-    subprocess.run([out / "unpack", tmp_path / "there"], check=True)
-    assert (
-        not (tmp_path / "there/tree/gone.py").exists()
-        and not (tmp_path / "there/untouched").exists()
-        and (tmp_path / "there/tree/b.py").exists()
-    )
+        assert (there / inner / "b.py").read_text() == "b = 1\n"
+    (there / "tree/gone.py").touch()
+    (there / "untouched").mkdir()
+    unpack(out, there, check=True)
+    assert not (there / "tree/gone.py").exists() and not (there / "untouched").exists()
+    assert (there / "tree/b.py").exists()
     (tmp_path / "own/tree").mkdir(parents=True)
     (tmp_path / "own/tree/mine.py").touch()
-    subprocess.run([out / "unpack", tmp_path / "own"], check=True)
+    unpack(out, tmp_path / "own", check=True)
     assert (tmp_path / "own/tree/mine.py").exists()
     damaged = out / parts[0]["file"]
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
-    assert subprocess.run([out / "unpack", tmp_path / "again"], capture_output=True).returncode
+    assert unpack(out, tmp_path / "again").returncode
 
 
 def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
@@ -110,7 +109,7 @@ def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
     for value in (1, 2):
         (folder / "b.py").write_text(f"b = {value}\n")
         write(tmp_path / "bundle", folder)
-        subprocess.run([tmp_path / "bundle/unpack", tmp_path / "there"], check=True)
+        unpack(tmp_path / "bundle", tmp_path / "there", check=True)
         assert engines.ask("import b; print(b.b)") == value
 
 
@@ -120,12 +119,8 @@ def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
     (tmp_path / "host/torch").mkdir(parents=True)
     (tmp_path / "host/torch/__init__.py").touch()
     write(tmp_path / "bundle", folder)
-    done = subprocess.run(
-        [tmp_path / "bundle/unpack", tmp_path / "there"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "host")},
-        capture_output=True,
-        text=True,
-    )
+    known = {**os.environ, "PYTHONPATH": str(tmp_path / "host")}
+    done = unpack(tmp_path / "bundle", tmp_path / "there", env=known)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(engines.bytecode.rglob("tree/b.*.pyc"))
     assert list(engines.bytecode.rglob("host/torch/__init__.*.pyc"))
@@ -133,14 +128,9 @@ def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
 
 
 def test_trimming_says_how_much_it_took(folder):
-    gone = packing.trim(
-        folder, packing.Trimmed("kernels nobody calls", ("deep", "nothing-like-this"))
-    )
-    assert gone == {
-        "reason": "kernels nobody calls",
-        "patterns": ["deep", "nothing-like-this"],
-        "bytes": 5,
-    }
+    patterns = ("deep", "nothing-like-this")
+    gone = packing.trim(folder, packing.Trimmed("kernels nobody calls", patterns))
+    assert gone == {"reason": "kernels nobody calls", "patterns": [*patterns], "bytes": 5}
     assert not (folder / "deep").exists()
 
 

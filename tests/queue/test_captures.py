@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from pathlib import Path
 
+import gpumodules
 import pytest
+from fakes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "overlay/python/sglang/srt/prefill_graph/breakable/runner.py"
 UPSTREAMS = (  # 0.5.12.post1, 0.5.23
     "[2026-11-24 20:27:08] Capture cuda graph end. Time elapsed: 60.44 s. mem usage=0.08 GB. avail",
@@ -16,10 +15,7 @@ UPSTREAMS = (  # 0.5.12.post1, 0.5.23
 )
 
 
-@pytest.fixture
-def judging(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
-    return importlib.import_module("judging")
+judging = gpumodules.fixture("judging")
 
 
 def test_releases_say_it_in_their_words(judging):

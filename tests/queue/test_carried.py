@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 import fakes
+import gpumodules
 import msgspec
 import pytest
 from elffiles import CODE, PTX, fat_binary, linked
-from fakes import TAG
+from fakes import ROOT, TAG
 from served import Site
 
 from bundle import carried, host
@@ -24,7 +26,6 @@ from bundle.carried import Library, Origin
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = b"code for sm_90 ", b"code for sm_80 "
 CODES = fat_binary((CODE, 80, THEIRS), (CODE, 90, OURS), (PTX, 90, b"as text"))
 NCCL, CUBLAS = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cu13/lib/libcublas.so.13"
@@ -32,6 +33,9 @@ NCCL, CUBLAS = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cu13/lib/libcublas.so.13"
 
 def brings(path: str, *offers: str) -> dict[str, Library]:
     return {Path(path).name: Library(path, "made==1", frozenset(offers))}
+
+
+CUFFT = "nvidia/cu13/lib/libcufft.so.12"
 
 
 @pytest.mark.parametrize(
@@ -44,13 +48,7 @@ def brings(path: str, *offers: str) -> dict[str, Library]:
         (NCCL, "", brings("nvidia/cu13/lib/libnccl.so.2"), Origin.CARRIED, "lacks its place"),
         (NCCL, "", {}, Origin.CARRIED, "the host's torch brings none of that name"),
         ("nvidia/cufft/lib/libcufft.so.11", "cufftCreate", {}, Origin.STAND_IN, "no run makes any"),
-        (
-            "nvidia/cu13/lib/libcufft.so.12",
-            "",
-            brings("nvidia/cu13/lib/libcufft.so.12"),
-            Origin.HOST,
-            "all that is asked",
-        ),
+        (CUFFT, "", brings(CUFFT), Origin.HOST, "all that is asked"),
     ],
 )
 def test_where_a_library_comes_from(name, asked, own, origin, said):
@@ -142,54 +140,55 @@ def vision(
     return f"torchvision=={number}", files, requires
 
 
-def list_files(folder: Path) -> None:
+def list_files(folder: Path, upload_time=lambda name: "2020-01-01T00:00:00Z") -> None:
     """Write the index's page of a package."""
-    files = [
-        {
-            "filename": file.name,
-            "url": file.name,
-            "upload-time": "2020-01-01T00:00:00Z",
-            "hashes": {"sha256": file_sha256(file)},
-        }
-        for file in sorted(folder.glob("*.whl"))
-    ]
+
+    def row(file: Path) -> dict:
+        about = {"filename": file.name, "url": file.name, "upload-time": upload_time(file.name)}
+        return about | {"hashes": {"sha256": file_sha256(file)}}
+
+    files = [row(file) for file in sorted(folder.glob("*.whl"))]
     page = {"meta": {"api-version": "1.1"}, "name": folder.name, "files": files}
     (folder / "index.json").write_bytes(msgspec.json.encode(page))
 
 
-@pytest.fixture
-def index(tmp_path, project, monkeypatch):
-    """An index with two releases' torch and the host's, and a project whose release is for
-    `NEWER`."""
-    simple = tmp_path / "index"
-    made = [*HOST_TORCH, *NEWER, *OLDER]
-    made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
-    plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
-    made += [("plain==1", plain, ""), *map(vision, (1, 2)), vision(3, "libcusolver.so.12")]
-    made.append(vision(4, requires="torch==2.9.1"))
-    for package, files, requires in made:
-        name = package.partition("==")[0]
-        wheel(simple / name, package, files, requires)
-    for folder in simple.iterdir():
-        list_files(folder)
-    site = Site(simple)
+@contextmanager
+def served(project, monkeypatch, packages, **how) -> Iterator:
+    """An index of these packages, and a description of a host with this Python."""
+    home = project.root.parent
+    for package, files, requires in packages:
+        wheel(home / "index" / package.partition("==")[0], package, files, requires)
+    for folder in (home / "index").iterdir():
+        list_files(folder, **how)
+    site = Site(home / "index")
     Thread(target=site.serve_forever, daemon=True).start()
     monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
-    description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', f'"{fakes_python()}"')
+    monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv-cache"))
+    python = f'"{sys.version_info.major}.{sys.version_info.minor}"'
+    description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', python)
     project.write(str(host.DEFAULT), description)
     yield project
     site.shutdown()
     site.server_close()
 
 
-def fakes_python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
+@pytest.fixture
+def index(project, monkeypatch):
+    """An index with two releases' torch and the host's, and a project whose release is for
+    `NEWER`."""
+    made = [*HOST_TORCH, *NEWER, *OLDER]
+    made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
+    plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
+    made += [("plain==1", plain, ""), *map(vision, (1, 2)), vision(3, "libcusolver.so.12")]
+    made.append(vision(4, requires="torch==2.9.1"))
+    with served(project, monkeypatch, made) as made:
+        yield made
 
 
-def run(project, capsys, *words: str) -> tuple[int, str, str]:
-    code = fakes.main(["--root", str(project.root), "bundle", *words])
-    return code, *capsys.readouterr()
+@pytest.fixture
+def pack(index, tool):
+    """Pack a bundle of that index: exit code, standard output, standard error."""
+    return lambda *words: tool(index, "bundle", *words)
 
 
 def unpack(bundle_folder: Path, there: Path, packages: Path) -> subprocess.CompletedProcess[str]:
@@ -197,6 +196,11 @@ def unpack(bundle_folder: Path, there: Path, packages: Path) -> subprocess.Compl
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     words = [bundle_folder / "unpack", there]
     return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+
+def is_trimmed(library: Path) -> bool:
+    """Whether it has code for the host's GPU alone."""
+    return OURS in library.read_bytes() and THEIRS not in library.read_bytes()
 
 
 @pytest.fixture
@@ -212,11 +216,11 @@ def host_packages(tmp_path):
 
 
 def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
-    index, host_packages, tmp_path, capsys
+    index, host_packages, tmp_path, pack
 ):
     # what fits the host's torch is not packed: this one is not even on the index
     index.edit(str(host.DEFAULT), '[[kernel]]\nfor = "<0.5.11"', '[[kernel]]\nfor = "<99"')
-    code, said, _ = run(index, capsys, "--carry-torch", "--part-size", "0.004")
+    code, said, _ = pack("--carry-torch", "--part-size", "0.004")
     assert code == 0
     assert "torch 2.14.1 is carried; the host has 2.11.0. CUDA: 3 the host's own, 1 carried" in said
     made = index.root / "dist/bundle" / TAG
@@ -231,30 +235,23 @@ def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     assert done.returncode == 0, done.stderr
     site = tmp_path / "there/site"
     assert (site / "torch/__init__.py").read_text() == "__version__ = '2.14.1'\n"
-    assert OURS in (site / "plain.so").read_bytes()
-    assert THEIRS not in (site / "plain.so").read_bytes()
-    assert not (site / "torch/bin/protoc").exists()
+    assert is_trimmed(site / "plain.so") and not (site / "torch/bin/protoc").exists()
     assert os.readlink(site / CUBLAS) == str(host_packages / CUBLAS)
     own = (site / NCCL).read_bytes()
-    assert b"ncclNew" in own and OURS in own and THEIRS not in own and b"as text" not in own
-    cuda_code = (site / "torch/lib/libtorch_cuda.so").read_bytes()
-    assert OURS in cuda_code and THEIRS not in cuda_code
+    assert is_trimmed(site / NCCL) and b"ncclNew" in own and b"as text" not in own
+    assert is_trimmed(site / "torch/lib/libtorch_cuda.so")
     told = json.loads((made / "manifest.json").read_text())["carried"]
-    assert told["libraries"]["libnccl.so.2"] == {
-        "from": "carried",
-        "reason": "nvidia-nccl-cu13==2.28 lacks ncclNew",
-    }
-    assert {one["from"] for name, one in told["libraries"].items() if "nccl" not in name} == {
-        "the host's own"
-    }
+    nccl = told["libraries"].pop("libnccl.so.2")
+    assert nccl == {"from": "carried", "reason": "nvidia-nccl-cu13==2.28 lacks ncclNew"}
+    assert {one["from"] for one in told["libraries"].values()} == {"the host's own"}
     assert told["torch"] == "2.14.1" and told["zeroed"]["programs"] == 2
-    assert "nvidia-nccl-cu13==2.30" in told["packages"] and "torch==2.14.1" in told["packages"]
+    assert {"nvidia-nccl-cu13==2.30", "torch==2.14.1"} <= {*told["packages"]}
     abouts = {path.name for path in site.glob("nvidia_*.dist-info")}
     assert abouts == {"nvidia_nccl_cu13-2.30.dist-info"}
 
 
-def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_path, capsys):
-    assert run(index, capsys, "--carry-torch")[0] == 0
+def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_path, pack):
+    assert pack("--carry-torch")[0] == 0
     (host_packages / CUBLAS).unlink()
     done = unpack(index.root / "dist/bundle" / TAG, tmp_path / "there", host_packages)
     assert done.returncode == 1
@@ -262,10 +259,15 @@ def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_pat
     assert not (tmp_path / "there/site/nvidia/cu13").exists()
 
 
-def test_what_was_packed_is_not_packed_again_and_other_trees_share_it(index, monkeypatch, capsys):
-    assert run(index, capsys, "--carry-torch")[0] == 0
+def test_what_was_packed_is_not_packed_again_and_installed_packages_stay(
+    tmp_path, monkeypatch, pack
+):
+    """They are hard links into uv's cache, from which the next environment is made."""
+    assert pack("--carry-torch")[0] == 0
+    [cached] = (tmp_path / "uv-cache").rglob("torch/lib/libtorch_cuda.so")
+    assert THEIRS in cached.read_bytes()
     monkeypatch.setattr(carried, "_made", lambda *words: pytest.fail("packed again"))
-    assert run(index, capsys, "--carry-torch")[0] == 0
+    assert pack("--carry-torch")[0] == 0
 
 
 def require(index, monkeypatch, requires: str) -> None:
@@ -276,60 +278,62 @@ def require(index, monkeypatch, requires: str) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(index.root.parent / f"uv-cache-{requires[-1]}"))
 
 
-def test_releases_of_one_torch_share_its_archive(
-    index, host_packages, monkeypatch, tmp_path, capsys
-):
+def test_releases_of_one_torch_share_its_archive(index, host_packages, monkeypatch, tmp_path, pack):
     """What is made for it, as torchvision, may differ, and comes with their other packages."""
     found = []
     for number in (1, 2):
         require(index, monkeypatch, f"torch==2.14.1 plain torchvision=={number}")
-        assert run(index, capsys, "--carry-torch")[0] == 0
+        assert pack("--carry-torch")[0] == 0
         monkeypatch.setattr(carried, "_made", lambda *words: pytest.fail("packed again"))
         made, there = index.root / "dist/bundle" / TAG, tmp_path / f"there-{number}"
         found.append([path.read_bytes() for path in sorted(made.glob("torch.tar.xz.*"))])
         assert unpack(made, there, host_packages).returncode == 0
         assert (there / "site/torchvision/a.py").read_text() == f"number = {number}\n"
-        library = (there / "site/torchvision/_C.so").read_bytes()
-        assert OURS in library and THEIRS not in library
+        assert is_trimmed(there / "site/torchvision/_C.so")
     assert found[0] == found[1] != []
 
 
 def test_what_is_made_for_torch_is_made_for_the_one_that_is_carried(
-    index, host_packages, monkeypatch, tmp_path, capsys
+    index, host_packages, monkeypatch, tmp_path, pack
 ):
     """0.5.10.post1 names no version of torchvision: its newest was for another torch."""
     require(index, monkeypatch, "torch==2.14.1 plain torchvision!=3")
-    assert run(index, capsys, "--carry-torch")[0] == 0
+    assert pack("--carry-torch")[0] == 0
     made, there = index.root / "dist/bundle" / TAG, tmp_path / "there"
     assert unpack(made, there, host_packages).returncode == 0
     assert (there / "site/torchvision/a.py").read_text() == "number = 2\n"
 
 
-def test_what_is_made_for_torch_may_ask_for_no_more_of_cuda_than_torch(index, monkeypatch, capsys):
-    require(index, monkeypatch, "torch==2.14.1 plain torchvision==3")
-    code, _, said = run(index, capsys, "--carry-torch")
-    assert code == 1 and "packages made for torch want libcusolver.so.12, which torch" in said
+@pytest.mark.parametrize(
+    ("requires", "said"),
+    [
+        (
+            "torch==2.14.1 plain torchvision==3",
+            "packages made for torch want libcusolver.so.12, which torch",
+        ),
+        ("plain", "[no-torch]\n    next: pack it without --carry-torch"),
+    ],
+)
+def test_a_release_without_torch_or_with_more_of_cuda_is_refused(
+    index, monkeypatch, pack, requires, said
+):
+    require(index, monkeypatch, requires)
+    code, _, err = pack("--carry-torch")
+    assert code == 1 and said in err
 
 
-def test_installed_packages_stay_as_they_are(index, tmp_path, capsys):
-    """They are hard links into uv's cache, from which the next environment is made."""
-    assert run(index, capsys, "--carry-torch")[0] == 0
-    [cached] = (tmp_path / "uv-cache").rglob("torch/lib/libtorch_cuda.so")
-    assert THEIRS in cached.read_bytes()
-
-
-def test_a_host_with_the_pinned_torch_gets_none(index, capsys):
+def test_a_host_with_the_pinned_torch_gets_none(index, pack):
     index.edit(str(host.DEFAULT), 'torch = "2.11.0"', 'torch = "2.14.1"')
-    code, said, _ = run(index, capsys, "--carry-torch")
+    code, said, _ = pack("--carry-torch")
     assert code == 0 and "torch is not carried: the host has 2.14.1, which the release pins" in said
     made = index.root / "dist/bundle" / TAG
     assert not [*made.glob("torch.tar.xz.*")]
     assert json.loads((made / "manifest.json").read_text())["carried"] is None
 
 
-def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index, tmp_path, capsys):
-    assert run(index, capsys, "--carry-torch")[0] == 0
-    assert run(index, capsys)[0] == 0  # not what the other has kept
+def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index, tmp_path, pack):
+    assert pack("--carry-torch")[0] == 0
+    assert pack()[0] == 0  # not what the other has kept
     made = index.root / "dist/bundle" / TAG
     assert not [*made.glob("torch.tar.xz.*")]
     assert unpack(made, tmp_path / "there", tmp_path).returncode == 0
@@ -363,35 +367,28 @@ def test_another_cuda_is_carried_whole_but_for_what_no_run_calls(tmp_path):
     assert not (site / "nvidia/__init__.py").exists()
 
 
-@pytest.mark.parametrize(("sm", "said"), [(90, "assembled --version\n"), (100, None)])
+@pytest.mark.parametrize(
+    ("sm", "said"), [(90, "assembled --version\n"), (100, "")], ids=["the first", "its own"]
+)
 def test_one_assembler_goes_by_both_names(tmp_path, sm, said):
     site = installed(tmp_path / "site", NEWER)
     carried.lay(site, {}, sm)
     folder = site / "triton/backends/nvidia/bin"
     (folder / "ptxas").chmod(0o755)
-    if said is None:
-        assert (folder / "ptxas-blackwell").read_bytes() == b"a second one\n"
-    else:
+    if said:
         words = [folder / "ptxas-blackwell", "--version"]
         assert subprocess.run(words, capture_output=True, text=True).stdout == said
+    else:
+        assert (folder / "ptxas-blackwell").read_bytes() == b"a second one\n"
 
 
 @pytest.mark.parametrize("before", ["", "/more"])
 def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch, before):
-    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
     monkeypatch.setenv("CUDA_HOME", "/cuda")
     monkeypatch.setenv("LD_LIBRARY_PATH", before)
-    place = importlib.import_module("launch").Place((tmp_path / "site",), tmp_path)
+    place = gpumodules.load(monkeypatch, "launch").Place((tmp_path / "site",), tmp_path)
     assert place.environment()["LD_LIBRARY_PATH"] == before
     own = tmp_path / "site/nvidia/cuda_runtime/lib"
     own.mkdir(parents=True)
     wanted = ":".join([str(own), "/cuda/lib64", *filter(None, [before])])
     assert place.environment()["LD_LIBRARY_PATH"] == wanted
-
-
-def test_a_release_without_torch_is_refused(index, tmp_path, capsys):
-    wheel(tmp_path / "index/sglang", f"sglang=={fakes.VERSION}", {}, "plain")
-    list_files(tmp_path / "index/sglang")
-    code, _, said = run(index, capsys, "--carry-torch")
-    assert code == 1
-    assert "9.9.1 requires no torch [no-torch]\n    next: pack it without --carry-torch" in said

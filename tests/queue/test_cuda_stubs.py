@@ -6,8 +6,9 @@ import sys
 
 import fakes
 import pytest
+from fakes import TAG
 
-from patchqueue.environments import cuda_stubs, environment, lock
+from patchqueue.environments import cuda_stubs, lock, testing
 from patchqueue.environments.cuda_stubs import Wants, missing_libraries, read_wants, shared_library
 from patchqueue.outcome import Refused
 
@@ -32,30 +33,19 @@ def test_a_stand_in_without_symbols_loads(tmp_path):
 
 
 def test_only_known_missing_libraries_are_stood_in_for():
-    wants = Wants(
-        frozenset(
-            {
-                "libcuda.so.1",
-                "libcudart.so.12",
-                "libcufile.so.0",
-                "libc.so.6",
-                "libavutil.so.60",
-                "libcublas.so.12",
-            }
-        ),
-        frozenset(
-            {
-                ("cuInit", None, None),
-                ("cuFileRead", None, None),
-                ("cudaMalloc", "libcudart.so.12", "libcudart.so.12"),
-                ("cublasCreate_v2", "libcublas.so.12", "libcublas.so.12"),
-                ("printf", "libc.so.6", "GLIBC_2.2.5"),
-                ("curious", None, None),
-            }
-        ),
-    )
-    assert missing_libraries([wants], ["libcudart.so.12"]) == {
-        "libcublas.so.12": {"cublasCreate_v2": "libcublas.so.12"},
+    names = ["cuda.so.1", "cudart.so.12", "cufile.so.0", "c.so.6", "avutil.so.60", "cublas.so.12"]
+    cudart, cublas = "libcudart.so.12", "libcublas.so.12"
+    wanted = {
+        ("cuInit", None, None),
+        ("cuFileRead", None, None),
+        ("cudaMalloc", cudart, cudart),
+        ("cublasCreate_v2", cublas, cublas),
+        ("printf", "libc.so.6", "GLIBC_2.2.5"),
+        ("curious", None, None),
+    }
+    wants = Wants(frozenset(f"lib{name}" for name in names), frozenset(wanted))
+    assert missing_libraries([wants], [cudart]) == {
+        cublas: {"cublasCreate_v2": cublas},
         "libcuda.so.1": {"cuInit": None},
         "libcufile.so.0": {"cuFileRead": None},
     }
@@ -105,33 +95,36 @@ def test_a_package_without_a_hashed_wheel_is_refused(package):
         lock.body({"packages": [package]})
 
 
-def test_an_environment_counts_only_with_its_own_locks_mark(tmp_path):
-    locked, home = tmp_path / "0.5.9.txt", tmp_path / "home"
-    locked.write_text("a==1\n")
-    assert environment.find("0.5.9", locked, home) is None
-    (home / "v0.5.9").mkdir(parents=True)
-    assert environment.find("0.5.9", locked, home) is None
-    (home / "v0.5.9" / environment.MARKER).write_text(environment.stamp(locked))
-    assert environment.find("0.5.9", locked, home) is not None
+@pytest.fixture
+def locked(project):
+    """The lock of the project's release."""
+    return project.write(f"upstream/locks/{project.pin.version}.txt", "a==1\n")
+
+
+def test_an_environment_counts_only_with_its_own_locks_mark(project, locked):
+    folder = project.root / testing.HOME / TAG
+    assert testing.find(project.root, project.pin) is None
+    folder.mkdir(parents=True)
+    assert testing.find(project.root, project.pin) is None
+    (folder / testing.MARKER).write_text(testing.stamp(locked))
+    assert testing.find(project.root, project.pin) is not None
     locked.write_text("a==2\n")
-    assert environment.find("0.5.9", locked, home) is None
+    assert testing.find(project.root, project.pin) is None
 
 
-def test_no_lock_no_environment(tmp_path):
+def test_no_lock_no_environment(project):
     with pytest.raises(Refused, match="scripts/nox pin .* --lock"):
-        environment.build("9.9.9", tmp_path / "9.9.9.txt", tmp_path)
+        testing.build(project.root, project.pin)
 
 
-def test_a_failed_install_leaves_the_environment_before_it(tmp_path, monkeypatch):
-    home, locked = tmp_path / "environments", tmp_path / "0.5.9.txt"
-    locked.write_text("a==1\n")
-    (home / "v0.5.9").mkdir(parents=True)
-    (home / "v0.5.9" / "old").touch()
+def test_a_failed_install_leaves_the_environment_before_it(project, locked, tmp_path, monkeypatch):
+    home = project.root / testing.HOME
+    old = project.write(f"{testing.HOME}/{TAG}/old", "")
     fakes.program(tmp_path / "uv", "echo no space left >&2; exit 1")
-    monkeypatch.setattr(environment.run, "find_uv", lambda: str(tmp_path / "uv"))
-    monkeypatch.setattr(environment.sys, "platform", "linux")
-    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(testing.run, "find_uv", lambda: str(tmp_path / "uv"))
+    monkeypatch.setattr(testing.sys, "platform", "linux")
+    monkeypatch.setattr(testing.platform, "machine", lambda: "x86_64")
     with pytest.raises(Refused, match="no space left"):
-        environment.build("0.5.9", locked, home)
-    assert sorted(path.name for path in home.iterdir()) == [".v0.5.9.lock", "v0.5.9"]
-    assert (home / "v0.5.9" / "old").exists()
+        testing.build(project.root, project.pin)
+    assert sorted(path.name for path in home.iterdir()) == [f".{TAG}.lock", TAG]
+    assert old.exists()

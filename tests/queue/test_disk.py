@@ -20,33 +20,24 @@ import pytest
 from fakes import RUNNER, TAG
 
 from bundle import packing
+from patchqueue.applying.quilt import Quilt
 from patchqueue.commands import cli, trees
 from patchqueue.files import disk, run
 from patchqueue.install import inplace
-from patchqueue.laying.quilt import Quilt
-from patchqueue.outcome import Refused
 from patchqueue.upstream import index, source
+
+
+def error(number: int, path: str | None = None) -> OSError:
+    return OSError(number, os.strerror(number), *([path] if path else []))
+
 
 CACHE, QUEUE = Path("/cache/queue"), Path("/src/queue")
 PLACES = [
     disk.Place(QUEUE, "use another clone"),
     disk.Place(CACHE, "name another cache", "all of it"),
 ]
-CHANGES = {
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.utime",
-    "os.truncate",
-}
-
-
-def error(number: int, path: str | None = None) -> OSError:
-    return OSError(number, os.strerror(number), *([path] if path else []))
+CHANGES = {f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "link", "symlink")}
+CHANGES |= {"os.chmod", "os.utime", "os.truncate"}
 
 
 @pytest.mark.parametrize(
@@ -98,21 +89,16 @@ def test_what_copying_a_folder_gathers_is_told_by_its_first_error():
     assert "said in no known form" in disk.other(odd, PLACES).what
 
 
-def test_a_write_that_names_no_path_is_told_by_the_fullest_place(monkeypatch):
-    free = {QUEUE: 5, CACHE: 4}
-    monkeypatch.setattr(disk, "_free", free.get)
-    assert disk.problem(error(errno.ENOSPC), PLACES).where == str(CACHE)
-    free[QUEUE] = 3
-    assert disk.problem(error(errno.ENOSPC), PLACES).where == str(QUEUE)
+def test_a_write_that_names_no_path_may_be_at_any_place():
+    problem = disk.problem(error(errno.ENOSPC), PLACES)
+    assert (problem.name, problem.where) == ("disk-full", f"{QUEUE} or {CACHE}")
 
 
 def test_the_innermost_place_gives_the_advice():
     inner = disk.Place(QUEUE / "dist", "name another folder")
     for places in ([*PLACES, inner], [inner, *PLACES]):
-        assert (
-            "name another folder"
-            in disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places).hint
-        )
+        problem = disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places)
+        assert "name another folder" in problem.hint
 
 
 @pytest.mark.parametrize(
@@ -131,31 +117,30 @@ FULL = "write error: No space left on device"
 
 
 def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
-    fakes.program(tmp_path / "bin/quilt", f'echo "patch: **** {FULL}"; exit 1')
-    with pytest.raises(Refused, match="quilt-failed.*\n.*free some space"):
-        Quilt(str(tmp_path / "bin/quilt")).run(tmp_path, "push", "-a")
-    fakes.program(tmp_path / "bin/git", f'echo "fatal: {FULL}" >&2; exit 128')
+    said = f'echo "fatal: {FULL}"'
+    quilt = Quilt(str(fakes.program(tmp_path / "bin/quilt", f"{said}; exit 1")))
+    fakes.program(tmp_path / "bin/git", f"{said} >&2; exit 128")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    with pytest.raises(Refused, match="git-failed.*\n.*free some space"):
-        run.own_git(tmp_path, "init")
-    with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, "https://example.org/sglang")
-    shutil.rmtree(project.cache / "archives")
-    failed = subprocess.CompletedProcess(
-        [], 1, "", f"ERROR: Could not install packages due to an OSError: {FULL}"
-    )
+    failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install: {FULL}")
     monkeypatch.setattr(index, "_pip", lambda command, folder: failed)
-    with pytest.raises(Refused, match="not-fetched.*\n.*free some space"):
-        source.fetch(project.pin, None)
+    shutil.rmtree(project.cache / "archives")
+    for name, call in (
+        ("quilt-failed", lambda: quilt.run(tmp_path, "push", "-a")),
+        ("git-failed", lambda: run.own_git(tmp_path, "init")),
+        ("not-fetched", lambda: source.fetch(project.pin, "https://example.org/sglang")),
+        ("not-fetched", lambda: source.fetch(project.pin, None)),
+    ):
+        found, text = fakes.refused(call)
+        assert found == name and "free some space" in text
 
 
-def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, capsys):
+def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, tool):
     def fail(*_):
         raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
 
     monkeypatch.setattr(trees, "apply", fail)
-    assert cli.main(["--root", str(project.root), "apply"]) == 1
-    assert "next: free some space" in capsys.readouterr().err
+    code, _, err = tool(project, "apply")
+    assert code == 1 and "next: free some space" in err
 
 
 # Commands
@@ -210,9 +195,8 @@ def no_tree(project, folder):
 
 
 def edited(project, folder):
-    (project.tree / RUNNER).write_text(
-        (project.tree / RUNNER).read_text().replace("added_step = 20", "added_step = 21")
-    )
+    file = project.tree / RUNNER
+    file.write_text(file.read_text().replace("added_step = 20", "added_step = 21"))
 
 
 def another_overlay(project, folder):
@@ -237,13 +221,6 @@ def newer(project, folder):
     fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
 
 
-def checkout(project, folder):
-    project.checkout(project.root / "checkout")
-    Path(os.environ["HOME"], ".gitconfig").write_text(
-        "[user]\n\tname = Ada\n\temail = ada@example.org\n"
-    )
-
-
 def nothing(project, folder):
     pass
 
@@ -264,7 +241,14 @@ COMMANDS = {  # what is prepared, what is closed, and the words
 }
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+NAMES = {
+    errno.EROFS: "read-only",
+    errno.ENOSPC: "disk-full",
+    errno.EIO: "(?:system-error|not-done|no-folder)",
+}
+
+
+@pytest.mark.parametrize("number", NAMES, ids=errno.errorcode.get)
 @pytest.mark.parametrize("prepare, where, words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_that_cannot_write_says_so_in_a_sentence(
     applied, tmp_path, prepare, where, words, number
@@ -273,44 +257,31 @@ def test_a_command_that_cannot_write_says_so_in_a_sentence(
     prepare(applied, folder)
     place = {"root": applied.root, "cache": applied.cache, "folder": folder}[where]
     before = files(place)
-    filled = [
-        word.format(wheels=applied.wheels, root=applied.root, folder=folder) for word in words
-    ]
+    filled = [word.format(wheels=applied.wheels, folder=folder) for word in words]
     code, said = run_in(place, number, ["--root", str(applied.root), *filled])
     assert code == 1 and "Traceback" not in said, said
-    name = {
-        errno.EROFS: "read-only",
-        errno.ENOSPC: "disk-full",
-        errno.EIO: "(?:system-error|not-done|no-folder)",
-    }[number]
-    (problem,) = [line for line in said.splitlines() if re.search(rf"\[{name}\]$", line)]
+    (problem,) = [one for one in said.splitlines() if re.search(rf"\[{NAMES[number]}\]$", one)]
     assert number != errno.EIO or os.strerror(number) in problem
     assert "    next: " in said and (number == errno.ENOSPC or problem.startswith(str(place)))
     assert number != errno.EROFS or "as root" not in said, "root cannot write there either"
     assert files(place) == before
 
 
-def test_a_disk_that_is_full_for_real(project, capsys):
+def test_a_disk_that_is_full_for_real(project, tool):
     (project.cache / "README").unlink()
     (project.cache / "README").symlink_to("/dev/full")
     shutil.rmtree(project.cache / "archives")
-    assert cli.main(["--root", str(project.root), "apply", "--from", str(project.wheels)]) == 1
-    said = capsys.readouterr().err
-    assert "the disk is full, or your quota of it [disk-full]\n    next: free some space" in said
-    assert not list(project.cache.glob("archives/*/*.whl")) and not list(
-        project.cache.glob("tmp-*")
-    )
+    code, _, err = tool(project, "apply", "--from", project.wheels)
+    assert code == 1 and "[disk-full]\n    next: free some space" in err
+    assert not [*project.cache.glob("archives/*/*.whl"), *project.cache.glob("tmp-*")]
 
 
-def test_without_a_folder_for_temporary_files(applied, monkeypatch, capsys):
+def test_without_a_folder_for_temporary_files(applied, monkeypatch, tool):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     monkeypatch.setattr(trees, "apply", lambda *_: tempfile.gettempdir())
-    assert cli.main(["--root", str(applied.root), "apply"]) == 1
-    assert (
-        "TMPDIR: no folder for temporary files can be written [no-temporary-folder]"
-        in capsys.readouterr().err
-    )
+    code, _, err = tool(applied, "apply")
+    assert code == 1 and "\nTMPDIR: " in err and "[no-temporary-folder]" in err
 
 
 def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_path, monkeypatch):
@@ -325,14 +296,9 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
         return read(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", denied)
-    with pytest.raises(Refused) as caught:
-        inplace.verify(project.root, site)
-    (problem,) = caught.value.problems
-    assert (
-        problem.name == "no-access"
-        and "reinstall" not in problem.hint
-        and "run it as root" in problem.hint
-    )
+    problem = fakes.problem_of(inplace.verify, project.root, site)
+    assert problem.name == "no-access" and "run it as root" in problem.hint
+    assert "reinstall" not in problem.hint
 
 
 @pytest.mark.parametrize("ends_early", [False, True])
@@ -343,8 +309,7 @@ def test_a_bundle_on_a_full_disk(tmp_path, monkeypatch, capfd, ends_early):
     if ends_early:
         fakes.program(tmp_path / "bin/xz", f'echo "xz: {FULL}" >&2; exit 1')
         monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    with pytest.raises(Refused, match="free some space") as caught:
-        packing.archive(Path("/dev/full"), [(tmp_path / "made", "made")])
-    assert (
-        caught.value.problems[0].name == "no-bundle" and "No space left" in capfd.readouterr().err
-    )
+    made = [(tmp_path / "made", "made")]
+    name, text = fakes.refused(packing.archive, Path("/dev/full"), made)
+    assert name == "no-bundle" and "free some space" in text
+    assert "No space left" in capfd.readouterr().err

@@ -17,23 +17,29 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, refused
-from test_install import exactly, in_child, in_the_earlier_form, killed_at
+from fakes import ROOT, RUNNER, refused
+from test_install import (
+    exactly,
+    in_child,
+    in_the_earlier_form,
+    killed,
+    killed_at,
+    nameless,
+    put_over,
+)
 
-from patchqueue.commands import cli
+from patchqueue.applying import own_changes
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.matching import nearest
+from patchqueue.applying.selection import select
 from patchqueue.files import tree as trees
-from patchqueue.handover import backport, onefile
+from patchqueue.handover import backport, release
 from patchqueue.install import inplace, undo
-from patchqueue.laying import own_changes
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.matching import nearest
-from patchqueue.laying.selection import select
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import edits, pins
 from patchqueue.wheels import build
 
-ROOT = Path(__file__).resolve().parents[2]
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
 OWN = series.PACKAGE.removeprefix("python/")
 MODULE = "report/provenance.py"
@@ -46,17 +52,20 @@ def edited(project) -> fakes.Project:
     for name in ("__init__.py", "report/__init__.py"):
         project.write(f"overlay/{series.PACKAGE}{name}", '"""A package."""\n')
     project.write(f"overlay/{series.PACKAGE}{MODULE}", (own / MODULE).read_bytes())
-    project.edit(
-        "patches/steps/count-once-more.patch",
-        "sglang/srt/steps/",
-        "sglang/srt/steps/, python/sglang/srt/prefill_graph/",
-    )
+    both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
+    project.edit(f"patches/{fakes.COUNT}", "sglang/srt/steps/", both)
     return project
 
 
 @pytest.fixture
 def site(tmp_path) -> Path:
     return fakes.install(tmp_path / "site-packages")
+
+
+@pytest.fixture
+def alone(tmp_path) -> Path:
+    """The same release, where the queue never is."""
+    return fakes.install(tmp_path / "alone")
 
 
 def verified(folder: Path) -> dict:
@@ -99,17 +108,23 @@ def written(name: str, text: str) -> Callable[[Path], None]:
     return lambda site: (site / name).write_text(text)
 
 
-def copied(site: Path) -> None:
-    """A second function with the lines that the queue changes."""
-    text = (site / PATCHED).read_text()
-    (site / PATCHED).write_text(text + text)
+def changed(change: Callable[[str], str], name: str = PATCHED) -> Callable[[Path], None]:
+    return lambda site: (site / name).write_text(change((site / name).read_text()))
 
 
-def moved_block(site: Path) -> None:
+def with_a_block_moved(text: str) -> str:
     """The lines that the queue changes go to the end of the file, as they are."""
-    text = (site / PATCHED).read_text()
     begin, end = text.index("step_15 = "), text.index("step_28 = ")
-    (site / PATCHED).write_text(text[:begin] + text[end:] + text[begin:end])
+    return text[:begin] + text[end:] + text[begin:end]
+
+
+def named_as_ours(site: Path) -> None:
+    (site / "sglang/srt/steps").mkdir(exist_ok=True)
+    (site / "sglang/srt/steps/__init__.py").write_text("mine = 1\n")
+
+
+def with_other_line_ends(site: Path) -> None:
+    (site / PATCHED).write_bytes((site / PATCHED).read_bytes().replace(b"\n", b"\r\n"))
 
 
 KINDS = {
@@ -129,27 +144,20 @@ KINDS = {
     "a file of ours gone": Kind(
         lambda site: (site / CUT).unlink(), "cut.py: the queue changes this file, and the tree has"
     ),
-    "moved lines": Kind(moved_block),
-    "lines twice": Kind(copied, "is at 2 places: lines 18, 58", since="edits were made"),
+    "moved lines": Kind(changed(with_a_block_moved)),
+    "lines twice": Kind(
+        changed(lambda text: text + text), "is at 2 places: lines 18, 58", since="edits were made"
+    ),
     "a new file": Kind(written("sglang/srt/mine.py", "mine = 1\n")),
     "a new file with a name of ours": Kind(
-        lambda site: (
-            ((site / "sglang/srt/steps").mkdir(exist_ok=True), None)[1]
-            or (site / "sglang/srt/steps/__init__.py").write_text("mine = 1\n")
-        ),
+        named_as_ours,
         "the queue adds python/sglang/srt/steps/__init__.py, and this tree has a file of that name",
     ),
     "a file that we do not touch": Kind(written(PAGE, "mine = 1\n")),
     "a file that we do not touch gone": Kind(lambda site: (site / PAGE).unlink()),
     "a file of data": Kind(written("sglang/srt/table.json", "{}")),
-    "line ends": Kind(
-        lambda site: (site / PATCHED).write_bytes(
-            (site / PATCHED).read_bytes().replace(b"\n", b"\r\n")
-        ),
-        r"hunk 1: line 1 reads 'step_1 = 1\r'",
-    ),
+    "line ends": Kind(with_other_line_ends, r"hunk 1: line 1 reads 'step_1 = 1\r'"),
 }
-LAID = {name: kind for name, kind in KINDS.items() if not kind.said}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
@@ -174,18 +182,13 @@ def test_each_kind_is_laid_or_refused_by_name(edited, site, kind):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-def test_the_queue_first_then_theirs(edited, site, tmp_path, kind):
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "line ends"])
+def test_the_queue_first_then_theirs(edited, site, alone, name):
     """Then the tree has the release with their edit, as if the queue had never been there."""
-    if kind is KINDS["line ends"]:
-        pytest.skip("nobody's lines are left to compare")
-    alone = fakes.install(tmp_path / "alone")
+    kind = KINDS[name]
     kind.make(alone)
     inplace.install(edited.root, site)
-    try:
-        kind.make(site)
-    except AssertionError:
-        pytest.skip("the queue has changed that line")
+    kind.make(site)
     checked, found = inplace.verify(edited.root, site), verified(site)
     assert checked.faults == tuple(name for name, _ in found["faults"])
     modules = tuple(name for name in checked.others if name.endswith(".py"))
@@ -207,15 +210,14 @@ def test_the_queue_first_then_theirs(edited, site, tmp_path, kind):
     assert trees.list_package(site) == trees.list_package(alone)
 
 
-def test_the_queue_is_laid_anew_below_their_later_edits(edited, site, tmp_path):
+def test_the_queue_is_laid_anew_below_their_later_edits(edited, site, alone):
     """An upgrade: their edits of before and since stay, and the first ones come back as found."""
-    alone = fakes.install(tmp_path / "alone")
     KINDS["before our hunks"].make(site)
     inplace.install(edited.root, site)
     for place in (alone, site):
         KINDS["behind our hunks"].make(place)
     KINDS["before our hunks"].make(alone)
-    edited.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+    edited.edit(f"patches/{fakes.COUNT}", "+added_step = 20", "+added_step = 21")
     report = inplace.install(edited.root, site)
     assert report.outcome is Outcome.APPLIED and report.before == (PATCHED,)
     text = (site / PATCHED).read_text()
@@ -228,20 +230,18 @@ def test_an_upgrade_that_does_not_fit_leaves_the_older_queue(edited, site):
     inplace.install(edited.root, site)
     KINDS["before our hunks"].make(site)
     before = exactly(site)
-    text = (edited.root / "patches/steps/count-once-more.patch").read_text()
-    moved = text.replace("step_18 = 18", "step_19 = 18")
-    (edited.root / "patches/steps/count-once-more.patch").write_text(moved)
+    edited.edit(f"patches/{fakes.COUNT}", "step_18 = 18", "step_19 = 18")
     name, said = refused(inplace.install, edited.root, site)
     assert name == "conflict" and "the queue's patch needs 'step_19 = 18'" in said
     assert exactly(site) == before
 
 
-def test_a_change_that_the_tree_has_already_is_left_out(edited, site, capsys):
+def test_a_change_that_the_tree_has_already_is_left_out(edited, site, tool):
     replaced(PATCHED, "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")(site)
     before = exactly(site)
-    words = ["--root", str(edited.root), "install", "--site-packages", str(site)]
-    assert cli.main(words) == 0
-    assert "steps/count-once-more: these files have that change already" in capsys.readouterr().out
+    code, out, _ = tool(edited, "install", "--site-packages", site)
+    assert code == 0
+    assert "steps/count-once-more: these files have that change already" in out
     assert (site / PATCHED).read_text().count("added_step") == 1
     assert inplace.verify(edited.root, site).outcome is Outcome.APPLIED
     inplace.uninstall(edited.root, site)
@@ -257,9 +257,8 @@ def test_another_release_is_not_taken_for_edits(edited, site, monkeypatch):
 
 
 def test_the_release_is_named_where_nothing_names_it(edited, site):
-    shutil.rmtree(site / f"sglang-{fakes.VERSION}.dist-info")
-    for name in ("_version.py", "version.py"):
-        (site / "sglang" / name).write_text("")
+    nameless(site)
+    written(PATCHED, fakes.RELEASE[PATCHED])(site)
     written(PAGE, "mine = 1\n")(site)
     assert refused(inplace.install, edited.root, site)[0] == "unknown-release"
     report = inplace.install(edited.root, site, release=fakes.TAG)
@@ -278,9 +277,7 @@ def test_edits_that_come_back_over_the_queue_drop_its_journal(edited, site, said
     """As where the fork's own files are laid out anew."""
     KINDS["before our hunks"].make(site)
     inplace.install(edited.root, site)
-    shutil.rmtree(site / "sglang")
-    shutil.rmtree(site / f"sglang-{fakes.VERSION}.dist-info")
-    fakes.install(site)
+    put_over(site)
     KINDS["before our hunks"].make(site)
     report = inplace.install(edited.root, site)
     assert report.before == (PATCHED,) and any("has been replaced since" in text for text in said)
@@ -305,9 +302,8 @@ def test_killed_at_every_step(edited, site, verb):
     assert number > 40
 
 
-def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
+def test_killed_while_later_edits_are_taken_over(edited, alone, tmp_path):
     """At every rename of an uninstall of files that others edited since."""
-    alone = fakes.install(tmp_path / "alone")
     KINDS["behind our hunks"].make(alone)
     number, done = 0, False
     while not done:
@@ -324,18 +320,14 @@ def test_killed_while_later_edits_are_taken_over(edited, site, tmp_path):
     assert number > 40
 
 
-def test_an_earlier_version_was_killed_while_it_took_edits_over(
-    edited, site, tmp_path, monkeypatch
-):
+def test_an_earlier_version_was_killed_while_it_took_edits_over(edited, site, alone):
     """It kept the files to restore in a folder of their own."""
-    alone = fakes.install(tmp_path / "alone")
     inplace.install(edited.root, site)
     for place in (alone, site):
         KINDS["behind our hunks"].make(place)
-    with monkeypatch.context() as patch:
-        patch.setattr(undo, "_put", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        killed = in_child(lambda: inplace.uninstall(edited.root, site))
-    assert killed == -signal.SIGKILL and undo.state_of(site) == "removing"
+    with killed("_put"):
+        ended = in_child(lambda: inplace.uninstall(edited.root, site))
+    assert ended == -signal.SIGKILL and undo.state_of(site) == "removing"
     (site / undo.FOLDER / undo.AFTER).rename(site / undo.FOLDER / "merged")
     in_the_earlier_form(site)
     assert inplace.verify(edited.root, site).outcome is Outcome.EMPTY
@@ -348,9 +340,13 @@ def test_an_earlier_version_was_killed_while_it_took_edits_over(
 @pytest.fixture
 def checkout(edited, tmp_path) -> Path:
     """A fork: the release's tag, and a commit of others on top."""
-    folder = edited.checkout(tmp_path / "sglang")
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = a\n\temail = a@example.org\n")
-    return folder
+    fakes.author(tmp_path / "home")
+    return edited.checkout(tmp_path / "sglang")
+
+
+def branch(edited, checkout, **options) -> backport.Branch:
+    every = pins.load(edited.root)
+    return backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", **options)
 
 
 def forked(checkout: Path, kind: str) -> None:
@@ -364,7 +360,7 @@ def forked(checkout: Path, kind: str) -> None:
 )
 def test_a_branch_begins_at_a_fork(edited, checkout, name):
     forked(checkout, name)
-    made = backport.backport(edited.root, pins.load(edited.root), str(checkout), "graphs", "HEAD")
+    made = branch(edited, checkout)
     assert made.pin.tag == fakes.TAG and len(made.edits.paths) == 1
     fakes.git(checkout, "switch", "-q", "graphs")
     found = verified(checkout / "python")
@@ -381,8 +377,7 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
 def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
     forked(checkout, "inside our hunks")
     refs = fakes.git(checkout, "for-each-ref")
-    every = pins.load(edited.root)
-    name, text = refused(backport.backport, edited.root, every, str(checkout), "graphs", "HEAD")
+    name, text = refused(branch, edited, checkout)
     assert name == "conflict" and KINDS["inside our hunks"].said in text
     assert f"--base {fakes.TAG} BRANCH` begins at the release; `git merge BRANCH`" in text
     assert fakes.git(checkout, "for-each-ref") == refs
@@ -391,33 +386,30 @@ def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
 def test_a_fork_without_tags_says_its_release(edited, checkout):
     forked(checkout, "before our hunks")
     fakes.git(checkout, "tag", "-d", fakes.TAG)
-    every = pins.load(edited.root)
     with pytest.raises(Refused):
-        backport.backport(edited.root, every, str(checkout), "graphs", "HEAD")
-    made = backport.backport(
-        edited.root, every, str(checkout), "graphs", "HEAD", wishes=backport.Wishes(fakes.TAG)
-    )
+        branch(edited, checkout)
+    made = branch(edited, checkout, release=fakes.TAG)
     assert made.edits.paths == (RUNNER,)
 
 
-def test_apply_takes_a_fork(edited, checkout, capsys):
+def test_apply_takes_a_fork(edited, checkout, tool):
     KINDS["before our hunks"].make(checkout / "python")
-    words = ["--root", str(edited.root), "apply", fakes.TAG, "--base", str(checkout)]
-    assert cli.main(words) == 0
-    assert "edits of others in 1 file\n" in capsys.readouterr().out
+    words = ("apply", fakes.TAG, "--base", checkout)
+    code, out, _ = tool(edited, *words)
+    assert code == 0 and "edits of others in 1 file\n" in out
     text = (edited.tree / RUNNER).read_text()
     assert "step_3 = 33" in text and "added_step" in text
     assert verified(edited.tree / "python")["before"] == [PATCHED]
-    assert cli.main(words) == 0 and "already applied" in capsys.readouterr().out
-    assert cli.main([*words[:2], "refresh", fakes.TAG]) == 1
-    assert "edited-base" in capsys.readouterr().err
+    code, out, _ = tool(edited, *words)
+    assert code == 0 and "already applied" in out
+    code, _, err = tool(edited, "refresh", fakes.TAG)
+    assert code == 1 and "edited-base" in err
     assert edited.unapply().outcome is Outcome.APPLIED
     assert (edited.tree / RUNNER).read_text() == (checkout / RUNNER).read_text()
-    assert cli.main([*words, "--from", "x"]) == 1
     KINDS["inside our hunks"].make(checkout / "python")
     before = fakes.snapshot(edited.tree)
-    assert cli.main(words) == 1
-    assert "line 21 reads 'step_20 = 20 + mine'; the queue's" in capsys.readouterr().err
+    code, _, err = tool(edited, *words)
+    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'; the queue's" in err
     assert fakes.snapshot(edited.tree) == before
 
 
@@ -434,8 +426,8 @@ def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
 # --- one file
 
 
-def one_file(project: fakes.Project, out: Path, **options) -> onefile.Written:
-    return onefile.write(project.root, project.pin, options.get("base"), out)
+def one_file(project: fakes.Project, out: Path, **options) -> release.PatchFile:
+    return release.write_patch(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
@@ -443,20 +435,19 @@ def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
     made = one_file(edited, tmp_path / "queue.patch")
     assert (made.patches, made.changed, made.added) == (2, 2, 7)
     edited.apply()
+    paths = trees.list_folder(edited.tree).keys() - {trees.GENERATED}
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {path: (folder / path).read_bytes() for path in paths}
+
     fakes.git(checkout, "apply", "--check", str(made.path))
     fakes.git(checkout, "apply", str(made.path))
-    wanted = {
-        path: (edited.tree / path).read_bytes()
-        for path in trees.list_folder(edited.tree)
-        if path != trees.GENERATED
-    }
-    assert {path: (checkout / path).read_bytes() for path in wanted} == wanted
+    assert contents(checkout) == contents(edited.tree)
     assert verified(checkout / "python")["intact"]
     fakes.git(checkout, "apply", "--reverse", str(made.path))
     assert fakes.git(checkout, "status", "--porcelain") == ""
-    with made.path.open() as text:
-        subprocess.run(["patch", "-p1", "-s"], stdin=text, cwd=checkout, check=True)
-    assert {path: (checkout / path).read_bytes() for path in wanted} == wanted
+    subprocess.run(["patch", "-p1", "-s", "-i", made.path], cwd=checkout, check=True)
+    assert contents(checkout) == contents(edited.tree)
 
 
 def test_one_file_and_a_forks_patch_go_in_either_order(edited, checkout, tmp_path):
@@ -489,20 +480,18 @@ def test_one_file_lays_a_conflict_out(edited, checkout, tmp_path):
     assert "<<<<<<<" in text and "step_20 = 20 + mine" in text and "added_step" in text
 
 
-def test_one_file_is_written_for_a_fork(edited, checkout, tmp_path, capsys):
+def test_one_file_is_written_for_a_fork(edited, checkout, tmp_path, tool):
     KINDS["before our hunks"].make(checkout / "python")
     out = tmp_path / "queue.patch"
-    words = ["--root", str(edited.root), "patches", fakes.TAG, "--base", str(checkout)]
-    assert cli.main([*words, "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "where others edited 1 file\n" in said
+    code, said, _ = tool(edited, "patches", fakes.TAG, "--base", checkout, "--out", out)
+    assert code == 0 and "where others edited 1 file\n" in said
     assert f"next: `git apply {out}` in the root of sglang's own repository" in said
     fakes.git(checkout, "apply", str(out))
     assert verified(checkout / "python")["before"] == [PATCHED]
 
 
 def test_a_line_without_an_end_is_written_as_git_has_it():
-    text = onefile.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
+    text = release.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
     end = "\\ No newline at end of file\n"
     assert text.endswith(f"@@ -1 +1,2 @@\n-a = 1\n{end}+a = 1\n+b = 2\n{end}")
 
@@ -510,22 +499,20 @@ def test_a_line_without_an_end_is_written_as_git_has_it():
 # --- parts
 
 
-def test_a_change_counts_as_often_as_it_was_laid():
-    """A line that stands elsewhere too does not stand for one that was taken away."""
-    before, after = b"a\nx\nb\n", b"a\nx\nb\nx\n"
+@pytest.mark.parametrize(
+    ("before", "after", "now", "lines"),
+    [
+        # a line that stands elsewhere too does not stand for one that was taken away
+        (b"a\nx\nb\n", b"a\nx\nb\nx\n", b"a\nx\nb\nx\n", []),
+        (b"a\nx\nb\n", b"a\nx\nb\nx\n", b"a\nx\nmine\nx\n", []),
+        (b"a\nx\nb\n", b"a\nx\nb\nx\n", b"a\nx\nb\n", [4]),
+        (b"a\ngone\nb\n", b"a\nb\n", b"a\nb\n", []),
+        (b"a\ngone\nb\n", b"a\nb\n", b"a\ngone\nb\n", [2]),
+    ],
+)
+def test_a_change_counts_as_often_as_it_was_laid(before, after, now, lines):
     about = own_changes.described({"python/f.py": after}, {"python/f.py": before}.get, {})
-    rows = own_changes.rows_in(about)
-    assert rows["f.py"][0]["times"] == 2
-    assert own_changes.undone(after, rows["f.py"]) == []
-    assert own_changes.undone(b"a\nx\nmine\nx\n", rows["f.py"]) == []
-    assert own_changes.undone(b"a\nx\nb\n", rows["f.py"]) == [4]
-
-
-def test_lines_that_were_removed_come_back_seen():
-    before, after = b"a\ngone\nb\n", b"a\nb\n"
-    read = {"python/f.py": before}.get
-    rows = own_changes.rows_in(own_changes.described({"python/f.py": after}, read, {}))["f.py"]
-    assert own_changes.undone(after, rows) == [] and own_changes.undone(before, rows) == [2]
+    assert own_changes.undone(now, own_changes.rows_in(about)["f.py"]) == lines
 
 
 @pytest.mark.parametrize(
@@ -600,7 +587,7 @@ def test_a_fork_may_have_any_name(edited, checkout):
     assert verified(edited.tree / "python")["before"] == names
     fakes.git(checkout, "add", "-A")
     fakes.git(checkout, "commit", "-q", "-m", "ours")
-    backport.backport(edited.root, pins.load(edited.root), str(checkout), "graphs", "HEAD")
+    branch(edited, checkout)
     fakes.git(checkout, "switch", "-q", "graphs")
     assert verified(checkout / "python")["intact"]
     assert inplace.verify(edited.root, checkout / "python").outcome is Outcome.APPLIED
@@ -615,16 +602,16 @@ def test_a_listing_is_what_sha256sum_prints_of_any_name(tmp_path):
     assert trees.from_sha256sum(told.stdout) == listing
 
 
-def test_a_kept_module_that_imports_what_went_is_named(edited, site, capsys):
+def test_a_kept_module_that_imports_what_went_is_named(edited, site, tool):
     """As a team has it that copied a patched model, and goes on from there."""
     inplace.install(edited.root, site)
-    text = "import os\n\nfrom sglang.srt.prefill_graph.report import provenance\n"
-    (site / "sglang/srt/team.py").write_text(text)
-    (site / "sglang/srt/near.py").write_text("def f():\n    from .steps import x\n")
-    (site / "sglang/srt/other.py").write_text("import sglang.srt.runner, os\n")
-    words = ["--root", str(edited.root), "uninstall", "--site-packages", str(site)]
-    assert cli.main(words) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    near, team = notes
-    assert team.startswith(f"note: sglang/srt/team.py:3 imports {OWN}report/")
+    for name, text in {
+        "team": "import os\n\nfrom sglang.srt.prefill_graph.report import provenance\n",
+        "near": "def f():\n    from .steps import x\n",
+        "other": "import sglang.srt.runner, os\n",
+    }.items():
+        written(f"sglang/srt/{name}.py", text)(site)
+    code, out, _ = tool(edited, "uninstall", "--site-packages", site)
+    near, team = [line for line in out.splitlines() if line.startswith("note: ")]
+    assert code == 0 and team.startswith(f"note: sglang/srt/team.py:3 imports {OWN}report/")
     assert near.startswith("note: sglang/srt/near.py:2 imports sglang/srt/steps/__init__.py, which")

@@ -24,11 +24,9 @@ from patchqueue.files.run import find_uv
 from patchqueue.handover import release
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PURE = "0.5.9"  # patched, on the page
 LACKING = "0.5.11"  # on the index alone
 PATCHED = f"{PURE}+{fakes.LABEL}"
-OVERLAY = "overlay/python/sglang/srt/prefill_graph"
 
 
 @dataclass
@@ -67,20 +65,8 @@ def make_queue(folder: Path) -> fakes.Project:
     project.write("upstream/.keep", "")
     project.release(PURE)
     project.warm()
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / OVERLAY, project.root / OVERLAY, ignore=ignored)
-    cut = fakes.RELEASE["sglang/srt/cut.py"]
-    probe = "python/sglang/srt/cut.py :: six = 6"
-    patches = {
-        "count-once-more": fakes.patch_text(Overlay="python/sglang/srt/prefill_graph/"),
-        "name-the-cut": fakes.patch_text(
-            "python/sglang/srt/cut.py", cut, cut + "\nsix = 6", Probe=probe
-        ),
-    }
-    for name, text in patches.items():
-        project.write(f"patches/steps/{name}.patch", text)
-    project.write("series", "".join(f"steps/{name}.patch  # =={PURE}\n" for name in patches))
-    project.write("tests/revision/test_steps.py", "")
+    project.package()
+    project.queue(f"=={PURE}", f"=={PURE}", "python/sglang/srt/prefill_graph/")
     project.place()
     return project
 

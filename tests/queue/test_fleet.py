@@ -10,34 +10,30 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+import fakes
 import pytest
+from fakes import ROOT
 from msgspec.structs import replace
 
 from bundle.host import DEFAULT
 from evidence import cells, fleet, harness, matrix, results
-from evidence.commands.cli import main
+from evidence.commands import main
 from evidence.footprints import Validity
 from evidence.results import Row
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 SCRIPT = ROOT / "scripts/slurm/prove.sbatch"
 WORKFLOW = (ROOT / ".github/workflows/gpu.yml").read_text(encoding="utf-8")
 
 
 @cache
-def _jobs(tags: tuple[str, ...], gpus: tuple[str, ...], models: tuple[str, ...]) -> list[fleet.Job]:
-    return fleet.jobs(
-        ROOT, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, False
-    )
-
-
 def jobs(
     root: Path = ROOT,
     tags: tuple[str, ...] = (),
@@ -45,11 +41,11 @@ def jobs(
     models: tuple[str, ...] = (),
     stale: bool = False,
 ) -> list[fleet.Job]:
-    if root == ROOT:
-        return _jobs(tags, gpus, models)
-    return fleet.jobs(
-        root, [PINS.find(tag) for tag in tags] or PINS.all, gpus, models, ROOT / DEFAULT, stale
-    )
+    named = [PINS.find(tag) for tag in tags] or PINS.all
+    return fleet.jobs(root, named, gpus, models, ROOT / DEFAULT, stale)
+
+
+jobs_of_today = jobs.__wrapped__  # of a project that changes
 
 
 def test_every_cell_that_can_be_proven_has_its_job_and_no_other():
@@ -74,21 +70,15 @@ def test_what_tests_gpu_says_of_itself_is_so():
     )
     words = [sys.executable, "-c", asked]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    models, modes, identity = json.loads(done.stdout)
     said = harness.load(ROOT)
-    assert (list(said.models), list(said.modes)) == (models, modes)
-    assert identity == harness.identity(ROOT)
+    known = [list(said.models), list(said.modes), harness.identity(ROOT)]
+    assert json.loads(done.stdout) == known
 
 
 def test_jobs_say_what_a_fleet_plans_by():
     (job,) = jobs(tags=("v0.5.9",), models=("llama",))
-    assert (job.modes, job.queue, job.torch, job.host, job.host_torch) == (
-        ("piecewise", "piecewise-inductor", "breakable"),
-        True,
-        "2.9.1",
-        "torch-2.11",
-        "2.11.0",
-    )
+    assert job.modes == ("piecewise", "piecewise-inductor", "breakable") and job.queue
+    assert (job.torch, job.host, job.host_torch) == ("2.9.1", "torch-2.11", "2.11.0")
     (repaired,) = jobs(tags=("v0.5.23",), models=("llama",))
     assert (repaired.modes, repaired.queue) == (("breakable",), True)
 
@@ -102,44 +92,32 @@ def test_a_label_names_every_gpu_of_its_kind_and_no_other():
 @pytest.fixture
 def project(tmp_path):
     """The real queue with evidence of its own: 0.5.9 on an H200."""
-    (tmp_path / "project").mkdir()
+    (tmp_path / "project/evidence").mkdir(parents=True)
     for name in ("series", "patches", "overlay", "upstream", "tests"):
         (tmp_path / "project" / name).symlink_to(ROOT / name)
-    cells_of(tmp_path / "project")
+    shutil.copy(ROOT / cells.FILE, tmp_path / "project" / cells.FILE)
     return tmp_path / "project"
 
 
-def cells_of(project: Path) -> None:
-    """Give a project the cells of the real matrix."""
-    (project / "evidence").mkdir()
-    shutil.copy(ROOT / cells.FILE, project / cells.FILE)
+def evidence_of(project: Path) -> str:
+    """What is known of 0.5.9's Llama."""
+    return jobs_of_today(project, ("v0.5.9",), models=("llama",))[0].evidence
 
 
 def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
     """Rows of 0.5.9 on an H200, in place of what was there."""
-    queue = PINS.find("v0.5.9").patched
+    host = {"date": "2030-01-02", "gpu": "NVIDIA H200", "torch": "2.9.1"}
+    about = {"kind": "proof", "release": "0.5.9", "queue": PINS.find("0.5.9").patched}
     rows = [
-        Row(
-            kind="proof",
-            release="0.5.9",
-            model=model,
-            name=mode,
-            verdict=verdict,
-            seconds=30,
-            date="2030-01-02",
-            gpu="NVIDIA H200",
-            torch="2.9.1",
-            queue=queue,
-        )
+        Row(model=model, name=mode, verdict=verdict, seconds=30, **about, **host)
         for model, mode, verdict in runs
     ]
     results.save(project, [replace(row, **changes) for row in rows])
 
 
-LLAMA = [
-    ("llama", mode, "passed")
-    for mode in ("reference", "piecewise", "piecewise-inductor", "breakable")
-]
+MODES = ("piecewise", "piecewise-inductor", "breakable")
+EARLIER = {"queue": "sha256:earlier"}
+LLAMA = [("llama", mode, "passed") for mode in ("reference", *MODES)]
 
 
 @pytest.mark.parametrize(
@@ -149,46 +127,47 @@ LLAMA = [
         ([*LLAMA[:3], ("llama", "breakable", "failed")], {}, ()),  # a failure is evidence too
         (LLAMA[:3], {}, ("breakable",)),
         ([*LLAMA[:3], ("llama", "breakable", "not run")], {}, ("breakable",)),
-        (LLAMA, {"queue": "sha256:earlier"}, ("piecewise", "piecewise-inductor", "breakable")),
-        (LLAMA, {"gpu": "NVIDIA H20"}, ("piecewise", "piecewise-inductor", "breakable")),
+        (LLAMA, EARLIER, MODES),
+        (LLAMA, {"gpu": "NVIDIA H20"}, MODES),
     ],
 )
 def test_stale_leaves_what_has_evidence_about_todays_queue(project, runs, changes, left):
     keep(project, *runs, **changes)
-    found = jobs(project, ("v0.5.9",), models=("llama",), stale=True)
+    found = jobs_of_today(project, ("v0.5.9",), models=("llama",), stale=True)
     assert tuple(mode for job in found for mode in job.modes) == left
-    assert len(jobs(project, ("v0.5.9",), models=("llama",))) == 1  # without --stale all stays
+    # without --stale all stays
+    assert len(jobs_of_today(project, ("v0.5.9",), models=("llama",))) == 1
 
 
 def test_a_tenth_of_what_holds_for_its_files_alone_is_drawn(project, monkeypatch):
     monkeypatch.setattr(Validity, "same_files", lambda self, row: True)
     keep(project, *LLAMA, queue="sha256:earlier")
-    assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "same files"
-    assert len(jobs(project, ("v0.5.9",), models=("llama",), stale=True)) <= 1
+    assert evidence_of(project) == "same files"
+    assert len(jobs_of_today(project, ("v0.5.9",), models=("llama",), stale=True)) <= 1
     drawn = sum(fleet._is_left(fleet.SAME_FILES, f"queue {number}") for number in range(1000))
     assert 60 < drawn < 140
     assert fleet._is_left(fleet.STALE, "") and not fleet._is_left(fleet.CURRENT, "")
 
 
-def test_what_is_least_known_is_said(project):
-    keep(project, *LLAMA)
-    assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "current"
-    keep(project, *LLAMA, queue="sha256:earlier")
-    assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "stale"
-    keep(project, *LLAMA[:3], queue="sha256:earlier")
-    assert jobs(project, ("v0.5.9",), models=("llama",))[0].evidence == "not run"
+@pytest.mark.parametrize(
+    ("count", "changes", "said"),
+    [(4, {}, "current"), (4, EARLIER, "stale"), (3, EARLIER, "not run")],
+)
+def test_what_is_least_known_is_said(project, count, changes, said):
+    keep(project, *LLAMA[:count], **changes)
+    assert evidence_of(project) == said
 
 
 def test_gpus_are_those_of_evidence_unless_they_are_named(project):
     with pytest.raises(Refused, match="no-gpu-kind"):
-        jobs(project, gpus=())
+        jobs_of_today(project, gpus=())
     keep(project, *LLAMA)
     rows = results.load(project)
     results.save(project, [*rows, *(replace(row, gpu="NVIDIA H100 80GB HBM3") for row in rows)])
-    assert {job.gpu for job in jobs(project, gpus=())} == {"H200", "H100-80GB-HBM3"}
-    assert {job.gpu for job in jobs(project, gpus=("B200", "NVIDIA B200"))} == {"B200"}
+    for named, gpus in (((), {"H200", "H100-80GB-HBM3"}), (("B200", "NVIDIA B200"), {"B200"})):
+        assert {job.gpu for job in jobs_of_today(project, gpus=named)} == gpus
     with pytest.raises(Refused, match="names no GPU"):
-        jobs(project, gpus=("!!!",))
+        jobs_of_today(project, gpus=("!!!",))
 
 
 def test_a_model_that_fills_no_cell_is_refused():
@@ -196,19 +175,14 @@ def test_a_model_that_fills_no_cell_is_refused():
         jobs(models=("gpt-2",))
 
 
-def printed(capsys, *words: str) -> dict:
+def test_the_command_prints_githubs_matrix(capsys):
+    words = ["v0.5.9", "0.5.11", "--gpu", "H100", "--gpu", "H200", "--model", "llama"]
     assert main(["--root", str(ROOT), "gpu", "--plan", *words]) == 0
     said = capsys.readouterr()
     assert said.err == "" and said.out.count("\n") == 1  # nox hands both on as one
-    return json.loads(said.out)
-
-
-def test_the_command_prints_githubs_matrix(capsys):
-    gpus = ("--gpu", "H100", "--gpu", "H200")
-    matrix = printed(capsys, "v0.5.9", "0.5.11", *gpus, "--model", "llama")
-    assert list(matrix) == ["include"] and [
-        (row["revision"], row["gpu"]) for row in matrix["include"]
-    ] == [(tag, gpu) for tag in ("v0.5.11", "v0.5.9") for gpu in ("H100", "H200")]
+    (name, rows), *_ = json.loads(said.out).items()
+    wanted = [(tag, gpu) for tag in ("v0.5.11", "v0.5.9") for gpu in ("H100", "H200")]
+    assert name == "include" and [(row["revision"], row["gpu"]) for row in rows] == wanted
 
 
 @pytest.mark.parametrize(
@@ -224,7 +198,7 @@ def test_a_workflow_runs_what_was_read(file):
     assert scripts and not any("${{" in part for script in scripts for part in script)
 
 
-def step(folder: Path, jobs: int, **environment: str) -> tuple[int, str, dict[str, str]]:
+def step(folder: Path, jobs: int) -> tuple[int, str, dict[str, str]]:
     """The workflow's own step that asks for the matrix, where the tool prints so many jobs, oldest
     release first. Its exit code, what it printed, and its outputs."""
     if not shutil.which("jq"):
@@ -232,19 +206,13 @@ def step(folder: Path, jobs: int, **environment: str) -> tuple[int, str, dict[st
     text = re.search(r"\n        run: \|\n((?: {10}.*\n|\n)+)", WORKFLOW)[1]
     include = json.dumps({"include": [{"revision": f"v{number}"} for number in range(jobs)]})
     (folder / "matrix.json").write_text(include)
-    (folder / "scripts").mkdir()
-    (folder / "scripts/nox").write_text("#!/bin/sh\ncat matrix.json\n")
-    (folder / "scripts/nox").chmod(0o755)
-    known = dict.fromkeys(("REVISIONS", "GPUS", "MODELS", "ALL"), "") | environment
-    ran = subprocess.run(
-        ["bash", "-e", "-c", textwrap.dedent(text)],
-        cwd=folder,
-        env=os.environ | known | {"GITHUB_OUTPUT": str(folder / "outputs")},
-        capture_output=True,
-        text=True,
-    )
-    found = folder / "outputs"
-    lines = found.read_text().splitlines() if found.exists() else []
+    fakes.program(folder / "scripts/nox", "cat matrix.json")
+    outputs = folder / "outputs"
+    known = dict.fromkeys(("REVISIONS", "GPUS", "MODELS", "ALL"), "")
+    how = {"env": os.environ | known | {"GITHUB_OUTPUT": str(outputs)}, "cwd": folder}
+    words = ["bash", "-e", "-c", textwrap.dedent(text)]
+    ran = subprocess.run(words, capture_output=True, text=True, **how)
+    lines = outputs.read_text().splitlines() if outputs.exists() else []
     return ran.returncode, ran.stdout, dict(line.split("=", 1) for line in lines)
 
 
@@ -272,9 +240,8 @@ def checkout(tmp_path):
     folder = tmp_path / "checkout"
     (folder / "scripts/slurm").mkdir(parents=True)
     shutil.copy2(SCRIPT, folder / "scripts/slurm/prove.sbatch")
-    (folder / "scripts/nox").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    (folder / "scripts/nox").chmod(0o755)
-    rows = [job.as_json() for job in jobs(tags=("v0.5.9",))]
+    fakes.program(folder / "scripts/nox", 'printf "%s\\n" "$@"')
+    rows = [asdict(job) for job in jobs(tags=("v0.5.9",))]
     (folder / "matrix.json").write_text(json.dumps({"include": rows}))
     (folder / "empty.json").write_text('{"include": []}')
     (folder / "bad.json").write_text('[{"revision": "v0.5.9"}]')
@@ -282,82 +249,44 @@ def checkout(tmp_path):
 
 
 def batch(checkout: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PATCHQUEUE_PYTHON": sys.executable,
-    } | variables
-    return subprocess.run(
-        ["bash", "scripts/slurm/prove.sbatch", *words],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    known = {"PATH": path, "PATCHQUEUE_PYTHON": sys.executable} | variables
+    command = ["bash", "scripts/slurm/prove.sbatch", *words]
+    return subprocess.run(command, cwd=checkout, env=known, capture_output=True, text=True)
 
 
 def test_a_task_runs_its_job_of_the_matrix(checkout):
     for number, job in enumerate(jobs(tags=("v0.5.9",))):
-        done = batch(
-            checkout,
-            "matrix.json",
-            "results",
-            SLURM_ARRAY_TASK_ID=str(number),
-            SLURM_ARRAY_JOB_ID="7",
-        )
+        task = {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_JOB_ID": "7"}
+        done = batch(checkout, "matrix.json", "results", **task)
         words = done.stdout.splitlines()[1:]
         assert done.returncode == 0 and words[:2] == ["gpu", job.revision]
-        assert f"--model={job.model}" in words and [
-            word for word in words if word.startswith("--mode=")
-        ] == [f"--mode={mode}" for mode in job.modes]
-        assert (
-            f"--out=results/v0.5.9.H200.{job.model}.7-0" in words
-            and f"--pass={21000 + 200 * number}" in words
-            and "--here" not in words
-        )
+        modes = [word for word in words if word.startswith("--mode=")]
+        assert modes == [f"--mode={mode}" for mode in job.modes]
+        out = f"--out=results/v0.5.9.H200.{job.model}.7-0"
+        assert {f"--model={job.model}", out, f"--pass={21000 + 200 * number}"} <= {*words}
+        assert "--here" not in words
 
 
 def test_nodes_without_an_index_take_the_releases_bundle(checkout):
-    words = batch(
-        checkout,
-        "matrix.json",
-        "results",
-        SLURM_ARRAY_TASK_ID="0",
-        PATCHQUEUE_SITES="/shared/my sites",
-        PATCHQUEUE_WORDS="--pass=--width --pass=2",
-    ).stdout.splitlines()
-    assert {
-        "--here",
-        f"--python={sys.executable}",
-        "--site=/shared/my sites/v0.5.9",
-        "--pass=--width",
-        "--pass=2",
-    } <= set(words)
+    more = {"SITES": "/shared/my sites", "WORDS": "--pass=--width --pass=2"}
+    known = {f"PATCHQUEUE_{name}": value for name, value in more.items()}
+    done = batch(checkout, "matrix.json", "results", SLURM_ARRAY_TASK_ID="0", **known)
+    own = {"--here", f"--python={sys.executable}", "--site=/shared/my sites/v0.5.9"}
+    assert own | {"--pass=--width", "--pass=2"} <= {*done.stdout.splitlines()}
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "code", "told"),
+    ("words", "task", "code", "told"),
     [
-        (
-            ("matrix.json", "results"),
-            {},
-            0,
-            "next: sbatch --array=0-7 scripts/slurm/prove.sbatch matrix.json results",
-        ),
-        (("empty.json", "results"), {}, 0, "nothing is left to prove"),
-        (("matrix.json",), {}, 2, "usage: "),
-        (("bad.json", "results"), {"SLURM_ARRAY_TASK_ID": "0"}, 1, "bad.json is no matrix"),
-        (
-            ("matrix.json", "results"),
-            {"SLURM_ARRAY_TASK_ID": "8"},
-            1,
-            "has 8 jobs, numbered from 0: there is no job 8",
-        ),
+        ("matrix.json results", None, 0, "next: sbatch --array=0-7 scripts/slurm/prove.sbatch "),
+        ("empty.json results", None, 0, "nothing is left to prove"),
+        ("matrix.json", None, 2, "usage: "),
+        ("bad.json results", "0", 1, "bad.json is no matrix"),
+        ("matrix.json results", "8", 1, "has 8 jobs, numbered from 0: there is no job 8"),
     ],
 )
-def test_the_script_says_what_to_type_next(checkout, words, variables, code, told):
-    done = batch(checkout, *words, **variables)
-    assert (
-        done.returncode == code
-        and told in done.stdout + done.stderr
-        and "Traceback" not in done.stderr
-    )
+def test_the_script_says_what_to_type_next(checkout, words, task, code, told):
+    done = batch(checkout, *words.split(), **({"SLURM_ARRAY_TASK_ID": task} if task else {}))
+    assert done.returncode == code and told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER
+from fakes import ROOT, RUNNER
 from msgspec.structs import replace
 from test_results import ROW, result, run
 
@@ -19,7 +19,6 @@ from evidence import footprints, harness, incoming, matrix, results
 from evidence.footprints import Tree, changed, footprint
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 WATCH = ROOT / "tests/gpu/watch"
 PATHS = [f"python/sglang/{name}" for name in ("__init__.py", "a.py", "b/__init__.py", "data.json")]
 LAID = {"python/sglang/a.py": b'"""Doc."""\nx = 1  # one\n', "python/sglang/new.py": b"y = 2\n"}
@@ -151,12 +150,6 @@ def taken(project, tmp_path, **changes) -> list[results.Row]:
 def test_a_proof_keeps_its_footprint(measured, tmp_path):
     rows = taken(measured, tmp_path)
     assert all(RUNNER in row.footprint.laid for row in rows)
-
-
-def edit(project, name: str) -> None:
-    """Change a file of the queue."""
-    file = next((project.root / name).rglob("*.p*"))
-    file.write_text(file.read_text().replace("added_step = 20", "added_step = 21"))
 
 
 def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):

@@ -12,9 +12,11 @@ import sys
 import time
 from pathlib import Path
 
+import fakes
+import gpumodules
 import pytest
+from gpumodules import GPU
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 # writes which process imported it
 HEAVY = """
 import os
@@ -57,10 +59,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def forkserver(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    return importlib.import_module("forkserver")
+forkserver = gpumodules.fixture("forkserver")
 
 
 @pytest.fixture
@@ -99,13 +98,14 @@ def environment(site: Path, **more: str) -> dict[str, str]:
 
 
 def run(server, site: Path, *words: str, **more: str):
+    command = [str(site / "engine.py"), str(site / "out.json"), *words]
     with (site / "engine.log").open("wb") as log:
-        return server.start(
-            [str(site / "engine.py"), str(site / "out.json"), *words],
-            environment(site, **more),
-            site,
-            log.fileno(),
-        )
+        return server.start(command, environment(site, **more), site, log.fileno())
+
+
+def imports(site: Path, code: str) -> None:
+    """Let the first module that engines import be this."""
+    (site / "site/sglang/srt/managers/scheduler.py").write_text(code)
 
 
 def importers(site: Path) -> list[int]:
@@ -139,8 +139,7 @@ def test_children_whose_loader_is_told_something_start_from_nothing(begin, site)
 
 
 def test_a_killed_engine_takes_its_spares_along(begin, site):
-    import launch
-
+    launch = importlib.import_module("launch")
     (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
     server = begin()
     server.wait()
@@ -155,19 +154,16 @@ def test_a_killed_engine_takes_its_spares_along(begin, site):
 def greedy(site):
     """Makes modules that start CUDA: the stand-in says, as the driver does after cuInit, that it
     knows its devices."""
-    code = "int cuDeviceGetCount(int *count) { *count = 1; return 0; }"
-    subprocess.run(
-        ["cc", "-shared", "-xc", "-", "-o", site / "libcuda.so.1", "-Wl,-soname,libcuda.so.1"],
-        input=code.encode(),
-        check=True,
-    )
+    code = b"int cuDeviceGetCount(int *count) { *count = 1; return 0; }"
+    words = ["cc", "-shared", "-xc", "-", "-o", site / "libcuda.so.1", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(words, input=code, check=True)
 
     def make(*names: str) -> None:
         for name in names:
             (site / f"site/{name}.py").write_text(
                 f"import ctypes\nctypes.CDLL('{site}/libcuda.so.1')"
             )
-        (site / "site/sglang/srt/managers/scheduler.py").write_text(f"import {', '.join(names)}\n")
+        imports(site, f"import {', '.join(names)}\n")
 
     return make
 
@@ -177,7 +173,7 @@ def test_a_module_that_starts_cuda_is_left_to_the_engines(begin, site, greedy):
     greedy("greedy")
     (site / "site/package").mkdir()
     (site / "site/greedy.py").rename(site / "site/package/greedy.py")
-    (site / "site/sglang/srt/managers/scheduler.py").write_text("import heavy, package.greedy\n")
+    imports(site, "import heavy, package.greedy\n")
     server = begin()
     assert server.wait().endswith(" modules without package")
     assert run(server, site).wait(60) == 7
@@ -190,7 +186,7 @@ def test_modules_that_all_start_cuda_are_named(begin, forkserver, greedy):
 
 
 def test_modules_that_cannot_be_imported_are_named(begin, forkserver, site):
-    (site / "site/sglang/srt/managers/scheduler.py").write_text("import missing\n")
+    imports(site, "import missing\n")
     with pytest.raises(forkserver.Unready, match="scheduler, .* cannot be imported"):
         begin().wait()
     assert "No module named 'missing'" in (site / "server.log").read_text()
@@ -236,24 +232,33 @@ cuda = types.SimpleNamespace(
 NAMED = "9.0\n"
 
 
+@pytest.fixture
+def asking(site, monkeypatch):
+    """Makes a module that asks torch's CUDA, and a host whose nvidia-smi says this, or that has
+    none."""
+
+    def make(code: str, said: str | None) -> None:
+        (site / "site/torch.py").write_text(TORCH)
+        (site / "site/asks.py").write_text(f"import torch\n{code}")
+        (site / "bin").mkdir()
+        if said is not None:
+            fakes.program(site / "bin/nvidia-smi", f"printf '{said}'")
+        monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+
+    return make
+
+
 @pytest.mark.parametrize("found", [NAMED, "", "[N/A]\n", None])
-def test_a_package_is_told_which_gpu_there_is(begin, site, monkeypatch, found):
+def test_a_package_is_told_which_gpu_there_is(begin, site, asking, found):
     """torchao asks while it is imported. An engine asks CUDA again. Without an answer such a
     package is left to the engines."""
-    (site / "site/torch.py").write_text(TORCH)
-    (site / "site/asks.py").write_text(
-        "import torch\nassert torch.cuda.get_device_properties(0).major == 9\n"
-    )
-    (site / "site/sglang/srt/managers/scheduler.py").write_text(
+    asking("assert torch.cuda.get_device_properties(0).major == 9\n", found)
+    imports(
+        site,
         "import heavy, sys\n"
         "try:\n    import asks\n"
-        "except RuntimeError:\n    sys.modules['asks'] = sys  # as an engine, which may ask\n"
+        "except RuntimeError:\n    sys.modules['asks'] = sys  # as an engine, which may ask\n",
     )
-    (site / "bin").mkdir()
-    if found is not None:
-        (site / "bin/nvidia-smi").write_text(f"#!/bin/sh\nprintf '{found}'\n")
-        (site / "bin/nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
     server = begin()
     server.wait()
     (site / "engine.py").write_text(
@@ -266,17 +271,13 @@ def test_a_package_is_told_which_gpu_there_is(begin, site, monkeypatch, found):
     assert said == f"{found == NAMED}\nCUDA was asked\n"
 
 
-def test_a_package_that_asks_for_more_than_is_known_is_left_out(begin, site, monkeypatch):
+def test_a_package_that_asks_for_more_than_is_known_is_left_out(begin, site, asking):
     """It may take no answer for a no, without a word."""
-    (site / "site/torch.py").write_text(TORCH)
-    (site / "site/asks.py").write_text(
-        "import torch\ntry:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
-        "except Exception:\n    fast = False\n"
+    asking(
+        "try:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
+        "except Exception:\n    fast = False\n",
+        NAMED,
     )
-    (site / "site/sglang/srt/managers/scheduler.py").write_text("import heavy, asks\n")
-    (site / "bin").mkdir()
-    (site / "bin/nvidia-smi").write_text(f"#!/bin/sh\nprintf '{NAMED}'\n")
-    (site / "bin/nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{site / 'bin'}:/usr/bin:/bin")
+    imports(site, "import heavy, asks\n")
     assert begin().wait().endswith(" modules without asks")
     assert "asks asks for name" in (site / "server.log").read_text()

@@ -11,15 +11,14 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
+import fakes
+import gpumodules
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_gpu"
-GPU = ROOT / "tests/gpu"
 PEER = Path(__file__).parent / "fake_peer"
 SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
 ARGS = "sglang/srt/server_args.py"
@@ -28,60 +27,45 @@ ARGS = "sglang/srt/server_args.py"
 @pytest.fixture
 def gpu(monkeypatch) -> None:
     """tests/gpu's modules can be imported, and its GPU is the fake one."""
-    monkeypatch.syspath_prepend(str(GPU))
+    gpumodules.load(monkeypatch, "gain")
     monkeypatch.setenv("PATH", f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    trees = ("gain", "kernels", "turns", "launch", "gputrace", "untouched", "served")
-    for name in (
-        *trees,
-        "visit",
-        "gain_table",
-        "peers",
-        "load",
-        "commandline",
-        "machine",
-        "judging",
-    ):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+load = importlib.import_module
 
 
 @pytest.fixture
 def laid(gpu, tmp_path) -> Path:
     """What makes a slower tree without a breakable graph out of the fake one."""
-    own = {
-        "sglang/srt/slow.py": "SLOW = 1.5\n",
-        ARGS: "".join(
-            line
-            for line in (FAKE / "tree" / ARGS).read_text().splitlines(True)
-            if "breakable" not in line
-        ),
-    }
-    made = tmp_path / "laid"
+    lines = (FAKE / "tree" / ARGS).read_text().splitlines(True)
+    arguments = "".join(line for line in lines if "breakable" not in line)
+    own = {"sglang/srt/slow.py": "SLOW = 1.5\n", ARGS: arguments}
+    made, maker = tmp_path / "laid", load("untouched")
     for name, text in own.items():
         (made / "files" / name).parent.mkdir(parents=True, exist_ok=True)
         (made / "files" / name).write_text(text)
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in own.items()}
-    plan = {
-        "schema": 1,
-        "remove": ["sglang/srt/model_executor/__init__.py"],
-        "replace": digests,
-        "tree": "none",
-    }
-    (made / "plan.json").write_text(json.dumps(plan))
-    maker = importlib.import_module("untouched")
+    plan = {"schema": 1, "remove": ["sglang/srt/model_executor/__init__.py"], "replace": digests}
+
+    def write(tree: str) -> None:
+        (made / "plan.json").write_text(json.dumps(plan | {"tree": tree}))
+
+    write("none")
     with pytest.raises(maker.Unmade):
         maker.make(FAKE / "tree", made, tmp_path / "tried")
-    plan["tree"] = maker.tree_hash(tmp_path / "tried")
-    (made / "plan.json").write_text(json.dumps(plan))
+    write(maker.tree_hash(tmp_path / "tried"))
     return made
 
 
 @pytest.fixture
 def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     """Run it here: exit code, what it wrote. Keywords are its settings, or FAKE_… variables."""
-    (tmp_path / "out/scratch").mkdir(parents=True)
-    (tmp_path / "out/scratch/bytecode").symlink_to(engine_bytecode)
-    module = importlib.import_module("gain")
+    out = tmp_path / "out"
+    (out / "scratch").mkdir(parents=True)
+    (out / "scratch/bytecode").symlink_to(engine_bytecode)
+    module = load("gain")
     monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
+    place = ["--tree", FAKE / "tree", "--site", FAKE / "site", "--untouched", laid, "--out", out]
 
     def run(*words: str, **settings) -> tuple[int, dict]:
         for name, value in settings.items():
@@ -90,21 +74,13 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
             else:
                 owner = module if hasattr(module, name) else module.visits
                 monkeypatch.setattr(owner, name, value)
-        place = [
-            "--tree",
-            str(FAKE / "tree"),
-            "--site",
-            str(FAKE / "site"),
-            "--untouched",
-            str(laid),
-        ]
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
-            code = module.main(["--out", str(tmp_path / "out"), *place, *words])
+            code = module.main([*map(str, place), *words])
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return code, json.loads((tmp_path / "out/gain.json").read_text())
+        return code, json.loads((out / "gain.json").read_text())
 
     return run
 
@@ -112,20 +88,14 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
 def test_both_trees_are_timed_in_one_run(gain, laid, tmp_path):
     """One engine at a time; shapes in turn, round after round; then loads, then profiles."""
     code, found = gain(*SHORT, FAKE_JOURNAL=str(tmp_path / "journal"), FAKE_STEP="0.04")
-    assert (
-        code == 0
-        and found["passed"]
-        and [run["tree"] for run in found["runs"]] == ["untouched", "patched"]
-    )
+    assert code == 0 and found["passed"]
+    assert [run["tree"] for run in found["runs"]] == ["untouched", "patched"]
     slow, fast = found["runs"]
     for run in (slow, fast):
-        assert (
-            list(run["first_token_ms"]) == ["1x512", "8x64"]
-            and len(run["first_token_ms"]["8x64"]["all"]) == 4
-        )
-        assert [one["round"] for one in run["loads"]] == [0, 1, 2] and run["loads"][0][
-            "prefills"
-        ] == 4
+        assert list(run["first_token_ms"]) == ["1x512", "8x64"]
+        assert len(run["first_token_ms"]["8x64"]["all"]) == 4
+        assert [one["round"] for one in run["loads"]] == [0, 1, 2]
+        assert run["loads"][0]["prefills"] == 4
         assert run["profile"]["8x64"]["forwards"] == 1 and run["profile"]["8x64"]["launches"] == 2
     assert (slow["mode"], slow["instead_of"], fast["mode"]) == ("eager", "breakable", "breakable")
     assert slow["mode_why"] == "the release has no breakable graph"
@@ -172,16 +142,12 @@ def test_a_profile_without_kernels_fails(gain):
 
 
 def test_the_limit_ends_it_with_what_there_is(gain):
-    code, found = gain(
-        "--shapes", "1x64", "--rounds", "9999", "--limit", "14", END_S=6, FAKE_STEP="0.005"
-    )
-    assert code == 1 and found["seconds"] <= 15
+    words = ("--shapes", "1x64", "--rounds", "9999", "--limit", "14")
+    code, found = gain(*words, END_S=6, FAKE_STEP="0.005")
     slow = found["runs"][0]
-    assert (
-        slow["verdict"] == "not run"
-        and "no time was left for 9999 rounds" in slow["why"]
-        and slow["first_token_ms"]["1x64"]["all"]
-    )
+    assert code == 1 and found["seconds"] <= 15 and slow["verdict"] == "not run"
+    assert "no time was left for 9999 rounds" in slow["why"]
+    assert slow["first_token_ms"]["1x64"]["all"]
 
 
 def test_an_untouched_tree_that_cannot_be_made_ends_the_run(gain, laid):
@@ -192,7 +158,7 @@ def test_an_untouched_tree_that_cannot_be_made_ends_the_run(gain, laid):
 
 def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
     """No plan leads from a branch back to the release: "no untouched tree"."""
-    maker, other = importlib.import_module("untouched"), tmp_path / "other"
+    maker, other = load("untouched"), tmp_path / "other"
     assert maker.make(FAKE / "tree", laid, other) != maker.tree_hash(FAKE / "tree")
     (laid / "plan.json").unlink()
     code, found = gain(*SHORT, "--against", str(other))
@@ -201,38 +167,50 @@ def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
     assert [run["mode"] for run in found["runs"]] == ["eager", "breakable"]
 
 
-def test_wrong_words_are_refused(gain, capsys):
-    for words, said in (
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (["--shapes", "512"], "512 is no shape: as 8x512"),
         (["--mode", "eager", "eager", "eager"], "one for all trees, or 2"),
         (["--states", "break", "break", "break"], "one for all trees, or 2"),
-    ):
-        with pytest.raises(SystemExit):
-            gain(*words)
-        assert said in capsys.readouterr().err
+        (["--peer", "trt={}"], "trt={} is no peer: vllm=FOLDER or sglang=FOLDER"),
+        (["--peer", "vllm"], "vllm is no peer"),
+        (["--peer", "vllm={}/none"], "vllm: there is no folder {}/none"),
+        (["--peer", "vllm={}"], "vllm: {} has no vllm, so it is not a folder of packages"),
+        (["--peer", "sglang={}"], "sglang: {} has no manifest.json, so it is not an unpacked bun"),
+        (["--peer", f"vllm={PEER}", "--traffic", "long"], "peers take shapes"),
+    ],
+)
+def test_wrong_words_are_refused(gain, tmp_path, capsys, words, said):
+    with pytest.raises(SystemExit):
+        gain(*(word.format(tmp_path) for word in words))
+    assert said.format(tmp_path) in capsys.readouterr().err
 
 
 def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
     """A hook that another kernel kept out of the graph was once timed as if it had run."""
-    table = importlib.import_module("gain_table")
+    table = load("gain_table")
 
     def run(tree: str, **launches: float) -> dict:
         groups = {name: {"ms": 1.0, "launches": count} for name, count in launches.items()}
         profile = {"busy_ms": 1.0, "launches": sum(launches.values()), "groups": groups}
         return {"tree": tree, "profile": {"1x64": profile}}
 
-    breaks, captured = run("untouched", delta=9.0, copy=3.0), run("patched", delta=9.0, copy=3.0)
-    assert table.same_kernels([breaks, captured], ["1x64", "1x512"]) == ["1x64"]
-    assert table.same_kernels([breaks, run("patched", delta=9.0, copy=2.0)], ["1x64"]) == []
-    assert table.same_kernels([breaks, run("patched", delta=9.0)], ["1x64"]) == []
-    assert table.same_kernels([breaks, breaks], ["1x64"]) == []
-    assert table.same_kernels([breaks, {"tree": "patched"}], ["1x64"]) == []
+    breaks, captured = (run(tree, delta=9.0, copy=3.0) for tree in ("untouched", "patched"))
+    for other, same in (
+        (captured, ["1x64"]),
+        (run("patched", delta=9.0, copy=2.0), []),
+        (run("patched", delta=9.0), []),
+        (breaks, []),
+        ({"tree": "patched"}, []),
+    ):
+        assert table.same_kernels([breaks, other], ["1x64", "1x512"]) == same
     table.show_shapes({"gain": {"shapes": ["1x64"]}}, [breaks, captured])
     assert "the same kernels, as often, in all engines: 1x64\n" in capsys.readouterr().out
 
 
 def test_the_first_visit_has_more_of_the_time(gpu):
-    share = importlib.import_module("gain").share
+    share = load("gain").share
     assert share(0, 2) == 0.6 and share(1, 2) == share(0, 1) == 1
     assert share(1, 4) == pytest.approx(1 / 3)
     # with a peer behind them, which has more of it
@@ -240,15 +218,12 @@ def test_the_first_visit_has_more_of_the_time(gpu):
 
 
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
-    visits = importlib.import_module("visit")
-    assert visits.spread([5.0])["first_quartile"] == 5
-    assert visits.spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
-    assert visits.spread([1.0, 2.0, 3.0, 4.0]) == {
-        "fastest": 1.0,
-        "first_quartile": 1.75,
-        "median": 2.5,
-        "all": [1.0, 2.0, 3.0, 4.0],
-    }
+    spread = load("visit").spread
+    assert spread([5.0])["first_quartile"] == 5
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
+    values = [1.0, 2.0, 3.0, 4.0]
+    ends = {"fastest": 1.0, "first_quartile": 1.75, "median": 2.5}
+    assert spread(values) == ends | {"all": values}
 
 
 def rows(*events: tuple) -> list[dict]:
@@ -259,53 +234,43 @@ def rows(*events: tuple) -> list[dict]:
 
 
 def test_a_trace_is_read_packed_or_not(gpu, tmp_path):
-    module = importlib.import_module("gputrace")
+    module = load("gputrace")
     events = rows(
         ("kernel", "a", 0, 2),
         ("cpu_op", "b", 0, 9),
         ("gpu_memcpy", "Memcpy DtoH", 5, 1),
         ("gpu_memset", "Memset", 9, 1),
     )
-    (tmp_path / "one.json").write_text(
-        json.dumps({"traceEvents": [*events, {"ph": "M", "name": "process_name"}]})
-    )
+    whole = {"traceEvents": [*events, {"ph": "M", "name": "process_name"}]}
+    (tmp_path / "one.json").write_text(json.dumps(whole))
     with gzip.open(tmp_path / "two.json.gz", "wt") as out:
         json.dump(events, out)
     for name in ("one.json", "two.json.gz"):
-        assert [event.name for event in module.read(tmp_path / name)] == [
-            "a",
-            "Memcpy DtoH",
-            "Memset",
-        ]
+        found = [event.name for event in module.read(tmp_path / name)]
+        assert found == ["a", "Memcpy DtoH", "Memset"]
 
 
 def test_what_overlaps_is_busy_once(gpu):
-    module = importlib.import_module("gputrace")
-    events = [
-        module.Event("k", began, span)
-        for began, span in ((0, 10), (5, 10), (6, 2), (20, 5), (25, 5))
-    ]
-    assert module.busy_us(events) == 25 and module.busy_us([]) == 0
+    module = load("gputrace")
+    spans = ((0, 10), (5, 10), (6, 2), (20, 5), (25, 5))
+    assert module.busy_us([module.Event("k", *each) for each in spans]) == 25
+    assert module.busy_us([]) == 0
 
 
 def test_a_profile_is_of_one_call(gpu):
-    module = importlib.import_module("gputrace")
-    events = [
-        module.Event(name, began, 1000.0)
-        for began, name in (
-            (0, "nvjet_a"),
-            (1000, "sm90_xmma_gemm_b"),
-            (5000, "nvjet_a"),
-            (6000, "_scan_kernel"),
-        )
-    ]
-    found = module.profile(events, 2)
+    module = load("gputrace")
+    one, other, scan = "nvjet_a", "sm90_xmma_gemm_b", "_scan_kernel"
+    began = ((0, one), (1000, other), (5000, one), (6000, scan))
+    found = module.profile([module.Event(name, at, 1000.0) for at, name in began], 2)
     assert (found["calls"], found["busy_ms"], found["launches"]) == (2, 2.0, 2.0)
     assert found["groups"] == {
         "matrix products": {"ms": 1.5, "launches": 1.5},
-        "_scan_kernel": {"ms": 0.5, "launches": 0.5},
+        scan: {"ms": 0.5, "launches": 0.5},
     }
-    assert list(found["kernels"]) == ["nvjet_a", "sm90_xmma_gemm_b", "_scan_kernel"]
+    assert list(found["kernels"]) == [one, other, scan]
+
+
+AT = "void at::native::"
 
 
 @pytest.mark.parametrize(
@@ -313,27 +278,12 @@ def test_a_profile_is_of_one_call(gpu):
     [
         ("_chunk_state_fwd_kernel", "_chunk_state_fwd_kernel"),
         ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNT", "matrix products"),
-        (
-            "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int>>>(int)",
-            "attention",
-        ),
-        (
-            "void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(__nv_bfloat16*)",
-            "norms",
-        ),
-        (
-            "void at::native::elementwise_kernel<4, at::native::direct_copy_kernel_cuda(T&)>(int)",
-            "copies and fills",
-        ),
+        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90<int>>>(int)", "attention"),
+        ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>(int)", "norms"),
+        (f"{AT}elementwise_kernel<4, at::native::direct_copy_kernel_cuda(T&)>", "copies and fills"),
         ("Memcpy DtoD (Device -> Device)", "copies and fills"),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, MeanOps>>(R)",
-            "reductions of PyTorch",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>(int)",
-            "element-wise of PyTorch",
-        ),
+        (f"{AT}reduce_kernel<512, 1, at::native::ReduceOp<float>>(R)", "reductions of PyTorch"),
+        (f"{AT}vectorized_elementwise_kernel<4, CUDAFunctor_add>", "element-wise of PyTorch"),
         ("void moe::(anonymous namespace)::align<int, (bool)1>(int*, int)", "moe::align"),
         (
             "kernel_cutlass_kernel_flashinfernormkernelsfused_add_rmsnormFusedAddRMSNormKernel_o",
@@ -343,22 +293,14 @@ def test_a_profile_is_of_one_call(gpu):
     ],
 )
 def test_kernels_are_told_by_their_names(gpu, name, group):
-    assert importlib.import_module("gputrace").group(name) == group
+    assert load("gputrace").group(name) == group
 
 
 def test_the_floor_counts_what_a_token_passes(gpu):
-    floor, models, subjects = (
-        importlib.import_module(name) for name in ("floor", "models", "subjects")
-    )
-    tiny = models.MODELS["llama"] | dict(
-        num_hidden_layers=1,
-        hidden_size=4,
-        head_dim=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        intermediate_size=8,
-        vocab_size=10,
-    )
+    floor, models, subjects = map(load, ("floor", "models", "subjects"))
+    sizes = {"hidden_size": 4, "head_dim": 2, "intermediate_size": 8, "vocab_size": 10}
+    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    tiny = models.MODELS["llama"] | sizes | counts
     matrices = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8
     assert floor.flops(tiny, 3, 7) == 2 * 3 * (7 * matrices + 40)
     nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
@@ -367,9 +309,8 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     qwen3 = subjects.SUBJECTS["qwen3"].config
     assert floor.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
     assert floor.flops({"model_type": "another"}, 1, 1) is None
-    assert floor.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0) == pytest.approx(
-        91.6, abs=0.5
-    )
+    spent = floor.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0)
+    assert spent == pytest.approx(91.6, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +320,7 @@ def test_the_floor_counts_what_a_token_passes(gpu):
 def test_a_server_of_users_fits_its_gpu(gpu, gpu_gib, tracked, running):
     """On an H100 it asked for 48 of 80 GB, and died of too little memory at its start. On 0.5.16,
     which keeps states inside of prompts too, 76 requests ran of 128."""
-    subjects = importlib.import_module("subjects")
+    subjects = load("subjects")
     nemotron = subjects.SUBJECTS["nemotron"]
     words = subjects.serving(nemotron, 128, gpu_gib, tracked)
     assert words["max_running_requests"] == running
@@ -392,10 +333,8 @@ def test_a_server_of_users_fits_its_gpu(gpu, gpu_gib, tracked, running):
 def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in
     its time."""
-    kernels, launch = importlib.import_module("kernels"), importlib.import_module("launch")
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$@"\n')
-    python.chmod(0o755)
+    kernels, launch = load("kernels"), load("launch")
+    python = fakes.program(tmp_path / "python", 'echo "$@"')
     kernels.make(launch.Place((), tmp_path, str(python)), "0", limit_s=60, head_dim=256)
     for kind in kernels.KINDS:
         words = (tmp_path / f"kernels.{kind}.log").read_text().split()
@@ -426,7 +365,7 @@ def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path)
 
 def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
     """A pause lies before each call, and is no part of its time."""
-    module = importlib.import_module("bench_engine")
+    module = load("bench_engine")
     monkeypatch.setattr(module.load, "PAUSE_S", 0.05)
     began, ended = [], []
 
@@ -445,7 +384,7 @@ def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
 @pytest.fixture
 def traffic(gpu, monkeypatch):
     """tests/gpu/traffic.py, with small loads."""
-    module = importlib.import_module("traffic")
+    module = load("traffic")
     small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, SYSTEM=30, OBSERVED=250, USERS=2)
     small |= dict(NODE_REQUESTS=3, NODE_PROMPT=50)
     for name, value in small.items():
@@ -494,7 +433,7 @@ def test_both_trees_take_the_traffic_of_users(gain):
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_answer_is_put_together_of_its_parts(gpu, whole):
     """Releases stream all tokens so far, or those since the last part."""
-    module = importlib.import_module("bench_engine")
+    module = load("bench_engine")
 
     class Engine:
         async def async_generate(self, **words: object) -> object:
@@ -531,7 +470,7 @@ def seen(tokens, replayed, captured=()):
 )
 def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, eager, good):
     """A load of long prompts failed, because default sizes end where eager prefill is as fast."""
-    module = importlib.import_module("gain")
+    module = load("gain")
     ran = [seen(64, True, (64, 1024))] + [seen(512, True)] * 50
     ran += [seen(tokens, False) for tokens in eager]
     entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
@@ -540,7 +479,7 @@ def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, eager, good):
 
 
 def test_a_server_that_replays_nothing_is_not_as_meant(gpu):
-    module = importlib.import_module("gain")
+    module = load("gain")
     for ran in ([], [seen(2048, False, (64, 1024))], [seen(64, False)]):
         entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
         assert not module._as_meant(entry)
@@ -559,7 +498,7 @@ def told(file: Path, what: str) -> list[dict]:
 def beside(gain, tmp_path, monkeypatch):
     """A run of the patched tree and one peer: its exit code, what is kept of the peer, and the
     file of its notes."""
-    monkeypatch.setattr(importlib.import_module("load"), "PREFILL_REQUESTS", 20)
+    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
     monkeypatch.setenv("FAKE_PEER_SEEN", str(tmp_path / "seen"))
 
     def run(*words: str, **settings) -> tuple[int, dict, Path]:
@@ -584,9 +523,9 @@ def test_vllm_is_asked_what_the_trees_are(beside):
     assert words["load_format"] == "dummy" and words["enable_prefix_caching"] is False
     assert words["max_num_batched_tokens"] == 4096
     # the tokens of the trees, by number of the round; a load never has more than 16 under way
-    load = importlib.import_module("load")
+    measured = load("load")
     sources = [f"round {number}" for number in (-3, -2, -1, 0, 1)]
-    first = [load.tokens(random.Random(source), 1)[0] for source in sources]
+    first = [measured.tokens(random.Random(source), 1)[0] for source in sources]
     asked = told(notes, "generate")
     assert [one["shape"] for one in asked] == ["1x1", *["1x512"] * (5 + 3)]
     assert [one["first"] for one in asked[1:6]] == first
@@ -618,22 +557,3 @@ def test_another_release_of_sglang_runs_as_published(beside, release, tmp_path):
     assert peer["mode_why"] == "the release has no breakable graph"
     assert peer["profile"]["1x512"]["busy_ms"] == 1.28, "its own tree, which is slower"
     assert peer["prefills"]["on_graph"] == 0 and peer["loads"][0]["prefills"] == 20
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("trt={}", "trt={} is no peer: vllm=FOLDER or sglang=FOLDER"),
-        ("vllm", "vllm is no peer"),
-        ("vllm={}/none", "vllm: there is no folder {}/none"),
-        ("vllm={}", "vllm: {} has no vllm, so it is not a folder of packages"),
-        ("sglang={}", "sglang: {} has no manifest.json, so it is not an unpacked bundle"),
-    ],
-)
-def test_a_wrong_peer_is_named(gain, tmp_path, capsys, word, said):
-    with pytest.raises(SystemExit):
-        gain("--peer", word.format(tmp_path))
-    assert said.format(tmp_path) in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        gain("--peer", f"vllm={PEER}", "--traffic", "long")
-    assert "peers take shapes" in capsys.readouterr().err

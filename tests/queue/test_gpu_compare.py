@@ -4,6 +4,7 @@ and named."""
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -17,15 +18,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import fakes
+import gpumodules
 import pytest
+from fakes import ROOT
+from gpumodules import GPU
 
 from bundle.release import SCRIPTS
 from patchqueue.files.tree import hash_python, list_package
 
-ROOT = Path(__file__).resolve().parents[2]
-GPU = ROOT / "tests/gpu"
 FAKE = Path(__file__).parent / "fake_gpu"
 MODEL = "qwen3-next"
+PIECEWISE = ("--model", MODEL, "--mode", "piecewise")
 # a script of tests/gpu that leaves an engine a second to end by itself, in place of five
 HASTY = f"""
 import sys
@@ -42,19 +46,29 @@ def kept_bytecode(tmp_path: Path, engine_bytecode: Path) -> None:
     (tmp_path / "scratch/bytecode").symlink_to(engine_bytecode)
 
 
+def gpu_host(**variables: str) -> dict[str, str]:
+    """The variables of a host with a GPU, the fake one."""
+    known = os.environ | {"PATH": f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    known.pop("CUDA_VISIBLE_DEVICES", None)
+    return known | variables
+
+
+def weights(out: Path) -> None:
+    """The fake engine has none."""
+    folder = out / "scratch/models" / MODEL
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").touch()
+
+
 def started(
     out: Path, *words: str, fault: str = "", tree: Path = FAKE / "tree", **variables: str
 ) -> subprocess.Popen[str]:
     """A run of the fake engine, under way."""
-    (out / "scratch/models" / MODEL).mkdir(parents=True, exist_ok=True)
-    (out / "scratch/models" / MODEL / "model.safetensors").touch()  # the fake engine has no weights
-    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "FAKE_FAULT": fault} | variables
-    if "CUDA_VISIBLE_DEVICES" not in variables:
-        environment.pop("CUDA_VISIBLE_DEVICES", None)
+    weights(out)
     place = {"--out": out, "--tree": tree, "--site": FAKE / "site"}
     named = [str(word) for pair in place.items() for word in pair]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environment = gpu_host(FAKE_FAULT=fault, **variables)
     return subprocess.Popen([sys.executable, "-c", HASTY, *words, *named], env=environment, **pipes)
 
 
@@ -96,20 +110,10 @@ def test_an_unpacked_bundle_needs_no_word_of_where_it_lies(tmp_path):
     for name in ("tree", "site"):
         shutil.copytree(FAKE / name, bundle / name)
     (bundle / "manifest.json").write_text('{"packages": ["sglang-kernel==1"]}')
-    (out / "scratch/models" / MODEL).mkdir(parents=True)
-    (out / "scratch/models" / MODEL / "model.safetensors").touch()
+    weights(out)
     (out / "scratch/bytecode").symlink_to((tmp_path / "scratch/bytecode").resolve())
-    script = bundle / "tests/gpu/run.py"
-    words = ["--out", str(out), "--model", MODEL, "--mode", "breakable"]
-    path = f"{FAKE / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    known = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    done = subprocess.run(
-        [sys.executable, str(script), *words],
-        env=known | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    words = [sys.executable, bundle / "tests/gpu/run.py", "--out", out, *PIECEWISE]
+    done = subprocess.run(words, env=gpu_host(), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((out / "evidence.json").read_text())
     assert found["passed"] and found["packages"] == ["sglang-kernel==1"]
@@ -137,7 +141,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Wh
 
 def one_mode(tmp_path, fault: str) -> dict:
     """The graph mode's verdict with a fault planted in it."""
-    code, found, _ = run(tmp_path, "--model", MODEL, "--mode", "piecewise", fault=fault)
+    code, found, _ = run(tmp_path, *PIECEWISE, fault=fault)
     eager, graph = found["runs"]
     assert eager["verdict"] == "passed" and code == (graph["verdict"] != "passed")
     return graph
@@ -166,10 +170,14 @@ def test_engines_that_agree_pass(whole):
 
 def test_a_graph_that_the_release_refuses_a_model_is_not_applicable(tmp_path):
     """NemotronH in the piecewise graph from 0.5.19 on: its servers were judged failed."""
-    words = ("--model", MODEL, "--mode", "piecewise")
-    code, found, said = run(tmp_path, *words, fault="refused", FAKE_FAULT_IN="graph eager")
+    code, found, said = run(tmp_path, *PIECEWISE, fault="refused", FAKE_FAULT_IN="graph eager")
     assert [one["verdict"] for one in found["runs"]] == ["not applicable"] * 2 and code == 0, said
     assert "(NemotronHMLPDecoderLayer) has no attention" in found["runs"][1]["why"]
+
+
+def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
+    code, found, _ = run(tmp_path, *PIECEWISE, fault="not-captured", FAKE_FAULT_IN="eager")
+    assert code == 1 and "the reference's server has a prefill graph: " in found["runs"][0]["why"]
 
 
 def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path):
@@ -179,8 +187,7 @@ def test_a_graph_without_log_probabilities_is_judged_by_its_tokens(tmp_path):
     file = tree / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text("def _uses_eager_prefill_tail(self): ...\n")
-    words = ("--model", MODEL, "--mode", "piecewise")
-    code, found, said = run(tmp_path, *words, tree=tree)
+    code, found, said = run(tmp_path, *PIECEWISE, tree=tree)
     one = next(one for one in found["runs"] if one["mode"] == "piecewise")
     alike = [check["why"] for check in one["checks"] if " same when" in check["what"]]
     assert (one["verdict"], code) == ("passed", 0), said
@@ -203,50 +210,32 @@ def test_a_planted_fault_is_caught(tmp_path, fault, named):
 
 
 def test_a_second_run_into_the_same_folder_judges_no_older_answers(tmp_path):
+    """Of what an earlier one left, answers and what the watch saw."""
     assert one_mode(tmp_path, "")["verdict"] == "passed"
-    (tmp_path / "qwen3-next.piecewise.watch.1").write_text(
-        '{"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured":'
-        " [16]}\n"
-    )
+    line = {"at": 1, "tokens": 16, "requests": 2, "runner": "Runner", "launches": 1}
+    kept = json.dumps(line | {"captured": [16]})
+    (tmp_path / "qwen3-next.piecewise.watch.1").write_text(f"{kept}\n")
     graph = one_mode(tmp_path, "graph-unused")
     assert graph["verdict"] == "failed" and graph["checks"][0]["numbers"]["on_graph"] == 0
 
 
-def test_a_reference_without_a_prefill_graph_is_none(tmp_path):
-    code, found, _ = run(
-        tmp_path,
-        "--model",
-        MODEL,
-        "--mode",
-        "piecewise",
-        fault="not-captured",
-        FAKE_FAULT_IN="eager",
-    )
-    assert code == 1 and "the reference's server has a prefill graph: " in found["runs"][0]["why"]
-
-
 def test_what_had_no_time_was_not_run(tmp_path):
-    code, found, said = run(
-        tmp_path, "--model", MODEL, "--mode", "piecewise", "--limit", "4", fault="stuck"
-    )
-    assert code == 1 and (found["runs"][1]["verdict"], found["runs"][1]["why"][:16]) == (
-        "not run",
-        "no time was left",
-    ), said
-    assert alive(tmp_path) == []
+    code, found, said = run(tmp_path, *PIECEWISE, "--limit", "4", fault="stuck")
+    late = found["runs"][1]
+    assert (code, late["verdict"]) == (1, "not run"), said
+    assert late["why"].startswith("no time was left") and alive(tmp_path) == []
 
 
 def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
-    words = ("--model", MODEL, "--mode", "piecewise", "--width", "1")
-
     def verdicts() -> list[tuple[str, str]]:
         written = json.loads((tmp_path / "evidence.json").read_text())
         return [(one["verdict"], one["why"]) for one in written["runs"]]
 
-    with started(tmp_path, *words, fault="stuck") as process:
+    ready = tmp_path / f"{MODEL}.piecewise.json.ready"
+    with started(tmp_path, *PIECEWISE, "--width", "1", fault="stuck") as process:
         try:
             until = time.time() + 100
-            while not (tmp_path / f"{MODEL}.piecewise.json.ready").exists() and time.time() < until:
+            while not ready.exists() and time.time() < until:
                 time.sleep(0.05)
             assert [verdict for verdict, _ in verdicts()] == ["passed", "not run"]
         finally:
@@ -278,26 +267,15 @@ def alive(folder: Path) -> list[int]:
 def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
     tmp_path, fault, where, graph, why
 ):
-    words = (
-        "--model",
-        MODEL,
-        "--mode",
-        "eager",
-        "piecewise",
-        "breakable",
-        "--width",
-        "1",
-        "--engine-limit",
-        "4",
-    )
-    # then nothing else is started
-    devices = {"0", ""} if (fault, where) == ("dies", "eager") else {"0", "1"}
+    modes = ("eager", "piecewise", "breakable")
+    words = ("--model", MODEL, "--mode", *modes, "--width", "1", "--engine-limit", "4")
+    # where the reference dies nothing else is started
+    devices = {"0", ""} if fault == "dies" else {"0", "1"}
     code, found, said = run(tmp_path, *words, fault=fault, FAKE_FAULT_IN=where, FAKE_GPUS="2")
     assert (found["gpus"], {entry["device"] for entry in found["runs"]}) == (2, devices), said
     runs = {entry["mode"]: entry for entry in found["runs"]}
-    assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [
-        graph
-    ] * 2 and why in runs["piecewise"]["why"]
+    assert [runs[mode]["verdict"] for mode in ("piecewise", "breakable")] == [graph] * 2
+    assert why in runs["piecewise"]["why"]
     assert alive(tmp_path) == [] and code == (graph != "passed")
 
 
@@ -310,15 +288,13 @@ def test_only_the_gpus_that_are_allowed_are_used(tmp_path):
     assert used == {"GPU-00000001-fake", "0"} and found["gpus"] == 2
 
 
-def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    import kernels
-    import launch
+kernels = gpumodules.fixture("kernels")
 
-    slow = tmp_path / "python"
-    slow.write_text('#!/bin/sh\ntouch "$$.pid" "$CUDA_VISIBLE_DEVICES.device"\nexec sleep 600\n')
-    slow.chmod(0o755)
-    with kernels.made_ahead(launch.Place((), tmp_path, str(slow)), "3"):
+
+def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, kernels):
+    line = 'touch "$$.pid" "$CUDA_VISIBLE_DEVICES.device"\nexec sleep 600'
+    slow = fakes.program(tmp_path / "python", line)
+    with kernels.made_ahead(importlib.import_module("launch").Place((), tmp_path, str(slow)), "3"):
         until = time.time() + 60
         while len(alive(tmp_path)) < len(kernels.KINDS) and time.time() < until:
             time.sleep(0.01)
@@ -326,28 +302,24 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, monkeypatch):
     assert alive(tmp_path) == []
 
 
-@pytest.fixture
-def compare(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    import compare
-
-    return compare
+compare, cases, modes = map(gpumodules.fixture, ("compare", "cases", "modes"))
 
 
 def answer(tokens, logprobs=None, margin=1.0) -> dict:
     logprobs = logprobs or [-1.0] * len(tokens)
-    return {
-        "tokens": tokens,
-        "logprobs": logprobs,
-        "best": [[value, value - margin] for value in logprobs],
-        "cached": 0,
-    }
+    best = [[value, value - margin] for value in logprobs]
+    return {"tokens": tokens, "logprobs": logprobs, "best": best, "cached": 0}
+
+
+def ones(*parts: tuple[int, float]) -> dict:
+    """An answer of the same token, so often with each log-probability."""
+    logprobs = [value for count, value in parts for _ in range(count)]
+    return answer([1] * len(logprobs), logprobs)
 
 
 def verdict(compare, mine: dict, reference: dict, **limits):
-    return compare.same_answers(
-        "same", {"call": {"answers": [mine]}}, {"call": {"answers": [reference]}}, **limits
-    )
+    both = ({"call": {"answers": [each]}} for each in (mine, reference))
+    return compare.same_answers("same", *both, **limits)
 
 
 NAN = float("nan")
@@ -370,40 +342,37 @@ NAN = float("nan")
         ),
         (answer([1, 2, 3, 4]), answer([1, 9, 4, 4], margin=0.1), "ROUTED", False),
         # log-probabilities: within the tolerance, beyond it, all of them a little off
-        (answer([1] * 20, [-1.0] * 19 + [-0.99]), answer([1] * 20), "STRICT", True),
-        (answer([1] * 20, [-1.0] * 19 + [-0.84]), answer([1] * 20), "STRICT", False),
-        (answer([1] * 8, [-1.03] * 8), answer([1] * 8), "STRICT", False),
+        (ones((19, -1.0), (1, -0.99)), ones((20, -1.0)), "STRICT", True),
+        (ones((19, -1.0), (1, -0.84)), ones((20, -1.0)), "STRICT", False),
+        (ones((8, -1.03)), ones((8, -1.0)), "STRICT", False),
         # a router moves a few tokens far, and not all of them a little
-        (answer([1] * 100, [-1.4] * 4 + [-1.0] * 96), answer([1] * 100), "ROUTED", True),
-        (answer([1] * 100, [-1.4] * 5 + [-1.0] * 95), answer([1] * 100), "ROUTED", False),
-        (answer([1] * 100, [-1.06] * 100), answer([1] * 100), "ROUTED", False),
+        (ones((4, -1.4), (96, -1.0)), ones((100, -1.0)), "ROUTED", True),
+        (ones((5, -1.4), (95, -1.0)), ones((100, -1.0)), "ROUTED", False),
+        (ones((100, -1.06)), ones((100, -1.0)), "ROUTED", False),
+        # a share of a token allows a whole one
+        (ones((1, -1.4), (61, -1.0)), ones((62, -1.0)), (0.05, 0.002, 0.6), True),
+        (ones((2, -1.4), (60, -1.0)), ones((62, -1.0)), (0.05, 0.002, 0.6), False),
         # no limits and no tie excuse what is not a number, on either side
-        (answer([1] * 20, [-1.0] * 19 + [NAN]), answer([1] * 20), "STRICT", False),
-        (answer([1] * 100, [-1.0] * 99 + [NAN]), answer([1] * 100), "ROUTED", False),
+        (ones((19, -1.0), (1, NAN)), ones((20, -1.0)), "STRICT", False),
+        (ones((99, -1.0), (1, NAN)), ones((100, -1.0)), "ROUTED", False),
         (
             answer([1] * 9 + [0], [-1.0] * 9 + [NAN]),
             answer([1] * 9 + [9], margin=0.1),
             "ROUTED",
             False,
         ),
-        (answer([1] * 9), answer([1] * 9, [-1.0] * 8 + [NAN]), "ROUTED", False),
+        (ones((9, -1.0)), ones((8, -1.0), (1, NAN)), "ROUTED", False),
     ],
 )
 def test_an_answer_is_held_against_the_references(compare, mine, reference, limits, good):
-    assert verdict(compare, mine, reference, limits=getattr(compare, limits)).good is good
-
-
-@pytest.mark.parametrize(("far", "good"), [(1, True), (2, False)])
-def test_a_share_of_a_token_allows_a_whole_one(compare, far, good):
-    mine = answer([1] * 62, [-1.4] * far + [-1.0] * (62 - far))
-    limits = compare.Limits(0.05, 0.002, 0.6)
-    assert verdict(compare, mine, answer([1] * 62), limits=limits).good is good
+    named = getattr(compare, limits) if isinstance(limits, str) else compare.Limits(*limits)
+    assert verdict(compare, mine, reference, limits=named).good is good
 
 
 def tallied(compare, far: int, of: int = 200, off: float = 0.4):
     """A comparison in which `far` of `of` tokens are off."""
-    left, right = answer([1] * of, [-1.0 - off] * far + [-1.0] * (of - far)), answer([1] * of)
-    return compare.tally(({"call": {"answers": [left]}}, {"call": {"answers": [right]}}))
+    both = ones((far, -1.0 - off), (of - far, -1.0)), ones((of, -1.0))
+    return compare.tally(tuple({"call": {"answers": [each]}} for each in both))
 
 
 @pytest.mark.parametrize(
@@ -445,59 +414,35 @@ def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
 def asked(compare, kinds: dict[str, tuple[int, int]], of: int = 8) -> tuple[dict, dict]:
     """(answers, the reference's) of kind: (prompts, how many of them are wrong from the first token
     on)."""
-    right = {
-        f"{kind}-{n}": {"answers": [answer([1] * of)]}
-        for kind, (count, _) in kinds.items()
-        for n in range(count)
-    }
-    return (
-        right
-        | {
-            f"{kind}-{n}": {"answers": [answer([2] * of)]}
-            for kind, (_, wrong) in kinds.items()
-            for n in range(wrong)
-        },
-        right,
-    )
+
+    def answers(token: int, which: int) -> dict:
+        names = [f"{kind}-{n}" for kind, counts in kinds.items() for n in range(counts[which])]
+        return {name: {"answers": [answer([token] * of)]} for name in names}
+
+    right = answers(1, 0)
+    return right | answers(2, 1), right
 
 
-NONE_WRONG = {
-    "single": (12, 0),
-    "fill": (54, 0),
-    "batch": (24, 0),
-    "chunked": (6, 0),
-    "prefix": (7, 0),
-    "memory": (4, 0),
-    "size": (31, 0),
-}
+PROMPTS = dict(single=12, fill=54, batch=24, chunked=6, prefix=7, memory=4, size=31)
+NONE_WRONG = {kind: (count, 0) for kind, count in PROMPTS.items()}
+FEW_WRONG = dict(single=3, fill=11, batch=3, chunked=2, prefix=2, memory=1)
 
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"chunked": (6, 6)}, "6 of 6 prompts of kind chunked"),
-        ({"prefix": (7, 7)}, "7 of 7 prompts of kind prefix"),
-        ({"chunked": (6, 6), "prefix": (7, 7)}, "6 of 6 prompts of kind chunked"),
-        ({"size": (31, 31)}, "31 of 31 prompts of kind size"),
-        ({"memory": (4, 2)}, "2 of 4 prompts of kind memory"),
-        (
-            {
-                "single": (12, 3),
-                "fill": (54, 11),
-                "batch": (24, 3),
-                "chunked": (6, 2),
-                "prefix": (7, 2),
-                "memory": (4, 1),
-            },
-            "",
-        ),
+        ({"chunked": 6}, "6 of 6 prompts of kind chunked"),
+        ({"prefix": 7}, "7 of 7 prompts of kind prefix"),
+        ({"chunked": 6, "prefix": 7}, "6 of 6 prompts of kind chunked"),
+        ({"size": 31}, "31 of 31 prompts of kind size"),
+        ({"memory": 2}, "2 of 4 prompts of kind memory"),
+        (FEW_WRONG, ""),
     ],
 )
 def test_inductor_may_move_no_kind_of_call_as_a_whole(compare, wrong, named):
-    mine, right = asked(compare, NONE_WRONG | wrong)
-    found = compare.same_answers(
-        "same", mine, right, compare.limits(True, True, tallied(compare, 3))
-    )
+    kinds = NONE_WRONG | {kind: (PROMPTS[kind], count) for kind, count in wrong.items()}
+    limits = compare.limits(True, True, tallied(compare, 3))
+    found = compare.same_answers("same", *asked(compare, kinds), limits)
     assert found.good is (not named) and (found.good or named in found.why), found.why
 
 
@@ -515,24 +460,20 @@ def control_of(compare, **moved: int):
 @pytest.mark.parametrize(
     ("wrong", "good"),
     [
-        ({"chunked": (6, 3)}, False),
-        ({"fill": (54, 2), "batch": (24, 1)}, True),
-        ({"size": (31, 1)}, True),
-        ({"size": (31, 2)}, False),
-        ({"prefix": (7, 2)}, False),
+        ({"chunked": 3}, False),
+        ({"fill": 2, "batch": 1}, True),
+        ({"size": 1}, True),
+        ({"size": 2}, False),
+        ({"prefix": 2}, False),
     ],
 )
 def test_a_graph_may_move_twice_the_prompts_that_eager_prefill_moves_of_a_kind(
     compare, wrong, good
 ):
     """Six tokens of some 900 are within the share; three chunked prompts of three are not."""
-    mine, right = asked(compare, NONE_WRONG | wrong)
-    assert (
-        compare.same_answers(
-            "same", mine, right, compare.limits(True, False, control_of(compare, fill=2, batch=1))
-        ).good
-        is good
-    )
+    kinds = NONE_WRONG | {kind: (PROMPTS[kind], count) for kind, count in wrong.items()}
+    limits = compare.limits(True, False, control_of(compare, fill=2, batch=1))
+    assert compare.same_answers("same", *asked(compare, kinds), limits).good is good
 
 
 @pytest.mark.parametrize(("requests", "good"), [((1, 1), False), ((1, 2), True)])
@@ -542,10 +483,8 @@ def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
     ]
     prefills[0]["captured"] = [16]
     assert compare.graph_used(prefills, [16], wanted=True).good is good
-    assert (
-        not compare.graph_used(prefills, [16, 32], wanted=True).good
-        and not compare.graph_used(prefills, [16], True, (2, 8)).good
-    )
+    assert not compare.graph_used(prefills, [16, 32], wanted=True).good
+    assert not compare.graph_used(prefills, [16], True, (2, 8)).good
     prefills[0].pop("captured")
     assert not compare.graph_used(prefills, [16], wanted=True).good
 
@@ -553,71 +492,44 @@ def test_a_graph_must_have_run_for_several_requests(compare, requests, good):
 @pytest.mark.parametrize(("padding", "good"), [(2, True), (None, False), (16, False)])
 def test_a_prefill_that_the_release_takes_for_too_padded_may_run_eagerly(compare, padding, good):
     """From 0.5.16 on, up to twice the tokens: 7 do not fit a size of 16."""
-    prefills = [
-        {
-            "tokens": count,
-            "requests": 2,
-            "runner": "Runner" if count > 7 else None,
-            "launches": count > 7,
-        }
-        for count in (8, 7)
-    ]
+    eager = {"runner": None, "launches": 0}
+    prefills = [{"tokens": 8, "requests": 2, "runner": "Runner", "launches": 1}]
+    prefills.append({"tokens": 7, "requests": 2} | eager)
     prefills[0] |= {"captured": [16], "padding": padding}
     assert compare.graph_used(prefills, [16], wanted=True).good is good
-    prefills[0] |= {"runner": None, "launches": 0}  # 8 do
+    prefills[0] |= eager  # 8 do
     assert not compare.graph_used(prefills, [16], wanted=True).good
 
 
-def test_a_prefill_that_a_rule_of_the_release_leaves_out_may_run_eagerly(compare, monkeypatch):
+def test_a_prefill_that_a_rule_of_the_release_leaves_out_may_run_eagerly(compare):
     """Kimi-Linear's with a cached prompt, in the breakable graph of 0.5.16; the rule is named."""
-    monkeypatch.syspath_prepend(str(GPU))
-    import models
-
-    rule = models.REFUSED["kimi-linear"]
-    prefills = [
-        {"tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured": [16]},
-        {"tokens": 16, "requests": 4, "runner": None, "launches": 0}
-        | {"why": f"runner.py:9: and any({rule}) return False"},
-    ]
-    found = compare.graph_used(prefills, [16], wanted=True, refusing=rule)
-    assert found.good and found.why.endswith("; 1 are left out by a rule of the release")
-    assert found.numbers["refused"] == 1
-    other = compare.graph_used(prefills, [16], wanted=True)
-    assert not other.good and other.why.endswith(f"4 requests: {prefills[1]['why']}")
-    prefills[1]["why"] = "runner.py:9: return False"
-    assert not compare.graph_used(prefills, [16], wanted=True, refusing=rule).good
-
-
-@pytest.fixture
-def cases(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    import cases
-
-    return cases
+    rule = importlib.import_module("models").REFUSED["kimi-linear"]
+    first = {"tokens": 16, "requests": 2, "runner": "Runner", "launches": 1, "captured": [16]}
+    left_out = {"tokens": 16, "requests": 4, "runner": None, "launches": 0}
+    left_out |= {"why": f"runner.py:9: and any({rule}) return False"}
+    found = compare.graph_used([first, left_out], [16], wanted=True, refusing=rule)
+    assert found.good and found.numbers["refused"] == 1
+    other = compare.graph_used([first, left_out], [16], wanted=True)
+    assert not other.good and other.why.endswith(f"4 requests: {left_out['why']}")
+    left_out["why"] = "runner.py:9: return False"
+    assert not compare.graph_used([first, left_out], [16], wanted=True, refusing=rule).good
 
 
 def test_one_captured_size_is_filled_by_one_to_sixteen_uneven_requests(cases):
-    filling = [
-        [len(prompt) for prompt in call.prompts]
-        for call in cases.calls()
-        if call.name.startswith("fill-")
-    ]
-    assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == [
-        (count, total) for count in (1, 2, 8, 16) for total in (253, 256)
-    ]
+    calls = [call for call in cases.calls() if call.name.startswith("fill-")]
+    filling = [[len(prompt) for prompt in call.prompts] for call in calls]
+    wanted = [(count, total) for count in (1, 2, 8, 16) for total in (253, 256)]
+    assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == wanted
     assert all(len(set(sizes)) > len(sizes) / 2 for sizes in filling)
 
 
 def test_every_captured_size_comes_once_behind_every_other(cases):
-    padded = [
-        min(size for size in cases.CAPTURE if size >= len(call.prompts[0]))
-        for call in cases.size_calls()
-    ]
+    lengths = [len(call.prompts[0]) for call in cases.size_calls()]
+    padded = [min(size for size in cases.CAPTURE if size >= length) for length in lengths]
     steps = list(itertools.pairwise(padded))
-    assert len(steps) == len(set(steps)) == 30 and set(steps) == {
-        (a, b) for a in cases.CAPTURE for b in cases.CAPTURE if a != b
-    }
-    assert {len(call.prompts[0]) in cases.CAPTURE for call in cases.size_calls()} == {True, False}
+    assert len(steps) == len(set(steps)) == 30
+    assert set(steps) == set(itertools.permutations(cases.CAPTURE, 2))
+    assert {length in cases.CAPTURE for length in lengths} == {True, False}
 
 
 def test_single_prompts_are_asked_beside_another_that_fills_a_captured_size(cases):
@@ -640,45 +552,26 @@ def test_single_prompts_are_asked_beside_another_that_fills_a_captured_size(case
     assert {call.name for call in single} < cases.gathered(answers, made).keys()
 
 
-@pytest.fixture
-def modes(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    import modes
-
-    return modes
-
-
-OPT_IN = {
-    "piecewise_cuda_graph_tokens",
-    "enable_piecewise_cuda_graph",
-    "piecewise_cuda_graph_compiler",
-}
-OPT_OUT = {
-    "piecewise_cuda_graph_tokens",
-    "disable_piecewise_cuda_graph",
-    "piecewise_cuda_graph_compiler",
-    "enforce_piecewise_cuda_graph",
-}
+COMMON = {"piecewise_cuda_graph_tokens", "piecewise_cuda_graph_compiler"}
+OPT_IN = COMMON | {"enable_piecewise_cuda_graph"}
+OPT_OUT = COMMON | {"disable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph"}
 
 
 def session_of(out: Path, known: set[str] = frozenset(), *words: str):
     """A session of run.py, whose tree has arguments of these names; nothing has run."""
-    import experiment
-    import launch
-    import run as module
-
-    options = module.parse([*words, "--out", str(out)])
+    load = importlib.import_module
+    options = load("run").parse([*words, "--out", str(out)])
     facts = {"patches": [], "version": "0.5.16", "without": options.without}
-    return experiment.Session(launch.Place((), out), options, facts, set(known), 0.0)
+    place = load("launch").Place((), out)
+    return load("experiment").Session(place, options, facts, set(known), 0.0)
 
 
 def wanted(known: set[str], *words: str) -> list[tuple[str, str]]:
     """What the proof runs: (model, mode)."""
-    import experiments
-    import proof
-
-    row, session = experiments.EXPERIMENTS["proof"], session_of(Path("there"), known, *words)
-    return proof.wanted(session.options.model or row.models, session.modes(row), known)
+    row = importlib.import_module("experiments").EXPERIMENTS["proof"]
+    session = session_of(Path("there"), known, *words)
+    models = session.options.model or row.models
+    return importlib.import_module("proof").wanted(models, session.modes(row), known)
 
 
 BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
@@ -686,22 +579,14 @@ BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
 
 def test_the_reference_picks_the_kernels_of_what_is_held_against_it(modes):
     """From 0.5.14 models ask whether the graph is the piecewise one."""
-    both = BACKENDS | {"cuda_graph_tc_compiler"}
-    assert [
-        modes.flags(modes.reference(mode, both), both, [16, 32], False)[
-            "cuda_graph_backend_prefill"
-        ]
-        for mode in (*modes.GRAPHS, modes.EAGER)
-    ] == ["breakable", "tc_piecewise", "tc_piecewise", "breakable"]
-    assert modes.flags(modes.REFERENCE, BACKENDS, [16, 32], False) == {
-        "cuda_graph_bs_prefill": [16],
-        "cuda_graph_backend_prefill": "breakable",
-    }
-    assert {
-        modes.reference(mode, known)
-        for mode in modes.GRAPHS
-        for known in (OPT_IN, OPT_OUT, BACKENDS)
-    } == {modes.REFERENCE}
+    both, backend = BACKENDS | {"cuda_graph_tc_compiler"}, "cuda_graph_backend_prefill"
+    references = [modes.reference(mode, both) for mode in (*modes.GRAPHS, modes.EAGER)]
+    picked = [modes.flags(one, both, [16, 32], False)[backend] for one in references]
+    assert picked == ["breakable", "tc_piecewise", "tc_piecewise", "breakable"]
+    flags = modes.flags(modes.REFERENCE, BACKENDS, [16, 32], False)
+    assert flags == {"cuda_graph_bs_prefill": [16], backend: "breakable"}
+    for known in (OPT_IN, OPT_OUT, BACKENDS):
+        assert {modes.reference(mode, known) for mode in modes.GRAPHS} == {modes.REFERENCE}
 
 
 @pytest.mark.parametrize(
@@ -735,20 +620,15 @@ def test_mixers_beside_attention_run_in_the_breakable_graph_alone(modes, referen
         assert not wanted(known, "--model", "falcon-h1")
 
 
-def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
-    import experiments
-    import proof
-
-    session, row = session_of(tmp_path, OPT_OUT), experiments.EXPERIMENTS["proof"]
-    plans = {
-        model: proof.job(session, row, model, "reference").plan
-        for model in ("llama", "falcon-h1", "glm-5")
-    }
-    assert {model: (plan["breakable"], plan["piecewise"]) for model, plan in plans.items()} == {
-        "llama": (True, True),
-        "falcon-h1": (True, False),
-        "glm-5": (False, True),
-    }
+@pytest.mark.parametrize(
+    ("model", "breakable", "piecewise"),
+    [("llama", True, True), ("falcon-h1", True, False), ("glm-5", False, True)],
+)
+def test_a_job_says_which_graphs_a_model_has(modes, tmp_path, model, breakable, piecewise):
+    row = importlib.import_module("experiments").EXPERIMENTS["proof"]
+    job = importlib.import_module("proof").job
+    plan = job(session_of(tmp_path, OPT_OUT), row, model, "reference").plan
+    assert (plan["breakable"], plan["piecewise"]) == (breakable, piecewise)
 
 
 @pytest.mark.parametrize(
@@ -762,69 +642,44 @@ def test_a_job_says_which_graphs_a_model_has(modes, tmp_path):
 def test_the_reference_has_the_graph_switched_on(modes, known, chosen):
     """Some releases pick other kernels where it is off, which says nothing about the graph."""
     found = modes.flags(modes.REFERENCE, known, [16, 32], False)
-    assert (
-        found[chosen] is True
-        and found["piecewise_cuda_graph_tokens"] == [16]
-        and "disable_piecewise_cuda_graph" not in found
-    )
+    assert found[chosen] is True and found["piecewise_cuda_graph_tokens"] == [16]
+    assert "disable_piecewise_cuda_graph" not in found
 
 
-def judged(far_again: int, model: str, monkeypatch) -> dict:
+judging = gpumodules.fixture("judging")
+MOVED = 4  # tokens that the reference moves by itself, asked prompt by prompt
+
+
+def judged(judging, far_again: int, model: str) -> dict:
     """judging.checks of a piecewise engine whose answers are the reference's, but for `far_again`
     tokens when asked again."""
-    monkeypatch.syspath_prepend(str(GPU))
-    import cases
-    import judging
 
     def asked(name: str, far: int = 0) -> dict:
         made = {}
-        for call in cases.of_pass(name):
-            made[call.name] = {
-                "answers": [
-                    answer(
-                        [1] * 8,
-                        [-1.4] * min(8, far - 8 * n if far > 8 * n else 0)
-                        + [-1.0] * (8 - min(8, max(0, far - 8 * n))),
-                    )
-                    for n, _ in enumerate(call.prompts)
-                ]
-            }
-            far = max(0, far - 8 * len(call.prompts))
+        for call in importlib.import_module("cases").of_pass(name):
+            answers = made[call.name] = {"answers": []}
+            for _ in call.prompts:
+                off = min(8, far)
+                answers["answers"].append(ones((off, -1.4), (8 - off, -1.0)))
+                far -= off
         return made
 
-    moved = 4  # what the reference moves by itself, asked prompt by prompt
-    reference = {
-        "passes": {
-            "cold": asked("cold"),
-            "warm": asked("warm"),
-            "sizes": asked("sizes"),
-            "alone": asked("alone", moved),
-        }
-    }
-    result = {
-        "prefills": [],
-        "flags": {},
-        "dropped_flags": [],
-        "passes": {
-            "cold": asked("cold"),
-            "again": asked("again", far_again),
-            "warm": asked("warm"),
-            "sizes": asked("sizes"),
-        },
-    }
-    return {
-        verdict.what: verdict for verdict in judging.checks(model, "piecewise", result, reference)
-    }
+    same = {name: asked(name) for name in ("cold", "warm", "sizes")}
+    result = {"prefills": [], "flags": {}, "dropped_flags": []}
+    result["passes"] = same | {"again": asked("again", far_again)}
+    reference = {"passes": same | {"alone": asked("alone", MOVED)}}
+    found = judging.checks(model, "piecewise", result, reference)
+    return {verdict.what: verdict for verdict in found}
 
 
 @pytest.mark.parametrize(
     ("far", "model", "good"),
     [(0, "llama", True), (1, "llama", False), (1, "qwen3-next", True), (40, "qwen3-next", False)],
 )
-def test_what_is_asked_again_has_the_limits_of_its_mode(far, model, good, monkeypatch):
+def test_what_is_asked_again_has_the_limits_of_its_mode(judging, far, model, good):
     """The same requests meet in other batches then: eager prefill's own control says how much that
     moves."""
-    assert judged(far, model, monkeypatch)["answers the same when asked again"].good is good
+    assert judged(judging, far, model)["answers the same when asked again"].good is good
 
 
 @pytest.mark.parametrize(
@@ -856,6 +711,9 @@ MOE = "nemotron-h-moe"
 BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
 
 
+commandline = gpumodules.fixture("commandline")
+
+
 @pytest.mark.parametrize(
     ("patches", "op", "trimmed", "takes"),
     [
@@ -866,20 +724,19 @@ BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
     ],
 )
 def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
-    monkeypatch, tmp_path, patches, op, trimmed, takes
+    commandline, tmp_path, patches, op, trimmed, takes
 ):
     """From 0.5.13 on it asks for kernels that a bundle trims."""
-    monkeypatch.syspath_prepend(str(GPU))
-    import commandline
-
     op_file = tmp_path / "tree/sglang/srt/layers/radix_attention.py"
     op_file.parent.mkdir(parents=True)
     op_file.write_text(op)
-    (tmp_path / "manifest.json").write_text(
-        json.dumps({"trimmed": [{"reason": "1 GB", "patterns": trimmed}]})
-    )
+    manifest = {"trimmed": [{"reason": "1 GB", "patterns": trimmed}]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
     assert commandline.takes_sparse(options, patches) is takes
+
+
+proof = gpumodules.fixture("proof")
 
 
 @pytest.mark.parametrize(
@@ -891,10 +748,8 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
         (None, {}),
     ],
 )
-def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path, layers, why):
+def test_experts_are_left_out_where_the_trees_nemotron_has_none(proof, tmp_path, layers, why):
     """0.5.5's died of the letter E while it was made. A tree without that file says nothing."""
-    import proof
-
     options = argparse.Namespace(tree=tmp_path)
     if layers is not None:
         file = tmp_path / "sglang/srt/models/nemotron_h.py"
@@ -903,24 +758,24 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(modes, tmp_path,
     assert proof.left_out(options, ["llama", MOE, "nemotron-h"], []) == why
 
 
-def test_a_run_of_no_model_does_not_pass(modes, monkeypatch, tmp_path):
-    import run as module
-
+def test_a_run_of_no_model_does_not_pass(monkeypatch, tmp_path):
+    module = gpumodules.load(monkeypatch, "run")
     facts = {"version": "0.5.5", "gpu": {"name": "H", "driver": "1"}, "torch": {"version": "2"}}
-    one = SimpleNamespace(name="H", use="0", memory_mib=1)
-    monkeypatch.setattr(module.machine, "visible", lambda: [one])
-    monkeypatch.setattr(module.machine, "describe", lambda *_: facts | {"patches": []})
-    monkeypatch.setattr(module.machine, "queue_of", lambda _: "queue 2")
-    monkeypatch.setattr(module.commandline, "fields", lambda _: set())
-    lacks = {"it lacks them": [MOE]}
-    monkeypatch.setattr(module.experiments.proof, "left_out", lambda *_: lacks)
+    one, lacks = SimpleNamespace(name="H", use="0", memory_mib=1), {"it lacks them": [MOE]}
+    for owner, name, value in (
+        (module.machine, "visible", [one]),
+        (module.machine, "describe", facts | {"patches": []}),
+        (module.machine, "queue_of", "queue 2"),
+        (module.commandline, "fields", set()),
+        (module.experiments.proof, "left_out", lacks),
+    ):
+        monkeypatch.setattr(owner, name, lambda *_, value=value: value)
     with pytest.raises(SystemExit, match="no model is left"):
         module.main(["--out", str(tmp_path), "--model", MOE])
 
 
 def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
-    words = ("--model", MODEL, "--mode", "piecewise", "--no-fork")
-    unforked = Whole(tmp_path, *run(tmp_path, *words))
+    unforked = Whole(tmp_path, *run(tmp_path, *PIECEWISE, "--no-fork"))
     for (_, code, found, said), forks in ((whole, True), (unforked, False)):
         assert code == 0 and {one["verdict"] for one in found["runs"]} == {"passed"}, said
         assert ("engines are forked from a process with " in said) is forks
@@ -928,10 +783,8 @@ def test_engines_are_forks_unless_that_is_not_wanted(tmp_path, whole):
 
 
 def test_a_flag_that_the_release_does_not_know_is_seen(compare):
-    assert (
-        compare.flags_known({"a": 1}, ["b"]).good
-        and not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
-    )
+    assert compare.flags_known({"a": 1}, ["b"]).good
+    assert not compare.flags_known({"a": 1, "b": 2}, ["b"]).good
 
 
 def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
@@ -940,12 +793,10 @@ def test_the_piecewise_graph_is_asked_for_where_it_is_off_by_itself(modes):
 
 
 def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
-    same = {"a": {"answers": [answer([1, 2])]}, "b": {"answers": [answer([1, 2])]}}
-    other = same | {"b": {"answers": [answer([1, 3])]}}
-    assert (
-        not compare.remembers(same, [("a", "b")]).good
-        and compare.remembers(other, [("a", "b")]).good
-    )
+    first = {"a": {"answers": [answer([1, 2])]}}
+    for second, good in ((2, False), (3, True)):
+        both = first | {"b": {"answers": [answer([1, second])]}}
+        assert compare.remembers(both, [("a", "b")]).good is good
 
 
 def test_what_the_queue_pads_too_far_for_places_does_not_fit(compare):

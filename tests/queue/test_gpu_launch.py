@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
+import gpumodules
+from gpumodules import GPU
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 STUCK = """
 import json, subprocess, sys, time
 
@@ -37,10 +36,7 @@ Path(plan["out"]).write_text(json.dumps(told))
 """
 
 
-@pytest.fixture
-def launch(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    return importlib.import_module("launch")
+launch = gpumodules.fixture("launch")
 
 
 def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path):
@@ -116,9 +112,8 @@ def _told(launch, folder, kinds, **words) -> dict[str, dict[str, float]]:
 
 def test_a_process_that_does_not_listen_is_left_alone(launch):
     """It would end by the signal: a compiler, or an engine that is not watched."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
-    )
+    words = [sys.executable, "-c", "input()"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
         launch.show_stacks(process.pid)
         assert process.poll() is None

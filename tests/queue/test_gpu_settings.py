@@ -16,10 +16,7 @@ import pytest
 from gpumodules import GPU
 from test_gpu_compare import MODEL, Whole, kept_bytecode, run  # noqa: F401
 
-
-@pytest.fixture
-def settings(monkeypatch):
-    return gpumodules.load(monkeypatch, "settings")
+settings = gpumodules.fixture("settings")
 
 
 @pytest.fixture
@@ -32,6 +29,10 @@ def asked(tmp_path: Path, *names: str, fault: str = "", **words: str) -> tuple[i
     """One run of some settings, with a fault planted in the graph modes."""
     options = ("--model", MODEL, "--limit", "60", *words.pop("more", "").split())
     return run(tmp_path, *options, rows=names, fault=fault, **words)
+
+
+def rows(*values: float) -> dict:
+    return {"single-1": {"answers": [{"hidden": [[value, 1.0] for value in values]}]}}
 
 
 AGREED = ("context-flag", "context-config", "returns", "mixed-chunk")
@@ -48,19 +49,16 @@ def agreed(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> W
 
 def test_servers_that_agree_pass_in_every_setting(agreed):
     _, code, found, said = agreed
-    verdicts = {
-        (one["experiment"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]
-    }
+    runs = {(one["experiment"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]}
     modes = ("reference", "breakable", "piecewise")
-    assert verdicts == {(name, mode): "passed" for name in AGREED for mode in modes}
-    assert code == 0
+    assert runs == {(name, mode): "passed" for name in AGREED for mode in modes} and code == 0
     table = [line for line in said.splitlines() if line.startswith("| ")]
     assert len(table) == 3 * len(AGREED)
     assert "| returns qwen3-next breakable | passed | 22 of 22 | - |" in table
-    [eager] = [
-        line for line in table if line.startswith("| context-config qwen3-next breakable | passed")
-    ]
-    assert "| 34 of 35 | 1 × runner.py:9: return len(batch.input_ids) <= 4096 |" in eager
+    eager = "| 34 of 35 | 1 × runner.py:9: return len(batch.input_ids) <= 4096 |"
+    assert any(
+        "| context-config qwen3-next breakable | passed" in one and eager in one for one in table
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,9 +136,8 @@ def test_every_rank_is_looked_at(checks, first, second, words, good):
 
 def test_decoding_beside_other_calls_is_not_taken_for_mixed(checks):
     answers = {"chunked-mixed-0": {"from": 5.0, "to": 6.0}}
-    before, within = (
-        {"at": at, "mode": "MIXED", "runner": None, "launches": 0} for at in (1.0, 5.5)
-    )
+    line = {"mode": "MIXED", "runner": None, "launches": 0}
+    before, within = (line | {"at": at} for at in (1.0, 5.5))
     assert not checks.mixed([before], answers).good
     assert checks.mixed([before, within], answers).numbers["all"] == 1
 
@@ -187,20 +184,45 @@ def test_the_release_itself_runs_as_a_control(tmp_path, settings):
     assert (tmp_path / "out/scratch/untouched/sglang/__init__.py").is_file()
 
 
+def in_engine(folder: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code as the watch does in an engine's own processes, with modules of a folder."""
+    known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{folder}"}
+    known |= {"PREFILL_WATCH": str(folder / "watch")} | variables
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, env=known, capture_output=True, text=True)
+
+
 def test_a_function_that_is_left_out_does_nothing(tmp_path):
-    """As the watch does it in an engine's own processes."""
     (tmp_path / "package.py").write_text("def follow(a, b=1):\n    raise ValueError\n")
+    code = "import package; print(package.follow(1, b=2))"
+    done = in_engine(tmp_path, code, PREFILL_FORGET="package:follow")
+    assert done.stdout == "None\n", done.stderr
+    assert "ValueError" in in_engine(tmp_path, code, PREFILL_FORGET="").stderr
+
+
+def test_a_patched_version_comes_where_its_release_does():
+    before = importlib.import_module("modes").before
+    assert before("0.5.15.post1+pcg.2", 16) and not before("0.5.16+pcg.2", 16)
+
+
+def test_the_queue_s_word_is_noted_for_a_prefill_that_runs_eagerly(tmp_path):
+    """Where a subclass of the release's runner refuses, the watch sees nothing else."""
+    folder = tmp_path / "sglang/srt/prefill_graph/compat"
+    folder.mkdir(parents=True)
+    (folder / "eager.py").write_text("def why(runner, batch):\n    return 'too few tokens'\n")
     variables = os.environ | {
         "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
         "PREFILL_WATCH": str(tmp_path / "watch"),
-        "PREFILL_FORGET": "package:follow",
+        "PREFILL_REASONS": "1",
     }
-    code = "import package; print(package.follow(1, b=2))"
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True)
-    assert done.stdout == "None\n", done.stderr
-    whole = variables | {"PREFILL_FORGET": ""}
-    assert "ValueError" in subprocess.run(words, env=whole, capture_output=True, text=True).stderr
+    code = (
+        "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
+        " print(eager.why(1, 2), '/', sitecustomize.state['why'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert done.stdout == "too few tokens / too few tokens\n", done.stderr
 
 
 def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
@@ -213,13 +235,8 @@ def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
         "    module.VALUE = seen\n"
         "HOOKS = {'package': change}\n"
     )
-    variables = os.environ | {
-        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
-        "PREFILL_WATCH": str(tmp_path / "watch"),
-        "PREFILL_HOOKS": str(tmp_path / "hooks.py"),
-    }
-    words = [sys.executable, "-c", "import package; print(package.VALUE)"]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True)
+    hooks = str(tmp_path / "hooks.py")
+    done = in_engine(tmp_path, "import package; print(package.VALUE)", PREFILL_HOOKS=hooks)
     assert done.stdout == "['package']\n", done.stderr
 
 
@@ -230,10 +247,6 @@ def test_prefills_before_the_first_question_are_left_out(checks):
     result = {"passes": {"cold": {"single-1": {"from": 5.0, "to": 6.0}}}, "prefills": lines}
     found = checks.within_passes(result)
     assert found["prefills"] == [lines[1]] and found["sizes"] == [16, 64]
-
-
-def rows(*values: float) -> dict:
-    return {"single-1": {"answers": [{"hidden": [[value, 1.0] for value in values]}]}}
 
 
 @pytest.mark.parametrize(
@@ -308,11 +321,9 @@ def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(checks):
 
 def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
     """The fake engine has one process, so that its second rank is missed."""
-    words = {"FAKE_GPUS": "2", "more": "--tp 2 --mode breakable"}
-    code, found, _said = asked(tmp_path, "plain", **words)
+    code, found, _ = asked(tmp_path, "plain", FAKE_GPUS="2", more="--tp 2 --mode breakable")
     graph = found["runs"][-1]
-    assert code == 1 and graph["device"] == "0,1"
-    assert "1 ranks of 2" in graph["why"]
+    assert code == 1 and graph["device"] == "0,1" and "1 ranks of 2" in graph["why"]
 
 
 @pytest.mark.parametrize("without, states", [("", None), ("track-under-graph", "break")])
@@ -339,48 +350,45 @@ def test_no_server_uses_multicast(settings, tmp_path, monkeypatch):
 
 
 def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
-    setting = settings.SETTINGS["mixed-chunk"]
+    setting, lacking = settings.SETTINGS["mixed-chunk"], "enable_mixed_chunk"
     known = {"disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
     why = settings.unavailable(setting, "nemotron-h", "breakable", known)
-    assert why == "the release does not know enable_mixed_chunk"
-    assert not settings.unavailable(
-        setting, "nemotron-h", "breakable", known | {"enable_mixed_chunk"}
-    )
+    assert why == f"the release does not know {lacking}"
+    assert not settings.unavailable(setting, "nemotron-h", "breakable", known | {lacking})
 
 
-def test_log_probabilities_are_not_asked_of_a_graph_that_runs_no_such_prefill(settings, tmp_path):
-    """The runner of 0.5.16 and later says whether it runs what follows the layers eagerly."""
-    told, modes, options = (
-        importlib.import_module("commandline"),
-        settings.modes,
-        SimpleNamespace(tree=tmp_path),
-    )
+RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
+SCHEDULER = "sglang/srt/managers/scheduler.py"
+ASKED = "if forward_batch.return_logprob"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "served"),
+    [
+        ("", "", [True, True, True]),
+        # the runner of 0.5.16 and later says whether it runs what follows the layers eagerly
+        (RUNNER, f"{ASKED}:\n", [True, True, True]),
+        (RUNNER, f"{ASKED} and not self._uses_eager_prefill_tail():\n", [True, False, False]),
+        # 0.5.6's scheduler moves a start behind the prompt to its last token, 0.5.7's does not
+        (SCHEDULER, "if req.logprob_start_len > len(req.origin_input_ids):\n", [True, True, True]),
+        (
+            SCHEDULER,
+            "if not req.is_prefill_only and req.logprob_start_len >= len(\n"
+            "    req.origin_input_ids\n",
+            [True, False, False],
+        ),
+    ],
+)
+def test_log_probabilities_are_not_asked_of_a_graph_that_serves_none(
+    settings, tmp_path, file, text, served
+):
+    if file:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text)
+    told, modes = importlib.import_module("commandline"), settings.modes
     graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
-    assert all(told.serves_logprobs(options, mode) for mode in graphs)
-    file = tmp_path / "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("if forward_batch.return_logprob:\n")
-    assert all(told.serves_logprobs(options, mode) for mode in graphs)
-    file.write_text("if forward_batch.return_logprob and not self._uses_eager_prefill_tail():\n")
-    assert [told.serves_logprobs(options, mode) for mode in graphs] == [True, False, False]
-
-
-def test_up_to_0_5_6_no_piecewise_graph_serves_log_probabilities(settings, tmp_path):
-    """0.5.6's scheduler moves a start behind the prompt to its last token, 0.5.7's does not."""
-    told, modes, options = (
-        importlib.import_module("commandline"),
-        settings.modes,
-        SimpleNamespace(tree=tmp_path),
-    )
-    file = tmp_path / "sglang/srt/managers/scheduler.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("if req.logprob_start_len > len(req.origin_input_ids):\n")
-    assert told.serves_logprobs(options, modes.PIECEWISE)
-    file.write_text(
-        "if not req.is_prefill_only and req.logprob_start_len >= len(\n    req.origin_input_ids\n"
-    )
-    assert not told.serves_logprobs(options, modes.PIECEWISE)
-    assert told.serves_logprobs(options, modes.BREAKABLE)
+    options = SimpleNamespace(tree=tmp_path)
+    assert [told.serves_logprobs(options, mode) for mode in graphs] == served
 
 
 def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
-from evidence.commands import cli as proving
+from evidence import commands as proving
 from patchqueue.commands import cli
 from patchqueue.hint import counted, to_type
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = sorted(
     path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")
 )
@@ -57,6 +57,13 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
         if isinstance(action, argparse._SubParsersAction)
         for name, parser in action.choices.items()
     }
+
+
+def test_every_session_of_a_tool_is_a_command_of_one_line():
+    """Each of two command lines lists its own, and no other has it."""
+    names = [command.name for command in cli.COMMANDS + proving.COMMANDS]
+    assert sorted(names) == sorted(parsers())
+    assert {*names} == fakes.sessions() - {"lint", "linted"}
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES])

@@ -8,30 +8,22 @@ import gpumodules
 import pytest
 from gpumodules import GPU
 
-
-@pytest.fixture
-def images(monkeypatch):
-    return gpumodules.load(monkeypatch, "images")
+images = gpumodules.fixture("images")
 
 
-def engine(images, replayed, off=None):
+def engine(images, replayed, off=()):
     """An engine's result: every call gets an answer of its own; prefills of kinds in `replayed`
     launched graphs; off: the names of calls that got another answer."""
     answers, prefills = {}, []
     for number, call in enumerate(images.asks()):
-        value = 3 + number + (1000 if call.name in (off or ()) else 0)
-        one = {
-            "tokens": [value] * call.new_tokens,
-            "logprobs": [-1.0 - number] * call.new_tokens,
-            "best": [[-1.0, -3.0]] * call.new_tokens,
-        }
-        answers[call.name] = {
-            "from": 10.0 * number,
-            "to": 10.0 * number + 5,
-            "answers": [one] * len(call.prompts),
-        }
-        at = 10.0 * number + 1
-        prefills.append({"at": at, "tokens": 64, "launches": 5 * (call.kind in replayed)})
+        value, count = 3 + number + 1000 * (call.name in off), call.new_tokens
+        one = {"tokens": [value] * count, "logprobs": [-1.0 - number] * count}
+        one["best"] = [[-1.0, -3.0]] * count
+        began = 10.0 * number
+        asked = {"from": began, "to": began + 5, "answers": [one] * len(call.prompts)}
+        answers[call.name] = asked
+        launches = 5 * (call.kind in replayed)
+        prefills.append({"at": began + 1, "tokens": 64, "launches": launches})
     return {"answers": answers, "prefills": prefills}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib.util
-import io
 import json
 import os
 import random
@@ -19,26 +18,27 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, refused
+import test_plugin
+from fakes import ROOT, RUNNER, refused
 from packaging.version import Version
 
-from patchqueue.commands import cli
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, launch, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
-from patchqueue.upstream import pins, source
-from patchqueue.wheels import build
+from patchqueue.wheels import build, notice
 
-ROOT = Path(__file__).resolve().parents[2]
 INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
 PATCHED = RUNNER.removeprefix("python/")
+CALLED = f"{notice.NAME} -> {notice.CALLED}"
 
 
 @pytest.fixture
@@ -50,11 +50,19 @@ def site(project, tmp_path) -> Path:
 @pytest.fixture
 def do(project, site):
     """The verbs, by name, on that site."""
-    return {
-        "install": lambda **options: inplace.install(project.root, site, **options),
-        "uninstall": lambda **options: inplace.uninstall(project.root, site, **options),
-        "verify": lambda: inplace.verify(project.root, site),
-    }
+    verbs = ("install", "uninstall", "verify")
+    return {verb: partial(getattr(inplace, verb), project.root, site) for verb in verbs}
+
+
+@pytest.fixture
+def command(project, site, tool):
+    """A command line on that site: exit code, and all that it says."""
+
+    def run(*words: str) -> tuple[int, str]:
+        code, out, err = tool(project, *words, "--site-packages", site)
+        return code, out + err
+
+    return run
 
 
 def exactly(folder: Path) -> dict[str, object]:
@@ -66,12 +74,8 @@ def exactly(folder: Path) -> dict[str, object]:
         kind = (
             (path.read_bytes(), status.st_mtime_ns, status.st_ino) if path.is_file() else "folder"
         )
-        found[path.relative_to(folder).as_posix()] = (
-            kind,
-            stat.S_IMODE(status.st_mode),
-            status.st_uid,
-            status.st_gid,
-        )
+        owner = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        found[path.relative_to(folder).as_posix()] = (kind, *owner)
     return found
 
 
@@ -90,6 +94,9 @@ def test_install_makes_the_bytes_of_the_work_tree(project, site, do):
     for name in ("tree", "patches", "overlay"):
         assert report.record[name] == project.apply().record[name]
     assert (site / "sglang/srt/kernels.so").read_text() == "not text"
+    before = exactly(site)
+    assert do["install"]().outcome is Outcome.ALREADY_APPLIED
+    assert do["verify"]().outcome is Outcome.APPLIED and exactly(site) == before
 
 
 def test_a_profile_is_installed_verified_widened_and_removed(project, site, do):
@@ -111,22 +118,13 @@ def test_uninstall_gives_everything_back(site, do):
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
     before = exactly(site)
     do["install"]()
-    assert (stat.S_IMODE((site / PATCHED).stat().st_mode), (site / PATCHED).stat().st_mtime_ns) != (
-        0o640,
-        1_600_000_000_123_456_789,
-    )
-    assert stat.S_IMODE((site / PATCHED).stat().st_mode) == 0o640
+    status = (site / PATCHED).stat()
+    assert stat.S_IMODE(status.st_mode) == 0o640
+    assert status.st_mtime_ns != 1_600_000_000_123_456_789
     report = do["uninstall"]()
     assert report.outcome is Outcome.APPLIED and report.faults == ()
     assert exactly(site) == before
     assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == before
-
-
-def test_twice_changes_nothing(site, do):
-    do["install"]()
-    before = exactly(site)
-    assert do["install"]().outcome is Outcome.ALREADY_APPLIED
-    assert do["verify"]().outcome is Outcome.APPLIED and exactly(site) == before
 
 
 def test_verify_tells_the_three_states_apart(site, do):
@@ -142,20 +140,12 @@ def test_verify_tells_the_three_states_apart(site, do):
 
 def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):
     """Somebody else writes there: their file stays, and those of the queue go."""
-    before, forward = exactly(site), undo.forward
-
-    def beside_another(made):
-        done = forward(made)
-        (site / "sglang/srt/mine.py").write_text("mine\n")
-        return done
-
-    monkeypatch.setattr(undo, "forward", beside_another)
+    before, forward, mine = exactly(site), undo.forward, site / "sglang/srt/mine.py"
+    monkeypatch.setattr(undo, "forward", lambda made: (forward(made), mine.write_text("mine\n"))[0])
     name, text = refused(do["install"])
-    assert (
-        name == "tree mismatch" and "sglang/srt/mine.py" in text and "it is as it was again" in text
-    )
-    assert (site / "sglang/srt/mine.py").read_text() == "mine\n"
-    (site / "sglang/srt/mine.py").unlink()
+    assert name == "tree mismatch" and "sglang/srt/mine.py" in text
+    assert mine.read_text() == "mine\n"
+    mine.unlink()
     assert exactly(site) == before
 
 
@@ -176,15 +166,12 @@ def test_where_links_cannot_be_made_copies_serve(site, do, monkeypatch):
     def link(*_, **__):
         raise OSError("no links here")
 
+    def without_inodes() -> dict[str, object]:
+        found = exactly(site)
+        return {name: (kind[:2], *rest) for name, (kind, *rest) in found.items()}
+
     monkeypatch.setattr(os, "link", link)
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
-
-    def without_inodes() -> dict[str, object]:
-        return {
-            name: (kind[:2] if isinstance(kind, tuple) else kind, *rest)
-            for name, (kind, *rest) in exactly(site).items()
-        }
-
     before = without_inodes()
     do["install"]()
     do["uninstall"]()
@@ -229,33 +216,21 @@ def test_unchecked_byte_code_of_the_release_is_not_run(site, do, tmp_path):
 
 
 def test_record_and_provenance(site, do):
-    before = (site / INFO / "RECORD").read_bytes()
+    record = site / INFO / "RECORD"
+    before = record.read_bytes()
     report = do["install"]()
-    rows = {
-        row[0]: row[1:] for row in csv.reader(io.StringIO((site / INFO / "RECORD").read_text()))
-    }
+    rows = {row[0]: row[1:] for row in csv.reader(record.read_text().splitlines())}
     for name in (PATCHED, STEPS, f"{INFO}/{build.PROVENANCE}"):
         assert rows[name] == build.record_row(name, (site / name).read_bytes())[1:]
-    here = {
-        path.relative_to(site).as_posix()
-        for path in site.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
+    here = {name for name in contents(site) if not name.endswith(".pyc")}
     assert here <= rows.keys(), "pip would leave these behind"
     assert json.loads((site / INFO / build.PROVENANCE).read_text()) == report.record
     assert "Version: 9.9.1\n" in (site / INFO / "METADATA").read_text()
-    kept = [
-        line
-        for line in before.splitlines(keepends=True)
-        if line.split(b",")[0].decode() not in (PATCHED, "sglang/srt/cut.py")
-    ]
-    assert [
-        line
-        for line in (site / INFO / "RECORD").read_bytes().splitlines(keepends=True)
-        if line in kept
-    ] == kept
+    changed = tuple(f"{name},".encode() for name in (PATCHED, "sglang/srt/cut.py"))
+    kept = [line for line in before.splitlines(True) if not line.startswith(changed)]
+    assert [line for line in record.read_bytes().splitlines(True) if line in kept] == kept
     do["uninstall"]()
-    assert (site / INFO / "RECORD").read_bytes() == before
+    assert record.read_bytes() == before
 
 
 # --- versions
@@ -271,73 +246,39 @@ def as_version(site: Path, version: str) -> None:
     fakes.record(site, version)
 
 
+# as in wheels for another CUDA, which setuptools-scm stamps with their local version
+STAMPED = fakes.RELEASE["sglang/_version.py"].replace("9.9.1", "9.9.1+cu130")
+OTHER_BUILD, SIBLING = "0.0.0.dev1+gdce8b0606", "9.9.1.post7"
+
+
 @pytest.mark.parametrize(
-    "version, noted", [("9.9.1+cu130", False), ("0.0.0.dev1+gdce8b0606", True)]
+    ("version", "own", "noted", "edited"),
+    [
+        ("9.9.1+cu130", {}, False, ()),
+        ("9.9.1+cu130", {"sglang/_version.py": STAMPED}, False, ()),
+        (OTHER_BUILD, {}, True, ()),
+        # 0.5.12 is 0.5.12.post1 with a dozen other files: verl's stable image has it
+        (SIBLING, {"sglang/srt/page.py": "other = 1\n"}, True, ("sglang/srt/page.py",)),
+    ],
 )
-def test_the_files_say_which_release_it_is(site, do, version, noted):
+def test_the_files_say_which_release_it_is(site, do, version, own, noted, edited):
+    for name, text in own.items():
+        (site / name).write_text(text)
     as_version(site, version)
     before = exactly(site)
     report = do["install"]()
     assert report.outcome is Outcome.APPLIED and report.record["version"] == "9.9.1"
     assert [version in note for note in report.notes] == [True] * noted
+    assert report.before == edited
+    assert all((site / name).read_text() == text for name, text in own.items())
     do["uninstall"]()
     assert exactly(site) == before
-
-
-def test_another_version_file_is_the_installers_own(site, do):
-    """As in wheels for another CUDA, which setuptools-scm stamps with their local version."""
-    (site / "sglang/_version.py").write_text(
-        "__version__ = version = '9.9.1+cu130'\n__version_tuple__ = version_tuple = (9, 9, 1,"
-        " 'cu130')\n"
-    )
-    as_version(site, "9.9.1+cu130")
-    before = exactly(site)
-    report = do["install"]()
-    assert report.outcome is Outcome.APPLIED and report.notes == ()
-    assert "+cu130" in (site / "sglang/_version.py").read_text()
-    do["uninstall"]()
-    assert exactly(site) == before
-
-
-@pytest.mark.parametrize("version", ["9.9.2", "0.0.0.dev1+gdce8b0606", ""])
-def test_an_unknown_release_is_refused(site, do, version):
-    (site / PATCHED).write_text("other = 1\n")
-    if version:
-        as_version(site, version)
-    else:
-        shutil.rmtree(site / INFO)
-        for name in ("_version.py", "version.py"):
-            (site / "sglang" / name).write_text("")
-    before = exactly(site)
-    name, text = refused(do["install"])
-    assert name == "unknown-release" and "pinned are v9.9.1" in text and exactly(site) == before
-
-
-def test_a_sibling_release_is_taken_with_its_other_files(site, do):
-    """0.5.12 is 0.5.12.post1 with a dozen other files: verl's stable image has it."""
-    (site / "sglang/srt/page.py").write_text("other = 1\n")
-    as_version(site, "9.9.1.post7")
-    before = exactly(site)
-    report = do["install"]()
-    assert report.notes == ("sglang 9.9.1.post7 is not pinned: taken as v9.9.1 with other files",)
-    assert report.before == ("sglang/srt/page.py",)
-    do["uninstall"]()
-    assert exactly(site) == before
-
-
-def test_a_sibling_whose_files_do_not_fit_is_refused(site, do):
-    (site / PATCHED).write_text("other = 1\n")
-    as_version(site, "9.9.1.post7")
-    before = exactly(site)
-    assert refused(do["install"])[0] == "conflict" and exactly(site) == before
 
 
 def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
-    files = fakes.release_of("9.9.3") | {"sglang/srt/new.py": "new = 1\n"}
-    project.release("9.9.3", files)
+    project.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/new.py": "new = 1\n"})
     as_version(site, "9.9.3")
-    name, text = refused(do["install"])
-    assert name == "bad-metadata" and "says 9.9.3, but the files are those of v9.9.1" in text
+    assert refused(do["install"])[0] == "bad-metadata"
 
 
 # --- what is refused, with nothing changed
@@ -345,11 +286,27 @@ def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
 
 def edit(name, content="edited = 1\n"):
     def make(site):
-        path = site / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(content)
 
     return make
+
+
+def edited_as(version):
+    """Another file, in an install that says that it is this version."""
+
+    def make(site):
+        edit(PATCHED)(site)
+        as_version(site, version)
+
+    return make
+
+
+def nameless(site):
+    edit(PATCHED)(site)
+    shutil.rmtree(site / INFO)
+    for name in ("_version.py", "version.py"):
+        (site / "sglang" / name).write_text("")
 
 
 def gone(name):
@@ -374,10 +331,6 @@ def editable(site):
     )
 
 
-def editable_without_url(site):
-    shutil.rmtree(site / "sglang")
-
-
 def two(site):
     shutil.copytree(site / INFO, site / "sglang-9.8.dist-info")
 
@@ -388,10 +341,14 @@ BAD = {
     "a link for a file": (link_file, "linked-install"),
     "a link for the package": (link_package, "linked-install"),
     "an editable install": (editable, "editable"),
-    "what is left of an editable install": (editable_without_url, "editable"),
+    "what is left of an editable install": (lambda s: shutil.rmtree(s / "sglang"), "editable"),
     "two installs": (two, "two-installs"),
     "no METADATA": (gone(f"{INFO}/METADATA"), "bad-metadata"),
     "a journal of nobody's": (edit(f"{undo.FOLDER}/notes.txt"), "bad-journal"),
+    "another release": (edited_as("9.9.2"), "unknown-release"),
+    "another build": (edited_as(OTHER_BUILD), "unknown-release"),
+    "no version": (nameless, "unknown-release"),
+    "a sibling that the patches do not fit": (edited_as(SIBLING), "conflict"),
 }
 
 
@@ -421,26 +378,41 @@ def test_wrong_folders(project, site, tmp_path, named, name):
         assert refused(verb, project.root, tmp_path / named)[0] == name
 
 
-def test_edits_are_named_and_kept(site, do):
+def damaged(site):
+    for folder in ("links", "before"):
+        (site / undo.FOLDER / folder / PATCHED).write_text("damaged\n")
+
+
+BOTH, DISCARDING = ("install", "uninstall"), {"discard": True}
+SINCE = {  # what has happened since an install -> the problem, its place, verbs, and their options
+    "an edit": (edit(PATCHED), "edited-install", PATCHED, BOTH, {}),
+    "a stranger in the queue's own folder": (
+        edit("sglang/srt/steps/mine.txt"),
+        "unknown-files",
+        "sglang/srt/steps/mine.txt",
+        ("uninstall",),
+        DISCARDING,
+    ),
+    "damaged pre-images": (damaged, "bad-journal", PATCHED, ("uninstall",), {}),
+    "a lost journal": (lambda site: shutil.rmtree(site / undo.FOLDER), "no-journal", "", BOTH, {}),
+}
+
+
+@pytest.mark.parametrize("make, name, place, verbs, options", SINCE.values(), ids=SINCE)
+def test_refused_and_nothing_is_taken_off(site, do, make, name, place, verbs, options):
     do["install"]()
-    (site / PATCHED).write_text("edited\n")
+    make(site)
     before = exactly(site)
-    for verb in ("install", "uninstall"):
-        name, text = refused(do[verb])
-        assert name == "edited-install" and PATCHED in text and "--discard" in text
-    assert exactly(site) == before
+    for verb in verbs:
+        found, text = refused(do[verb], **options)
+        assert found == name and place in text and "next:" in text and exactly(site) == before
+
+
+def test_edits_can_be_discarded(site, do):
+    do["install"]()
+    edit(PATCHED)(site)
     do["install"](discard=True)
     assert do["verify"]().outcome is Outcome.APPLIED
-
-
-def test_strangers_in_the_queues_own_folder_are_not_removed(site, do):
-    do["install"]()
-    (site / "sglang/srt/steps/mine.txt").write_text("mine\n")
-    before = exactly(site)
-    name, text = refused(do["uninstall"], discard=True)
-    assert (
-        name == "unknown-files" and "sglang/srt/steps/mine.txt" in text and exactly(site) == before
-    )
 
 
 @pytest.mark.parametrize("damaged", ["links", "before"])
@@ -454,47 +426,34 @@ def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
     assert contents(site) == pristine
 
 
-def test_damaged_pre_images_are_not_restored(site, do):
-    do["install"]()
-    for folder in ("links", "before"):
-        (site / undo.FOLDER / folder / PATCHED).write_text("damaged\n")
-    before = exactly(site)
-    name, text = refused(do["uninstall"])
-    assert (
-        name == "bad-journal"
-        and PATCHED in text
-        and "reinstall sglang" in text
-        and exactly(site) == before
-    )
-
-
 # --- a journal that somebody else wrote
 
 
-def named(site: Path, path: str, after: bytes = b"secret\n") -> None:
-    """A journal whose first change is about another file, which an uninstall would remove."""
-    about = site / undo.FOLDER / undo.STATE
-    written = json.loads(about.read_text())
-    change = {"path": path, "before": "", "after": hashlib.sha256(after).hexdigest()}
-    about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
+def rewritten(site: Path, change) -> None:
+    """Change what the journal says."""
+    file = site / undo.FOLDER / undo.STATE
+    written = json.loads(file.read_text())
+    change(written)
+    file.write_text(json.dumps(written))
+
+
+def named(path: str, before: bytes | None = None):
+    """A first change about another file, which an uninstall would remove or replace."""
+    digests = [b"" if each is None else each for each in (before, b"secret\n")]
+    old, new = (hashlib.sha256(text).hexdigest() if text else "" for text in digests)
+    change = {"path": path, "before": old, "after": new}
+    return partial(rewritten, change=lambda written: written["changes"].insert(0, change))
 
 
 def overwritten(site: Path) -> None:
     """A change that would put a file of the journal in another's place."""
-    about, kept = site / undo.FOLDER / undo.STATE, site / undo.FOLDER / "victim"
-    (site / undo.FOLDER / "before/x").mkdir(parents=True)
-    kept.mkdir()
-    (kept / "secret").write_text("mine\n")
-    digests = [hashlib.sha256(text).hexdigest() for text in (b"mine\n", b"secret\n")]
-    change = {"path": "../victim/secret", "before": digests[0], "after": digests[1]}
-    written = json.loads(about.read_text())
-    about.write_text(json.dumps(written | {"changes": [change, *written["changes"]]}))
+    edit(f"{undo.FOLDER}/before/x/y")(site)
+    edit(f"{undo.FOLDER}/victim/secret", "mine\n")(site)
+    named("../victim/secret", b"mine\n")(site)
 
 
 def made_folder(site: Path) -> None:
-    about = site / undo.FOLDER / undo.STATE
-    written = json.loads(about.read_text())
-    about.write_text(json.dumps(written | {"folders": ["../victim/empty", *written["folders"]]}))
+    rewritten(site, lambda written: written["folders"].insert(0, "../victim/empty"))
 
 
 def linked(name: str, path: str = ""):
@@ -504,7 +463,7 @@ def linked(name: str, path: str = ""):
         shutil.rmtree(site / name, ignore_errors=True)
         (site / name).symlink_to(site.parent / "victim")
         if path:
-            named(site, path)
+            named(path)(site)
 
     return make
 
@@ -513,8 +472,7 @@ def moved(state: str):
     """The journal's whole folder is a link."""
 
     def make(site: Path) -> None:
-        about = site / undo.FOLDER / undo.STATE
-        about.write_text(json.dumps(json.loads(about.read_text()) | {"state": state}))
+        rewritten(site, lambda written: written.update(state=state))
         victim = site.parent / "victim"
         shutil.copytree(site / undo.FOLDER, victim, dirs_exist_ok=True)
         shutil.rmtree(site / undo.FOLDER)
@@ -524,12 +482,12 @@ def moved(state: str):
 
 
 HOSTILE = {
-    "..": lambda site: named(site, "../victim/secret"),
-    ".. further in": lambda site: named(site, "sglang/../../victim/secret"),
-    "absolute": lambda site: named(site, str(site.parent / "victim/secret")),
-    "backslash": lambda site: named(site, "sglang\\..\\x"),
-    "no name": lambda site: named(site, ""),
-    "no text": lambda site: named(site, 1),
+    "..": named("../victim/secret"),
+    ".. further in": named("sglang/../../victim/secret"),
+    "absolute": lambda site: named(str(site.parent / "victim/secret"))(site),
+    "backslash": named("sglang\\..\\x"),
+    "no name": named(""),
+    "no text": named(1),
     "another's content": overwritten,
     "a folder to remove": made_folder,
     "a linked folder": linked("sglang/out", "sglang/out/secret"),
@@ -558,13 +516,13 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     """They say which files others edited since, and the queue's changes are taken off such."""
     before, secret = exactly(site), tmp_path / "victim/secret"
     do["install"]()
-    secret.parent.mkdir()
-    secret.write_text("secret\n")
-    folder = site / undo.FOLDER
-    written = json.loads((folder / undo.STATE).read_text())
-    written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
-    written["record"]["notes"]["laid"]["files"][str(secret)] = []
-    (folder / undo.STATE).write_text(json.dumps(written))
+    edit("../victim/secret", "secret\n")(site)
+
+    def noted(written: dict) -> None:
+        written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
+        written["record"]["notes"]["laid"]["files"][str(secret)] = []
+
+    rewritten(site, noted)
     found = exactly(secret.parent)
     do["uninstall"]()
     assert exactly(secret.parent) == found and exactly(site) == before
@@ -616,16 +574,6 @@ def test_a_folder_of_the_package_that_is_a_link_is_not_patched(site, do, tmp_pat
     assert exactly(tmp_path / "srt") == before and not (site / undo.FOLDER).exists()
 
 
-def test_a_lost_journal_is_said(site, do):
-    do["install"]()
-    shutil.rmtree(site / undo.FOLDER)
-    for verb in ("install", "uninstall"):
-        name, text = refused(do[verb])
-        assert (
-            name == "no-journal" and "pip install --force-reinstall --no-deps sglang==9.9.1" in text
-        )
-
-
 def test_an_unwritable_folder_is_named(project, site):
     """As another user: root may write everywhere."""
     if os.geteuid() != 0:
@@ -668,30 +616,23 @@ def test_owners_and_modes_are_kept(project, site, do):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("event", ["os.link", "os.rename", "os.mkdir"])
-def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, event):
-    """The last call of each kind fails, once: what was done is taken back."""
-    before, (module, call) = exactly(site), event.split(".")  # noqa: F841
-    name = {"rename": "replace"}.get(call, call)
-    original, seen = getattr(os, name), []
-    limit = {"link": 99, "replace": 3, "mkdir": 4}[name]
+@pytest.mark.parametrize(
+    ("module", "name", "last"), [(undo, "_stage", 1), (os, "replace", 3), (os, "mkdir", 4)]
+)
+def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, module, name, last):
+    """One call fails, once: what was done is taken back."""
+    before, calls, original = exactly(site), [], getattr(module, name)
 
     def fail(*arguments, **options):
-        seen.append(arguments)
-        if len(seen) == limit:
+        calls.append(arguments)
+        if len(calls) == last:
             raise OSError(28, "No space left on device", str(arguments[0]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(os, name, fail)
-    if name == "link":
-        monkeypatch.setattr(
-            undo,
-            "_stage",
-            lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device", "x")),
-        )
+    monkeypatch.setattr(module, name, fail)
     found = refused(do["install"])
     monkeypatch.undo()
-    assert found[0] == "disk-full" and "free some space" in found[1] and "as root" not in found[1]
+    assert found[0] == "disk-full" and "as root" not in found[1]
     assert exactly(site) == before
 
 
@@ -702,76 +643,71 @@ def test_another_queue_is_taken_off_first(project, site, do, said):
     before = exactly(site)
     do["install"]()
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    project.edit("patches/steps/count-once-more.patch", "Why: without it", "Because without it")
     assert do["install"]().outcome is Outcome.APPLIED
-    assert (
-        "added_step = 21" in (site / PATCHED).read_text()
-        and f"queue release {fakes.QUEUE} is taken off first" in said
-    )
+    assert "added_step = 21" in (site / PATCHED).read_text()
+    assert f"queue release {fakes.QUEUE} is taken off first" in said
     do["uninstall"]()
     assert exactly(site) == before
 
 
-def test_the_patched_wheel_is_known(project, do, tmp_path):
-    made = build.build(
-        project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist"
-    )
-    here = tmp_path / "wheel-site"
-    zipfile.ZipFile(made.path).extractall(here)
-    before = exactly(here)
-    report = inplace.install(project.root, here)
-    assert report.outcome is Outcome.ALREADY_APPLIED and report.notes == (
-        "it was installed from the patched wheel",
-    )
-    assert refused(inplace.uninstall, project.root, here)[0] == "patched-wheel"
+@pytest.fixture
+def wheel_site(project, tmp_path) -> Path:
+    """The patched wheel, installed: its overlay has the module that says what it is."""
+    name = "overlay/python/sglang/srt/prefill_graph/report/provenance.py"
+    project.write(name, '"""Where it is from."""\n')
+    both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
+    project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", both)
+    target = build.Target("3.12", "x86_64")
+    made = build.build(project.root, project.pin, target, None, project.root / "dist")
+    zipfile.ZipFile(made.path).extractall(tmp_path / "wheel-site")
+    return tmp_path / "wheel-site"
+
+
+def test_the_patched_wheel_is_known(project, wheel_site):
+    before = exactly(wheel_site)
+    report = inplace.install(project.root, wheel_site)
+    assert report.outcome is Outcome.ALREADY_APPLIED and len(report.notes) == 1
+    assert refused(inplace.uninstall, project.root, wheel_site)[0] == "patched-wheel"
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert refused(inplace.install, project.root, here)[0] == "patched-wheel"
-    assert exactly(here) == before
+    assert refused(inplace.install, project.root, wheel_site)[0] == "patched-wheel"
+    assert exactly(wheel_site) == before
 
 
-def test_the_patched_wheel_is_verified(project, tmp_path, capsys):
-    project.write(
-        "overlay/python/sglang/srt/prefill_graph/report/provenance.py", '"""Where it is from."""\n'
-    )
-    project.edit(
-        "patches/steps/count-once-more.patch",
-        "sglang/srt/steps/",
-        "sglang/srt/steps/, python/sglang/srt/prefill_graph/",
-    )
-    made = build.build(
-        project.root, project.pin, build.Target("3.12", "x86_64"), None, project.root / "dist"
-    )
-    here = tmp_path / "wheel-site"
-    zipfile.ZipFile(made.path).extractall(here)
-    assert (here / trees.LISTING.removeprefix("python/")).is_file()
-    report = inplace.verify(project.root, here)
-    assert (report.outcome, report.faults) == (Outcome.APPLIED, ())
-    (here / "sglang/srt/page.py").write_text("mine\n")
-    (here / "sglang/srt/mine.py").write_text("mine\n")
-    report = inplace.verify(project.root, here)
-    assert (report.outcome, report.faults) == (Outcome.APPLIED, ())
-    assert report.others == ("sglang/srt/mine.py", "sglang/srt/page.py")
+def test_the_patched_wheel_is_verified(project, wheel_site, tool):
+    assert (wheel_site / trees.LISTING.removeprefix("python/")).is_file()
+
+    def verify():
+        report = inplace.verify(project.root, wheel_site)
+        return report.outcome, report.faults, report.others
+
+    assert verify() == (Outcome.APPLIED, (), ())
+    others = ("sglang/srt/mine.py", "sglang/srt/page.py")
+    for name in others:
+        edit(name)(wheel_site)
+    assert verify() == (Outcome.APPLIED, (), others)
     # what a start script compares is what the server says of itself
-    words = ["--root", str(project.root), "install", "--verify", "--site-packages", str(here)]
-    assert cli.main(words) == 0
-    assert f"tree {made.record['tree']['after']}" in capsys.readouterr().out
-    (here / STEPS).write_text("mine\n")
-    assert inplace.verify(project.root, here).faults == (STEPS,)
-    (here / made.version.join(["sglang-", ".dist-info"]) / "RECORD").unlink()
-    assert inplace.verify(project.root, here).faults == (
-        f"sglang-9.9.1+{fakes.LABEL}.dist-info/RECORD",
-    )
+    code, out, _ = tool(project, "install", "--verify", "--site-packages", wheel_site)
+    assert code == 0 and f"tree {project.apply().record['tree']['after']}" in out
+    edit(STEPS)(wheel_site)
+    assert verify()[1] == (STEPS,)
+    record = f"sglang-9.9.1+{fakes.LABEL}.dist-info/RECORD"
+    (wheel_site / record).unlink()
+    assert verify()[1] == (record,)
+
+
+def put_over(site: Path, version: str = fakes.VERSION) -> dict[str, bytes]:
+    """Install a release over what is there, as an installer that knows nothing of the journal."""
+    shutil.rmtree(site / "sglang")
+    shutil.rmtree(site / INFO)
+    fakes.install(site, version=version)
+    return contents(site / "sglang")
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
-def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, said):
-    """As `git restore` does, or an installer that knows nothing of the journal."""
+def test_a_release_that_was_put_over_it_is_left_alone(site, do, verb, said):
     do["install"]()
-    shutil.rmtree(site / "sglang")
-    shutil.rmtree(site / INFO)
-    fakes.install(site)
-    before = contents(site / "sglang")
-    report = do[verb](**({"discard": True} if verb == "uninstall" else {}))
+    before = put_over(site)
+    report = do[verb](**(DISCARDING if verb == "uninstall" else {}))
     assert any("has been replaced since" in text for text in said)
     if verb == "install":
         assert report.outcome is Outcome.APPLIED and do["verify"]().outcome is Outcome.APPLIED
@@ -782,10 +718,7 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, s
 def test_a_release_that_was_put_over_a_killed_install_is_left_alone(project, site, do, underway):
     """The journal says how it was, and that is another release."""
     project.release("9.9.2")
-    shutil.rmtree(site / "sglang")
-    shutil.rmtree(site / INFO)
-    fakes.install(site, version="9.9.2")
-    before = contents(site / "sglang")
+    before = put_over(site, "9.9.2")
     assert do["verify"]().outcome is Outcome.EMPTY
     assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
 
@@ -807,24 +740,20 @@ def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(
     assert exactly(site) == before
 
 
-def test_a_checkout_that_is_installed_editable(project, site, do, tmp_path):
+def test_a_checkout_that_is_installed_editable(project, tmp_path):
     """The folder that the refusal of its site-packages names can be patched; git sees what was
     done."""
     checkout = project.checkout(tmp_path / "checkout")
-    (checkout / "python/sglang/_version.py").write_text(
-        "__version__ = version = '0.0.0.dev1+g123'\n"
-    )
-    (checkout / "python/sglang/not_in_the_wheel.txt").write_text("text\n")
-    before = exactly(checkout / "python")
-    report = inplace.install(project.root, checkout / "python")
-    assert (
-        report.outcome is Outcome.APPLIED
-        and "added_step" in (checkout / "python" / PATCHED).read_text()
-    )
+    folder = checkout / "python"
+    edit("sglang/_version.py", "__version__ = version = '0.0.0.dev1+g123'\n")(folder)
+    edit("sglang/not_in_the_wheel.txt", "text\n")(folder)
+    before = exactly(folder)
+    assert inplace.install(project.root, folder).outcome is Outcome.APPLIED
+    assert "added_step" in (folder / PATCHED).read_text()
     assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
-    assert inplace.verify(project.root, checkout / "python").outcome is Outcome.APPLIED
-    inplace.uninstall(project.root, checkout / "python")
-    assert exactly(checkout / "python") == before
+    assert inplace.verify(project.root, folder).outcome is Outcome.APPLIED
+    inplace.uninstall(project.root, folder)
+    assert exactly(folder) == before
 
 
 # --- kills
@@ -843,20 +772,8 @@ def in_child(call) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-WRITES = {
-    "os.rename",
-    "os.link",
-    "os.remove",
-    "os.mkdir",
-    "os.rmdir",
-    "os.chmod",
-    "os.chown",
-    "os.utime",
-    "shutil.rmtree",
-    "shutil.copystat",
-    "open",
-    "fcntl.flock",
-}
+WRITES = {f"os.{name}" for name in ("rename", "link", "remove", "mkdir", "rmdir", "chmod", "chown")}
+WRITES |= {"os.utime", "shutil.rmtree", "shutil.copystat", "open", "fcntl.flock"}
 
 
 def killed_at(number: int, site: Path, call) -> bool:
@@ -939,11 +856,18 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     assert number > 25 and mixed > 3, "the kills do not reach the renames"
 
 
+@contextmanager
+def killed(name: str):
+    """Within it, the process is killed in place of this step of an install or uninstall."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(undo, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        yield
+
+
 @pytest.fixture
-def underway(site, do, monkeypatch):
+def underway(site, do):
     """An install that was killed before its first rename."""
-    with monkeypatch.context() as patch:
-        patch.setattr(undo, "forward", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+    with killed("forward"):
         assert in_child(do["install"]) == -signal.SIGKILL
     assert undo.state_of(site) == "installing"
 
@@ -958,28 +882,24 @@ def test_byte_code_that_was_written_before_the_recovery_goes(site, do, underway)
 
 def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
     (site / undo.FOLDER / "after" / PATCHED).write_text("damaged\n")
-    name, text = refused(do["install"])
-    assert name == "bad-journal" and "scripts/nox uninstall" in text
+    assert refused(do["install"])[0] == "bad-journal"
     do["uninstall"]()
     assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
 
 
-def test_an_edit_before_the_recovery_is_not_overwritten(site, do, underway):
+@pytest.mark.parametrize(
+    ("verb", "outcome"), [("install", Outcome.APPLIED), ("uninstall", Outcome.EMPTY)]
+)
+def test_an_edit_before_the_recovery_is_kept_unless_it_is_discarded(
+    site, do, underway, verb, outcome
+):
     (site / PATCHED).write_text("edited\n")
     name, text = refused(do["install"])
-    assert (
-        name == "edited-install"
-        and (site / PATCHED).read_text() == "edited\n"
-        and "--discard" in text
-    )
-    do["uninstall"](discard=True)
-    assert do["verify"]().outcome is Outcome.EMPTY
-
-
-def test_an_edit_before_the_recovery_can_be_discarded(site, do, underway):
-    (site / PATCHED).write_text("edited\n")
-    assert do["install"](discard=True).outcome is Outcome.ALREADY_APPLIED
-    assert do["verify"]().faults == ()
+    assert name == "edited-install" and "--discard" in text
+    assert (site / PATCHED).read_text() == "edited\n"
+    do[verb](discard=True)
+    report = do["verify"]()
+    assert (report.outcome, report.faults) == (outcome, ())
 
 
 def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
@@ -1012,10 +932,9 @@ def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
     assert all(done[at + 1] == ("sync", folder) for at in states)
 
 
-def test_edits_in_a_killed_install_are_refused(site, do, monkeypatch):
+def test_edits_in_a_killed_install_are_refused(site, do):
     """Which of its files are whole is not known yet."""
-    with monkeypatch.context() as patch:
-        patch.setattr(undo, "_touched", lambda made: os.kill(os.getpid(), signal.SIGKILL))
+    with killed("_touched"):
         assert in_child(do["install"]) == -signal.SIGKILL
     with open(site / PATCHED, "a") as file:
         file.write("mine = 1\n")
@@ -1038,19 +957,20 @@ def in_the_earlier_form(site: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["install", "verify"])
-@pytest.mark.parametrize("place", ["before the renames", "behind them", "on the way back", "whole"])
-def test_a_journal_of_an_earlier_version(site, do, monkeypatch, place, verb):
+@pytest.mark.parametrize(
+    ("install", "uninstall"),
+    [("_put", ""), ("_touched", ""), ("", "_remove_folder"), ("", "")],
+    ids=["before the renames", "behind them", "on the way back", "whole"],
+)
+def test_a_journal_of_an_earlier_version(site, do, install, uninstall, verb):
     """Whole, and killed on both ways."""
     before = exactly(site)
-    with monkeypatch.context() as patch:
-        name = {"before the renames": "_put", "behind them": "_touched"}.get(
-            place, "_remove_folder"
-        )
-        if place != "whole":
-            patch.setattr(undo, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        in_child(do["install"])
-        if place == "on the way back":
-            assert in_child(do["uninstall"]) == -signal.SIGKILL
+    for name, step in (("install", install), ("uninstall", uninstall)):
+        if step:
+            with killed(step):
+                assert in_child(do[name]) == -signal.SIGKILL
+        elif name == "install":
+            do[name]()
     in_the_earlier_form(site)
     do[verb]()
     do["uninstall"]()
@@ -1061,9 +981,7 @@ def test_a_journal_of_an_earlier_version_that_is_done(site, do):
     """Killed while it went: what says so went last."""
     do["install"]()
     in_the_earlier_form(site)
-    shutil.rmtree(site / "sglang")
-    shutil.rmtree(site / INFO)
-    fakes.install(site)
+    put_over(site)
     (site / undo.FOLDER / undo.STATE).unlink()
     (site / undo.FOLDER / "state").write_text("removed\n")
     assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
@@ -1107,22 +1025,10 @@ def test_killed_at_random_moments(site, do, states, verb):
 
 def test_two_at_once(project, site, do):
     """The second waits, says so, and finds it done."""
+    words = ["--root", project.root, "install", "--site-packages", site]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with locked(site):
-        run = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "patchqueue",
-                "--root",
-                str(project.root),
-                "install",
-                "--site-packages",
-                str(site),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        run = subprocess.Popen([sys.executable, "-m", "patchqueue", *words], **pipes)
         assert "waiting for it" in run.stdout.readline()
         assert not (site / undo.FOLDER).exists()
     said = run.communicate(timeout=60)[0]
@@ -1133,19 +1039,12 @@ def test_two_at_once(project, site, do):
 # --- real releases
 
 
-@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
-def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
-    """The tree that the replay makes, which `--verify` there confirms; and back."""
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
-    pin = pins.load(ROOT).find(version)
-    if not any(
-        (real_cache / "archives" / wheel.sha256 / wheel.file).is_file() for wheel in pin.wheels
-    ):
-        pytest.skip(f"{version} is not in the cache")
-    pristine = source.fetch(pin, None)
-    site = tmp_path / "site"
-    zipfile.ZipFile(pristine.archive).extractall(site)
-    before = exactly(site)
+@pytest.mark.parametrize(("version", "names"), [("0.5.9", []), ("0.5.23", [CALLED])])
+def test_a_real_release(unpacked_release, monkeypatch, version, names):
+    """The tree that the replay makes, which `--verify` there confirms, with the queue's name in
+    upstream's list of plugins, where the release has one; and back."""
+    pin, site = unpacked_release(version)
+    before, info = exactly(site), f"sglang-{version}.dist-info"
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
@@ -1153,11 +1052,17 @@ def test_a_real_release(real_cache, tmp_path, monkeypatch, version):
         "a server would call itself patched before it is"
     )
     found = _provenance(site, monkeypatch)
-    assert (
-        found.verify().intact
-        and found.read().version == version
-        and found.tree_hash() == pin.patched
-    )
+    assert found.verify().intact
+    assert (found.read().version, found.tree_hash()) == (version, pin.patched)
+    assert test_plugin.named(site) == names
+    listed = f"{info}/entry_points.txt"
+    rows = {row[0]: row for row in csv.reader((site / info / "RECORD").read_text().splitlines())}
+    assert rows[listed] == build.record_row(listed, (site / listed).read_bytes())
+    if names:
+        text = (site / listed).read_bytes()
+        (site / listed).write_text("edited = 1\n")
+        assert inplace.verify(ROOT, site).faults == (listed,)
+        (site / listed).write_bytes(text)
     inplace.uninstall(ROOT, site)
     assert trees.hash_python(trees.list_package(site)) == pin.tree and exactly(site) == before
 
@@ -1172,28 +1077,20 @@ def _provenance(site: Path, monkeypatch):
     return module
 
 
-def last(said: str) -> str:
-    return said.splitlines()[-1]
-
-
-def test_check_writes_nothing(project, site, capsys):
-    def run(*words):
-        code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
-        return code, "".join(capsys.readouterr())
-
+def test_check_writes_nothing(site, command):
     before = exactly(site)
-    code, said = run("install", "--check")
+    code, said = command("install", "--check")
     assert code == 0 and exactly(site) == before
     assert "would apply 2 patches, change 2 files and add 1; nothing was written" in said
-    code, installed_said = run("install")
-    assert code == 0 and "2 patches, 2 files changed, 1 added" in installed_said
+    code, said = command("install")
+    assert code == 0 and "2 patches, 2 files changed, 1 added" in said
     patched = exactly(site)
-    code, said = run("install", "--check")
+    code, said = command("install", "--check")
     assert code == 0 and "is patched already" in said and exactly(site) == patched
-    run("uninstall")
-    (site / PATCHED).write_text("other = 1\n")
+    command("uninstall")
+    edit(PATCHED)(site)
     before = exactly(site)
-    code, said = run("install", "--check")
+    code, said = command("install", "--check")
     assert code == 1 and "[conflict]" in said and exactly(site) == before
 
 
@@ -1204,83 +1101,70 @@ def python(folder: Path, site: Path | None) -> str:
     return str(fakes.program(folder / "python", f'{line}; exec {sys.executable} -S "$@"'))
 
 
-def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, capsys, monkeypatch):
+def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, tool, monkeypatch):
     """The activated one, the one on PATH, or the one that is named; several are listed."""
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     one = python(tmp_path / "one/bin", site)
     none = python(tmp_path / "none/bin", None)
-    other = tmp_path / "other-site"
-    (other / "sglang").mkdir(parents=True)
-    (other / "sglang/__init__.py").write_text("")
+    edit("sglang/__init__.py", "")(tmp_path / "other-site")
 
     def run(*words, path: str = ""):
         monkeypatch.setenv("PATH", f"{path}:/usr/bin:/bin" if path else "/nowhere")
-        code = cli.main(["--root", str(project.root), "install", "--check", *words])
-        return code, "".join(capsys.readouterr())
+        code, out, err = tool(project, "install", "--check", *words)
+        return code, out + err
 
-    assert run("--python", one) == run("--python", one)
     code, said = run("--python", one)
     assert code == 0 and said.startswith(f"sglang of {one}: {site}\n")
     code, said = run(path=str(tmp_path / "one/bin"))
     assert code == 0 and f"sglang of {one}: {site}" in said
-    code, said = run("--python", none)
-    assert code == 1 and "no sglang is installed for" in said and "[no-sglang]" in said
-    assert run("--python", "/nowhere/python")[1].count("[no-python]") == 1
+    for missing, name in ((none, "no-sglang"), ("/nowhere/python", "no-python")):
+        code, said = run("--python", missing)
+        assert code == 1 and f"[{name}]" in said
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "one"))
     assert run()[0] == 0
     monkeypatch.delenv("VIRTUAL_ENV")
-    second = python(tmp_path / "two/bin", other)
+    second = python(tmp_path / "two/bin", tmp_path / "other-site")
     Path(second).rename(tmp_path / "one/bin/python3")
     code, said = run(path=str(tmp_path / "one/bin"))
     assert code == 1 and "[several-sglang]" in said and f"--python {one}`" in said
 
 
-def test_the_launch_line_is_the_page_s(project, site, capsys):
+def test_the_launch_line_is_the_page_s():
     """docs/choose.md has the same table."""
     text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| (.+?) \|$", text
+        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| .+ \|$", text
     )
     assert len(rows) == 8
-    for releases, breakable, piecewise, inside in rows:
+    for releases, breakable, piecewise in rows:
         ends = releases.split(" – ")
         for version in map(Version, dict.fromkeys(ends)):
-            said = launch.flag(version).partition(" (")[0]
+            said = launch.argument(version).partition(" (")[0]
             page = (piecewise if breakable == "none" else breakable).partition(" (")[0].strip("`")
             assert said == ("" if page == "default" else page), releases
-            assert bool(launch.capture(version)) == ("(5)" in inside or "(6)" in inside)
-    assert launch.advice(Version("0.5.16")) == (
-        "start the server: the graph is on; SGLANG_PREFILL_GRAPH_STATES=capture captures Mamba2"
-        " layers too"
-    )
-    assert launch.advice(Version("0.5.12.post1")).startswith(
-        "start the server with --enable-breakable-cuda-graph (Qwen3-Next: and"
-    )
+    assert launch.advice(Version("0.5.16")) == "start the server: the graph is on"
+    assert "--enable-breakable-cuda-graph" in launch.advice(Version("0.5.12.post1"))
 
 
-def test_the_command_line(project, site, capsys):
-    def run(*words):
-        code = cli.main(["--root", str(project.root), *words, "--site-packages", str(site)])
-        return code, "".join(capsys.readouterr())
-
-    code, said = run("install")
+def test_the_command_line(site, command):
+    code, said = command("install")
     assert code == 0 and "next: start the server: the graph is on" in said
-    assert run("install")[1].startswith("already applied")
-    assert run("install", "--verify")[0] == 0
-    (site / STEPS).write_text("mine\n")
-    (site / "sglang/srt/page.py").write_text("mine\n")
-    code, said = run("install", "--verify")
-    assert code == 1 and "--discard`" in last(said) and f"  {STEPS}\n" in said
-    code, said = run("uninstall")
+    assert command("install")[1].startswith("already applied")
+    assert command("install", "--verify")[0] == 0
+    edit(STEPS)(site)
+    edit("sglang/srt/page.py")(site)
+    code, said = command("install", "--verify")
+    assert code == 1 and "--discard`" in said.splitlines()[-1] and f"  {STEPS}\n" in said
+    code, said = command("uninstall")
     assert code == 1 and "[edited-install]" in said
-    code, said = run("uninstall", "--discard")
+    code, said = command("uninstall", "--discard")
     assert code == 0 and "made since the install, were kept:\n  sglang/srt/page.py\n" in said
-    code, said = run("install", "--pristine")
+    code, said = command("install", "--pristine")
     assert code == 1 and "[edited-release]" in said and "sglang/srt/page.py" in said
     assert installed.find(site).version == "9.9.1"
-    (site / "sglang/srt/page.py").write_text(fakes.RELEASE["sglang/srt/page.py"])
-    again = f"`scripts/nox install --site-packages {site}` patches it"
-    code, said = run("install", "--verify")
-    assert code == 1 and last(said) == f"next: {again}"
-    assert last(run("uninstall")[1]) == f"next: {again}"
+    edit("sglang/srt/page.py", fakes.RELEASE["sglang/srt/page.py"])(site)
+    again = f"next: `scripts/nox install --site-packages {site}` patches it"
+    for code, words in ((1, ("install", "--verify")), (0, ("uninstall",))):
+        found, said = command(*words)
+        assert (found, said.splitlines()[-1]) == (code, again)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
+from fakes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MOST = 40  # lines, at 100 columns
 
 

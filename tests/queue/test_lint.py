@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import re
 
+import fakes
 import pytest
-from fakes import numbered, patch_text
+from fakes import COUNT, CUT, patch_text
 
 from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
 from patchqueue.queue.series import PROVENANCE
 
-VARIANT = "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1]
-TWO = (
-    "steps/count-once-more.patch  # {}\nsteps/count-once-more@9.9.patch  #"
-    " {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
-)
+VARIANT = fakes.variant_text()
+FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 
 
 def problems(project) -> list[tuple[str, str]]:
     queue, found = series.read(project.root)
     assert found == []
-    return [(problem.name, problem.where) for problem in linting.lint(project.root, queue)]
+    found = [*linting.lint(project.root, queue), *linting.unlisted_names(project.root, queue)]
+    return [(problem.name, problem.where) for problem in found]
 
 
 def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
-    project.write("series", TWO.format(first, second))
+    entries = f"{COUNT}  # {first}\nsteps/count-once-more@9.9.patch  # {second}\n"
+    project.write("series", f"{entries}{CUT}  # ==9.9.1\n")
     project.write("patches/steps/count-once-more@9.9.patch", content)
 
 
@@ -41,91 +41,60 @@ def variant_of_another(project):
     with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
 
 
-def import_of_a_file_not_named(project):
-    after = numbered(40).replace(
-        "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
-    )
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(after=after, Overlay="python/sglang/srt/steps/__init__.py"),
-    )
-    project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
-
-
-def stem_without_variant(project):
-    project.write("patches/steps/name-the-cut.patch", VARIANT)
-
-
 def variant_of_nothing(project):
     with_variant(project, "<9.9", ">=9.9")
-    (project.root / "patches/steps/count-once-more.patch").unlink()
-    project.write("series", TWO.format("<9.9", ">=9.9").split("\n", 1)[1])
+    (project.root / FIRST).unlink()
+    project.edit("series", f"{COUNT}  # <9.9\n", "")
 
 
+def written(name: str, content: str | bytes = "x = 1\n"):
+    """A file of the overlay, and where its problem is."""
+    return f"overlay/{name}", lambda project: project.write(f"overlay/{name}", content)
+
+
+def named(name: str, content: str, line: int = 0):
+    """A file that names a patch, and where its problem is."""
+    return f"{name}:{line}" if line else name, lambda project: project.write(name, content)
+
+
+def gone(name: str):
+    return lambda project: (project.root / name).unlink()
+
+
+def link(name: str, to: str):
+    return name, lambda project: (project.root / name).symlink_to(to)
+
+
+CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
+OURS = "python/sglang/srt/steps/a.py"
 CASES = [
     ("overlapping-variants", "series:2", overlap),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
     ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
-    ("bad-variant", "patches/steps/name-the-cut.patch", stem_without_variant),
+    ("bad-variant", f"patches/{CUT}", lambda p: p.write(f"patches/{CUT}", VARIANT)),
+    ("unnamed-overlay", *written("python/sglang/srt/extra.py")),
+    ("symlink", *link(f"{STEPS}link.py", "__init__.py")),
+    ("symlink", *link("overlay/test", "python")),
+    ("reserved-name", *written(PROVENANCE)),
+    ("bad-path", *written("setup.py")),
+    ("bad-path", *written("python/sglang/srt/steps/a b.py")),
+    ("bad-path", *written('python/sglang/srt/steps/a".py')),
+    ("not-utf-8", *written(OURS, b"\xff\n")),
+    ("crlf", *written(OURS, "x = 1\r\n")),
+    ("overlay-form", *written(OURS, "")),
+    ("overlay-form", *written(OURS, "x = 1")),
+    ("missing-overlay", FIRST, gone(f"{STEPS}__init__.py")),
     (
-        "unnamed-overlay",
-        "overlay/python/sglang/srt/extra.py",
-        lambda p: p.write("overlay/python/sglang/srt/extra.py", "x = 1\n"),
+        "unknown-patch",
+        *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
     ),
-    (
-        "symlink",
-        "overlay/python/sglang/srt/steps/link.py",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/link.py").symlink_to("__init__.py"),
-    ),
-    ("symlink", "overlay/test", lambda p: (p.root / "overlay/test").symlink_to("python")),
-    (
-        "reserved-name",
-        f"overlay/{PROVENANCE}",
-        lambda p: p.write(f"overlay/{PROVENANCE}", "x = 1\n"),
-    ),
-    ("bad-path", "overlay/setup.py", lambda p: p.write("overlay/setup.py", "x = 1\n")),
-    (
-        "bad-path",
-        "overlay/python/sglang/srt/steps/a b.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a b.py", "x = 1\n"),
-    ),
-    (
-        "bad-path",
-        'overlay/python/sglang/srt/steps/a".py',
-        lambda p: p.write('overlay/python/sglang/srt/steps/a".py', "x = 1\n"),
-    ),
-    (
-        "not-utf-8",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", b"\xff\n"),
-    ),
-    (
-        "crlf",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1\r\n"),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", ""),
-    ),
-    (
-        "overlay-form",
-        "overlay/python/sglang/srt/steps/a.py",
-        lambda p: p.write("overlay/python/sglang/srt/steps/a.py", "x = 1"),
-    ),
-    (
-        "missing-overlay",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "overlay/python/sglang/srt/steps/__init__.py").unlink(),
-    ),
-    ("unclosed-overlay", "patches/steps/count-once-more.patch", import_of_a_file_not_named),
-    (
-        "missing-test",
-        "patches/steps/count-once-more.patch",
-        lambda p: (p.root / "tests/revision/test_steps.py").unlink(),
-    ),
+    ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
+    ("unknown-patch", *named("evidence/questions.toml", 'repairs = ["steps/more.patch"]\n', 1)),
+    ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
+    ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
+    ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
+    ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
 
 
@@ -137,31 +106,22 @@ def test_refuses(project, name, where, change):
     assert (name, where) in problems(project)
 
 
-def test_an_import_that_a_patch_takes_away_wants_nothing(project):
-    after = numbered(40)
-    before = after.replace(
-        "step_20 = 20\n", "step_20 = 20\nfrom sglang.srt.steps.count import one\n"
-    )
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(before=before, after=after, Overlay="python/sglang/srt/steps/__init__.py"),
-    )
-    project.write("overlay/python/sglang/srt/steps/count.py", "one = 1\n")
-    assert "unclosed-overlay" not in [name for name, _ in problems(project)]
-
-
 def test_all_names_are_covered():
     names = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', open(linting.__file__).read()))
     assert names == {name for name, _, _ in CASES}
 
 
 def test_disjoint_variants_are_good(project):
+    """And a pull request may name a step, by a folder that has no patch."""
     with_variant(project, "<9.9", ">=9.9,<10")
+    step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
+    project.write("pull-requests/steps/first/pull-request.toml", step)
+    project.write(CUT_TEXT, 'below = ["steps/first"]\n')
     assert problems(project) == []
 
 
 def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
-    project.write("overlay/python/sglang/srt/steps/__pycache__/a.cpython-311.pyc", b"\0")
+    project.write(f"{STEPS}__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
 

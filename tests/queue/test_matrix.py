@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from msgspec.structs import replace
 from packaging.version import Version
 
@@ -18,8 +18,6 @@ from patchqueue.files import atomic
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +45,16 @@ def validity(queue, tag: str = "v0.5.9") -> Validity:
 def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
     """A passed run of each model of a feature, with today's queue."""
     pin = PINS.find(tag)
-    row = Row(
-        kind="proof",
-        release=str(pin.version),
-        name=feature.mode,
-        verdict="passed",
-        why="the reason",
-        date="2030-01-02",
-        gpu="NVIDIA Fake",
-        torch="2.11.0",
-        torch_pin="2.9.1",
-        queue=pin.patched,
-        rules=RULES,
-    )
+    about = {"kind": "proof", "release": str(pin.version), "name": feature.mode}
+    host = {"gpu": "NVIDIA Fake", "torch": "2.11.0", "torch_pin": "2.9.1", "date": "2030-01-02"}
+    row = Row(**about, **host, verdict="passed", why="the reason", queue=pin.patched, rules=RULES)
     return [replace(row, model=model, **changes) for model in feature.models]
+
+
+FAILED, STALE, NOT_APPLICABLE, NOT_RUN = (
+    matrix.State[name] for name in ("FAILED", "STALE", "NOT_APPLICABLE", "NOT_RUN")
+)
+OLD = {"queue": "sha256:0"}
 
 
 @pytest.mark.parametrize(
@@ -68,18 +62,10 @@ def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
     [
         ({}, matrix.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
         ({"rules": "sha256:0"}, matrix.State.PROVEN, "by an earlier harness"),
-        ({"verdict": "failed"}, matrix.State.FAILED, "the reason"),
-        ({"verdict": "not applicable"}, matrix.State.NOT_APPLICABLE, "the reason"),
-        (
-            {"queue": "sha256:0"},
-            matrix.State.STALE,
-            "the queue has changed since the run of 2030-01-02, which said proven: ",
-        ),
-        (
-            {"queue": "sha256:0", "verdict": "failed"},
-            matrix.State.STALE,
-            "which said failed: on NVIDIA Fake",
-        ),
+        ({"verdict": "failed"}, FAILED, "the reason"),
+        ({"verdict": "not applicable"}, NOT_APPLICABLE, "the reason"),
+        (OLD, STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
+        (OLD | {"verdict": "failed"}, STALE, "which said failed: on NVIDIA Fake"),
     ],
 )
 def test_what_evidence_shows(queue, changes, state, told):
@@ -138,12 +124,7 @@ def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven(qu
 
 
 @pytest.mark.parametrize(
-    ("tag", "state"),
-    [
-        ("v0.5.9", matrix.State.NOT_RUN),
-        ("v0.5.11", matrix.State.NOT_RUN),
-        ("v0.5.23", matrix.State.NOT_APPLICABLE),
-    ],
+    ("tag", "state"), [("v0.5.9", NOT_RUN), ("v0.5.11", NOT_RUN), ("v0.5.23", NOT_APPLICABLE)]
 )
 def test_what_the_queue_alone_shows(queue, tag, state):
     assert matrix.expected(queue, PINS.find(tag), NEMOTRON).state is state
@@ -168,30 +149,19 @@ def test_every_patch_that_a_feature_names_is_in_the_queue(queue):
 
 
 def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
-    brings, repairs = (
-        ("piecewise/zero-padded-embeds.patch",),
-        ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch"),
-    )
-    feature = cells.Feature(
-        ("one",), "breakable", brings, repairs, {"<0.5.8": "no such graph"}, "0.5.11"
-    )
-    shown = {
-        tag: matrix.expected(queue, PINS.find(tag), feature)
-        for tag in ("v0.5.7", "v0.5.8.post1", "v0.5.9", "v0.5.11", "v0.5.13.post1")
-    }
-    assert [cell.state.name for cell in shown.values()] == [
-        "NOT_APPLICABLE",
-        "NOT_APPLICABLE",
-        "NOT_RUN",
-        "UPSTREAM",
-        "NOT_RUN",
-    ]
-    assert shown["v0.5.7"].reason == "no such graph" and shown["v0.5.9"].reason.startswith(
-        "the queue brings it"
-    )
-    assert (
-        shown["v0.5.13.post1"].reason == "the queue repairs it with `breakable/pass-embeds-by-name`"
-    )
+    brings = ("piecewise/zero-padded-embeds.patch",)
+    repairs = ("breakable/pass-embeds-by-name.patch", "piecewise/restore-flag-on-error.patch")
+    own = {"models": ("one",), "mode": "breakable", "never": {"<0.5.8": "no such graph"}}
+    feature = cells.Feature(brings=brings, repairs=repairs, upstream="0.5.11", **own)
+    for tag, state, reason in (
+        ("v0.5.7", NOT_APPLICABLE, "no such graph"),
+        ("v0.5.8.post1", NOT_APPLICABLE, ""),
+        ("v0.5.9", NOT_RUN, "the queue brings it"),
+        ("v0.5.11", matrix.State.UPSTREAM, ""),
+        ("v0.5.13.post1", NOT_RUN, "the queue repairs it with `breakable/pass-embeds-by-name`"),
+    ):
+        shown = matrix.expected(queue, PINS.find(tag), feature)
+        assert shown.state is state and shown.reason.startswith(reason)
 
 
 def test_a_cell_without_a_run_names_every_patch_that_it_rests_on(queue):

@@ -10,7 +10,6 @@ import pytest
 from test_build import INFO, LOCAL, make, members
 
 from patchqueue.outcome import Refused
-from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import notice
 
 OURS = "https://example.org/queue"
@@ -80,25 +79,17 @@ def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
 
 def test_the_notice_lies_beside_upstreams_licence(project):
     """Where METADATA names it: both are read from there."""
-    name = "sglang-9.9.1.dist-info/licenses/LICENSE"
-    files = fakes.RELEASE | {name: "Apache", "sglang-9.9.1.dist-info/METADATA": HEAD}
-    wheel = project.wheels / "sglang-9.9.1-py3-none-any.whl"
-    fakes.write_wheel(
-        wheel, files | {"sglang-9.9.1.dist-info/METADATA": HEAD.replace("+pcg.7", "")}
-    )
-    pins = project.root / "upstream/pins.toml"
-    pins.unlink()
-    add_pin(project.root, "9.9.1", str(project.wheels))
+    info = "sglang-9.9.1.dist-info"
+    own = {f"{info}/licenses/LICENSE": "Apache", f"{info}/METADATA": HEAD.replace("+pcg.7", "")}
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=fakes.RELEASE | own)
     project.write("releases/about.toml", f'repository = "{OURS}"\n')
     found = members(make(project).path)
-    assert f"{INFO}licenses/{notice.FILE}" in found and f"{INFO}{notice.FILE}" not in found
+    text = found[f"{INFO}licenses/{notice.FILE}"].decode()
+    assert f"({OURS})" in text and f"{INFO}{notice.FILE}" not in found
     metadata = email.message_from_bytes(found[f"{INFO}METADATA"])
     assert metadata.get_all("License-File") == ["LICENSE", notice.FILE]
     assert f"Bug Tracker, {OURS}/issues" in metadata.get_all("Project-URL")
-    assert (
-        f"Report what goes wrong to the queue ({OURS})"
-        in found[f"{INFO}licenses/{notice.FILE}"].decode()
-    )
 
 
 @pytest.mark.parametrize("address", ["example.org/queue", "https://example.org/queue/"])

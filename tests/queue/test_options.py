@@ -6,7 +6,6 @@ What a test cannot have (a GPU, dependencies of gigabytes) is replaced where the
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -18,18 +17,16 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG
-from test_results import result
+from fakes import ROOT, RUNNER, TAG
 
 from bundle import host
 from bundle import release as bundle
 from evidence import gpurun, results
 from evidence.pages import bench as benchpage
 from evidence.pages import status
-from patchqueue.commands import testing
+from patchqueue.environments import testing
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 GPU_SCRIPT = """import json, pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir(parents=True, exist_ok=True)
@@ -46,11 +43,10 @@ class World:
     at: Path
     project: fakes.Project
 
-    def run(self, words: str, root: str = "project") -> int:
+    def run(self, words: str) -> int:
         try:
-            return fakes.main(
-                ["--root", str(self.at / root), *shlex.split(words.format(at=self.at))]
-            )
+            filled = shlex.split(words.format(at=self.at))
+            return fakes.main(["--root", str(self.project.root), *filled])
         except SystemExit as stop:
             return int(stop.code or 0)
 
@@ -59,25 +55,21 @@ class World:
             file.write(f"{text}\n")
 
 
-def effect(world: World, code: int, said: str) -> tuple[object, ...]:
+def effect(world: World, code: int, said: str) -> dict[str, object]:
     """What a run did: its exit code, its words less the seconds they tell of, and every file."""
+    depth = len(world.at.parts)
     files = {
         path.relative_to(world.at).as_posix(): path.read_bytes()
         for path in world.at.rglob("*")
-        if path.is_file()
         # matplotlib keeps its list of fonts in .cache, once in a process
-        and not {"cache", ".cache", ".git", ".patchqueue"} & set(path.parts[len(world.at.parts) :])
+        if path.is_file() and not {"cache", ".cache", ".git", ".patchqueue"} & {*path.parts[depth:]}
     }
-    return code, re.sub(r"\d+\.\d s", "", said), files
+    return files | {"its code": code, "its words": re.sub(r"\d+\.\d s", "", said)}
 
 
-def unlike(one: tuple[object, ...], other: tuple[object, ...]) -> list[object]:
-    """What of two effects differs: exit codes, words, or the names of files."""
-    (code, said, files), (code_2, said_2, files_2) = one, other
-    names = files.keys() | files_2.keys()
-    pairs = [(code, code_2), (said, said_2)]
-    changed = [pair for pair in pairs if pair[0] != pair[1]]
-    return [*changed, *sorted(name for name in names if files.get(name) != files_2.get(name))]
+def unlike(one: dict[str, object], other: dict[str, object]) -> list[str]:
+    """What of two effects differs."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 # What the world holds before the command is run.
@@ -96,14 +88,9 @@ def gpu(world: World) -> None:
     for script, name in gpurun.RESULTS.items():
         world.project.write(f"tests/gpu/{script}.py", GPU_SCRIPT.replace("RESULT", name))
     world.project.write(benchpage.PAGE, (ROOT / benchpage.PAGE).read_bytes())
-    fakes.program(
-        world.at / "other-python", f'echo ran >> {world.at}/used; exec {sys.executable} "$@"'
-    )
-    found = result(world.project, harness=fakes.harness(world.project))
-    (world.at / "today.json").write_text(json.dumps(found))
-    (world.at / "old.json").write_text(
-        json.dumps(found | {"changes": "sha256:earlier", "queue": "sha256:x"})
-    )
+    line = f'echo ran >> {world.at}/used; exec {sys.executable} "$@"'
+    fakes.program(world.at / "other-python", line)
+    fakes.harness(world.project)
 
 
 def to_pack(world: World) -> None:
@@ -114,9 +101,6 @@ def to_pack(world: World) -> None:
 
 def to_merge(world: World) -> None:
     gpu(world)
-    (world.at / "results/one").mkdir(parents=True)
-    found = json.loads((world.at / "today.json").read_text())
-    (world.at / "results/one/evidence.json").write_text(json.dumps(found))
     world.project.write(status.PAGE, status.BEGIN + status.END)
 
 
@@ -137,29 +121,26 @@ def conflict(world: World) -> None:
 
 
 def checkouts(world: World) -> None:
-    """Two checkouts of the release, with another commit on top of it."""
-    (world.at / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
-    for name in ("sglang", "second"):
-        notes = world.at / name / "python/sglang/srt/steps/notes.txt"
-        notes.parent.mkdir(parents=True)
-        notes.write_text("upstream has this folder\n")
-        folder = world.project.checkout(world.at / name)
-        fakes.git(folder, "branch", "first")
-        (folder / "python/sglang/srt/page.py").write_text("first = 3\n")
-        fakes.git(folder, "commit", "-qam", name)
+    """A checkout of the release, with another commit on top of it."""
+    fakes.author(world.at / "home")
+    notes = world.at / "sglang/python/sglang/srt/steps/notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("upstream has this folder\n")
+    folder = world.project.checkout(world.at / "sglang")
+    fakes.git(folder, "branch", "first")
+    (folder / "python/sglang/srt/page.py").write_text("first = 3\n")
+    fakes.git(folder, "commit", "-qam", "more")
 
 
 def sites(world: World) -> None:
     fakes.install(world.at / "site")
-    fakes.install(world.at / "second")
 
 
 def profiled(before: Callable[[World], None]) -> Callable[[World], None]:
     """The same, with the second patch in another profile than the first."""
 
     def lay(world: World) -> None:
-        cut = "patches/steps/name-the-cut.patch"
-        world.project.edit(cut, "Probe: ", "Profile: speed\nProbe: ")
+        world.project.edit(f"patches/{fakes.CUT}", "Probe: ", "Profile: speed\nProbe: ")
         before(world)
 
     return lay
@@ -168,31 +149,23 @@ def profiled(before: Callable[[World], None]) -> Callable[[World], None]:
 @dataclass(frozen=True)
 class Case:
     """The words with the option, which must do their work, and those to hold them against; what is
-    laid before; where."""
+    laid before."""
 
     with_it: str
     without: str
     before: Callable[[World], None] = plain
-    root: str = "project"
-
-
-def on_gpu(command: str, option: str, words: str = "") -> tuple[str, Case]:
-    base = f"{command} --here --out {{at}}/out"
-    return f"{command} {option}", Case(f"{base} {words or option}", base, gpu)
 
 
 def gpu_cases(command: str) -> dict[str, Case]:
     run = f"{command} --out {{at}}/out"
     here = f"{run} --here"
-    return dict(
-        [
-            on_gpu(command, "--site", "--site {at}/packages"),
-            on_gpu(command, "--pass", "--pass=--limit"),
-            on_gpu(command, "--python", "--python {at}/other-python"),
-            (f"{command} --here", Case(here, run, gpu)),
-            (f"{command} --out", Case(here, f"{command} --here", gpu)),
-        ]
-    )
+    return {
+        f"{command} --site": Case(f"{here} --site {{at}}/packages", here, gpu),
+        f"{command} --pass": Case(f"{here} --pass=--limit", here, gpu),
+        f"{command} --python": Case(f"{here} --python {{at}}/other-python", here, gpu),
+        f"{command} --here": Case(here, run, gpu),
+        f"{command} --out": Case(here, f"{command} --here", gpu),
+    }
 
 
 # options that no test of their own command tries
@@ -200,7 +173,9 @@ CASES: dict[str, Case] = {
     "bundle --host": Case("bundle --host {at}/other-host.toml", "bundle", to_pack),
     "bundle --sm": Case("bundle --sm 80", "bundle", to_pack),
     **gpu_cases("gpu"),
-    "sweep --experts": on_gpu("sweep", "--experts")[1],
+    "sweep --experts": Case(
+        "sweep --here --out {at}/out --experts", "sweep --here --out {at}/out", gpu
+    ),
     "status --plot": Case("status --plot", "status", to_plot),
     "backport --only": Case(
         "backport --onto {at}/sglang --base first --only fixes b",
@@ -225,18 +200,15 @@ def world(applied: fakes.Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """What no test has is noted where the tool would start it, with the words that it is started
     with."""
     made = World(tmp_path, applied)
+
+    def environment(pin: pins.Pin, wheel: Path, lock: Path, folder: Path) -> tuple[str, Path]:
+        return sys.executable, gpurun.unpack(wheel, folder / "site")
+
     fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
     monkeypatch.setenv("PATH", str(tmp_path / "driver"), prepend=os.pathsep)
     monkeypatch.setattr(testing, "measure_coverage", lambda root: made.note("lines") or 0)
     monkeypatch.setattr(bundle, "dependencies", packed(tmp_path / "cache/site.tar.xz"))
-    monkeypatch.setattr(
-        gpurun,
-        "environment",
-        lambda pin, wheel, lock, folder: (
-            sys.executable,
-            gpurun.unpack(wheel, folder / "site"),
-        ),
-    )
+    monkeypatch.setattr(gpurun, "environment", environment)
     return made
 
 
@@ -251,24 +223,23 @@ def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
 
 
 @pytest.mark.parametrize("option", CASES)
-def test_every_option_changes_something(world, tmp_path_factory, monkeypatch, capfd, option):
+def test_every_option_changes_something(world, tmp_path_factory, capfd, option):
     case = CASES[option]
     case.before(world)
     kept = tmp_path_factory.mktemp("before") / "all"
     shutil.copytree(world.at, kept, symlinks=True)
     capfd.readouterr()
     effects = []
-    runs = [case.without, case.without, case.with_it]
-    for number, words in enumerate(runs):
+    for number, words in enumerate([case.without, case.without, case.with_it]):
         if number:  # the first one has the world as it was made
             shutil.rmtree(world.at)
             shutil.copytree(kept, world.at, symlinks=True)
-        code = world.run(words, case.root)
+        code = world.run(words)
         said = "".join(capfd.readouterr())
         effects.append(effect(world, code, said))
     assert not unlike(effects[0], effects[1]), "the same words do the same"
     assert unlike(effects[1], effects[2]), f"{option} changes nothing"
-    assert effects[-1][0] == 0, said
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(

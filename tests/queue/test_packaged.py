@@ -12,10 +12,10 @@ from pathlib import Path
 import fakes
 import pytest
 import tomlkit
+from fakes import ROOT
 
 from patchqueue import RELEASE
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = tomlkit.parse((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
 WHEEL = BUILD["build"]["targets"]["wheel"]
 
@@ -53,15 +53,18 @@ def patchqueue(packages, tmp_path):
 
 def test_it_installs_and_takes_off(patchqueue, tmp_path):
     site = fakes.install(tmp_path / "site-packages")
-    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
-    done = patchqueue("install", "--site-packages", str(site))
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+
+    before, there = files(), ("--site-packages", str(site))
+    done = patchqueue("install", *there)
     assert done.returncode == 0, done.stderr
     assert f"`patchqueue install --site-packages {site} --verify`" in done.stdout
-    assert {path: path.read_bytes() for path in before if path.is_file()} != before
-    verified = patchqueue("install", "--site-packages", str(site), "--verify")
+    assert files() != before
+    verified = patchqueue("install", *there, "--verify")
     assert verified.returncode == 0, verified.stderr
-    assert patchqueue("uninstall", "--site-packages", str(site)).returncode == 0
-    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+    assert patchqueue("uninstall", *there).returncode == 0 and files() == before
 
 
 def test_what_needs_a_clone_is_said(patchqueue):

@@ -3,18 +3,16 @@ the tool runs in."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fakes
 import pytest
+from test_help import parsers
 
-from evidence.commands import cli as proving
-from patchqueue.commands import arguments, cli
+from patchqueue.commands import terminal
 
 
 @pytest.fixture
@@ -23,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("queue", "sglang/packages"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "queue")
-    monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "sglang"))
+    monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "sglang"))
     return tmp_path / "sglang"
 
 
@@ -38,15 +36,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_path_is_meant_from_where_the_user_stands(elsewhere, tmp_path, text, meant):
-    assert arguments.path(text) == tmp_path / meant
-    assert arguments.place(text) == str(tmp_path / meant)
+    assert terminal.path(text) == tmp_path / meant
+    assert terminal.place(text) == str(tmp_path / meant)
 
 
 def test_what_lies_behind_a_link_is_not_taken_for_its_neighbour(elsewhere, tmp_path):
     (tmp_path / "far/away").mkdir(parents=True)
     (elsewhere / "link").symlink_to(tmp_path / "far/away")
     (tmp_path / "far/wheel.whl").write_text("")
-    assert arguments.path("link/../wheel.whl").is_file()
+    assert terminal.path("link/../wheel.whl").is_file()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -54,67 +52,53 @@ def test_who_stands_in_the_tools_folder_sees_what_they_typed(
     elsewhere, tmp_path, monkeypatch, told
 ):
     if told:
-        monkeypatch.setenv(arguments.CALLED_FROM, str(tmp_path / "queue"))
+        monkeypatch.setenv(terminal.CALLED_FROM, str(tmp_path / "queue"))
     else:
-        monkeypatch.delenv(arguments.CALLED_FROM)
-    assert (
-        str(arguments.path("../sglang")),
-        arguments.place("../sglang"),
-        arguments.shown(Path("dist/a.whl")),
-    ) == ("../sglang", "../sglang", "dist/a.whl")
+        monkeypatch.delenv(terminal.CALLED_FROM)
+    assert str(terminal.path("../sglang")) == terminal.place("../sglang") == "../sglang"
+    assert terminal.shown(Path("dist/a.whl")) == "dist/a.whl"
 
 
 @pytest.mark.parametrize(
     "address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""]
 )
 def test_an_address_is_no_path(elsewhere, address):
-    assert arguments.place(address) == address
+    assert terminal.place(address) == address
     if address:
         (elsewhere / address).mkdir(parents=True)
-        assert arguments.place(address) == str(elsewhere / address), "as git sees it"
+        assert terminal.place(address) == str(elsewhere / address), "as git sees it"
 
 
-def test_a_release_may_be_a_path_and_a_version_is_none(elsewhere):
-    assert arguments.release("0.5.24") == "0.5.24"
-    assert arguments.release("packages") == str(elsewhere / "packages")
-    assert arguments.release("sglang-0.5.24.whl") == str(elsewhere / "sglang-0.5.24.whl")
-    assert arguments.release("../nowhere") == str(elsewhere.parent / "nowhere")
-
-
-def test_a_program_is_a_path_only_where_it_is_written_as_one(elsewhere):
-    assert arguments.program("python3") == "python3"
-    assert arguments.program("../venv/bin/python") == str(elsewhere.parent / "venv/bin/python")
-
-
-def test_what_the_tool_wrote_is_shown_where_the_user_finds_it(elsewhere, tmp_path):
-    assert arguments.shown(Path("dist/a.whl")) == str(tmp_path / "queue/dist/a.whl")
-    assert arguments.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
-
-
-def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        for command in (
-            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
-        ):
-            yield from options(command)
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (terminal.release, "0.5.24", None),
+        (terminal.release, "packages", "sglang/packages"),
+        (terminal.release, "sglang-0.5.24.whl", "sglang/sglang-0.5.24.whl"),
+        (terminal.release, "../nowhere", "nowhere"),
+        (terminal.program, "python3", None),
+        (terminal.program, "../venv/bin/python", "venv/bin/python"),
+        (lambda text: terminal.shown(Path(text)), "dist/a.whl", "queue/dist/a.whl"),
+    ],
+)
+def test_words_that_may_be_paths(elsewhere, tmp_path, kind, text, meant):
+    """A release may be one, a program where it is written as one, and what the tool wrote is shown
+    where the user finds it."""
+    assert kind(text) == (str(tmp_path / meant) if meant else text)
+    assert terminal.shown(tmp_path / "a.whl") == str(tmp_path / "a.whl")
 
 
 def test_every_option_that_takes_a_path_asks_where_the_user_stands():
-    """Only --root is the process's own: it says where the queue is, and nox runs in it."""
+    """--root alone is the process's own: it says where the queue is, and nox runs in it."""
     paths_of = [
         action
-        for line in (cli, proving)
-        for action in options(line._parser())
+        for parser in parsers().values()
+        for action in parser._actions
         if action.type is Path
         or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO|RELEASE", str(action.metavar))
     ]
-    own = [
-        action.option_strings
-        for action in paths_of
-        if getattr(action.type, "__module__", "") != arguments.__name__
-    ]
-    assert len(paths_of) > 10 and own == [["--root"]] * 2
+    own = {getattr(action.type, "__module__", "") for action in paths_of}
+    assert len(paths_of) > 10 and own == {terminal.__name__}
 
 
 # The whole way: nox, or scripts/nox, called in another folder.
@@ -124,16 +108,13 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
 def nox(request, project: fakes.Project):
     """Run one session from another folder; its standard output."""
     fakes.as_clone(project.root)
-    command = (
-        [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
-        if request.param == "nox -f"
-        else ["../project/scripts/nox"]
-    )
+    command = ["../project/scripts/nox"]
+    if request.param == "nox -f":
+        command = [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
 
     def call(folder: Path, session: str, *words: str) -> str:
-        done = subprocess.run(
-            [*command, "-s", session, "--", *words], cwd=folder, capture_output=True, text=True
-        )
+        typed = [*command, "-s", session, "--", *words]
+        done = subprocess.run(typed, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -141,7 +122,7 @@ def nox(request, project: fakes.Project):
 
 
 def test_a_branch_in_the_checkout_that_the_user_stands_in(nox, project, tmp_path):
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    fakes.author(tmp_path / "home")
     checkout = project.checkout(tmp_path / "sglang")
     said = nox(checkout, "backport", "--onto", ".", "release/graphs")
     assert f"{checkout}: release/graphs made" in said

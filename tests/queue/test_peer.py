@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import subprocess
 from pathlib import Path
-from threading import Thread
 
 import fakes
-import msgspec
+import gpumodules
 import pytest
 from elffiles import linked
-from served import Site
+from fakes import ROOT
 from test_carried import (
     CODES,
     CUBLAS,
     HOST_TORCH,
-    OURS,
-    THEIRS,
-    fakes_python,
     host_packages,  # noqa: F401
+    is_trimmed,
     list_files,
-    run,
+    pack,  # noqa: F401
+    served,
     torch,
     unpack,
     wheel,
 )
 
-from bundle import host, peer
+from bundle import peer
 
 PLAN = {"model": "m", "watch": ""}
-ROOT = Path(__file__).resolve().parents[2]
 EARLY, LATE = "2026-07-25T02:00:00Z", "2026-07-30T00:00:00Z"
 
 
 @pytest.fixture
-def index(tmp_path, project, monkeypatch):
+def index(project, monkeypatch):
     """An index with three releases of vllm, two of them for another torch, and a package that has
     a later version than the release."""
-    simple = tmp_path / "index"
     code, more = linked((), (), (), CODES), linked(["libcusolver.so.12"], (), (), CODES)
     own = {"vllm/__init__.py": b"", "vllm/kernels.so": code, "vllm/vllm-rs": b"x" * 99}
     made = [
@@ -54,27 +49,17 @@ def index(tmp_path, project, monkeypatch):
         *((f"plain=={version}", {"plain.py": b"kept = 1\n"}, "") for version in (1, 2)),
         ("mcp==1", {"mcp.py": b""}, ""),
     ]
-    for package, files, requires in made:
-        wheel(simple / package.partition("==")[0], package, files, requires)
-    for folder in simple.iterdir():
-        list_files(folder)
-        page = msgspec.json.decode((folder / "index.json").read_bytes())
-        for file in page["files"]:
-            file["upload-time"] = LATE if file["filename"].startswith("plain-2") else EARLY
-        (folder / "index.json").write_bytes(msgspec.json.encode(page))
-    site = Site(simple)
-    Thread(target=site.serve_forever, daemon=True).start()
-    monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
-    description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', f'"{fakes_python()}"')
-    project.write(str(host.DEFAULT), description)
-    yield project
-    site.shutdown()
-    site.server_close()
+    day = lambda name: LATE if name.startswith("plain-2") else EARLY  # noqa: E731
+    with served(project, monkeypatch, made, upload_time=day) as made:
+        yield made
 
 
-def test_a_peer_is_packed_as_of_its_release_less_what_the_host_has(index, tmp_path, capsys):
-    code, out, err = run(index, capsys, "--peer", "vllm==0.26.0", "--part-size", "0.0005")
+def test_a_peer_is_packed_as_of_its_release_less_what_the_host_has(
+    index,
+    tmp_path,
+    pack,  # noqa: F811
+):
+    code, out, err = pack("--peer", "vllm==0.26.0", "--part-size", "0.0005")
     assert code == 0, out + err
     folder = index.root / "dist/bundle/vllm-0.26.0"
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -84,8 +69,7 @@ def test_a_peer_is_packed_as_of_its_release_less_what_the_host_has(index, tmp_pa
     there = tmp_path / "there"
     done = unpack(folder, there, tmp_path)
     assert done.returncode == 0, done.stderr
-    found = (there / "site/vllm/kernels.so").read_bytes()
-    assert OURS in found and THEIRS not in found
+    assert is_trimmed(there / "site/vllm/kernels.so")
     assert not (there / "site/vllm/vllm-rs").exists() and not (there / "site/torch").exists()
     words = ["python3", ROOT / "tests/gpu/gain.py", "--out", tmp_path / "out", "--limit", "none"]
     said = subprocess.run([*words, "--peer", f"vllm={there}"], capture_output=True, text=True)
@@ -111,22 +95,19 @@ def test_a_peer_for_another_torch_brings_the_archive_of_a_release(
     host_packages,  # noqa: F811
     tmp_path,
     monkeypatch,
-    capsys,
+    pack,  # noqa: F811
 ):
     """vllm requires 2.13.0 and the release 2.13.1: extensions of one fit the other."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
-    peers = importlib.import_module("peers")
+    peers = gpumodules.load(monkeypatch, "peers")
     lock_torch(index, "2.13.1")
-    release = ("v" + str(fakes.VERSION), "--carry-torch", "--part-size", "0.0005")
-    assert run(index, capsys, *release)[0] == 0
+    words = ("--carry-torch", "--part-size", "0.0005")
+    assert pack(fakes.TAG, *words)[0] == 0
     parts = {path.name: path.read_bytes() for path in torch_parts(index, fakes.TAG)}
-    words = ("--peer", "vllm==0.28.0", "--carry-torch", "--part-size", "0.0005")
-    code, out, err = run(index, capsys, *words)
+    code, out, err = pack("--peer", "vllm==0.28.0", *words)
     assert code == 0, out + err
     assert "torch 2.13.1 is carried; the host has 2.11.0" in out
-    assert (
-        {path.name: path.read_bytes() for path in torch_parts(index, "vllm-0.28.0")} == parts != {}
-    )
+    own = {path.name: path.read_bytes() for path in torch_parts(index, "vllm-0.28.0")}
+    assert own == parts != {}
     there = tmp_path / "there"
     done = unpack(index.root / "dist/bundle/vllm-0.28.0", there, host_packages)
     assert done.returncode == 0, done.stderr
@@ -139,21 +120,20 @@ def test_a_peer_for_another_torch_brings_the_archive_of_a_release(
     assert ready.place.ask(code) == ["2.13.1", "run"]
 
 
-def test_a_torch_that_no_release_carries_is_refused(index, capsys):
-    code, out, err = run(index, capsys, "--peer", "vllm==0.28.0", "--carry-torch")
-    assert code == 1 and "no pinned release has a torch as 2.13.0" in out + err
-
-
-def test_a_peer_may_ask_for_no_more_of_cuda_than_its_torch(index, capsys):
-    lock_torch(index, "2.13.1")
-    code, out, err = run(index, capsys, "--peer", "vllm==0.29.0", "--carry-torch")
-    assert code == 1 and "want libcusolver.so.12, which torch" in out + err
-
-
-def test_a_peer_is_packed_on_its_own(index, capsys):
-    for more in (["v" + str(fakes.VERSION)], ["--flash"]):
-        code, out, err = run(index, capsys, *more, "--peer", "vllm==0.26.0")
-        assert code == 1 and "a peer is packed on its own" in out + err
+@pytest.mark.parametrize(
+    ("locked", "words", "said"),
+    [
+        ("", "--peer vllm==0.28.0 --carry-torch", "no pinned release has a torch as 2.13.0"),
+        ("2.13.1", "--peer vllm==0.29.0 --carry-torch", "want libcusolver.so.12, which torch"),
+        ("", f"{fakes.TAG} --peer vllm==0.26.0", "a peer is packed on its own"),
+        ("", "--flash --peer vllm==0.26.0", "a peer is packed on its own"),
+    ],
+)
+def test_a_peer_that_cannot_be_packed_is_refused(index, pack, locked, words, said):  # noqa: F811
+    if locked:
+        lock_torch(index, locked)
+    code, out, err = pack(*words.split())
+    assert code == 1 and said in out + err
 
 
 @pytest.mark.parametrize("text", ["vllm", "vllm>=0.26.0", "sglang==0.5.23", "vllm==x", "==1", ""])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 
 import fakes
 import pytest
@@ -73,13 +73,10 @@ def test_no_file(project):
 def test_twice_the_same(project):
     text = (project.root / "upstream/pins.toml").read_text()
     entry = text[text.index("[[revision]]") :]
-    project.write("upstream/pins.toml", text + entry)
-    assert refused(pins.load, project.root)[0] == "duplicate-pin"
-    project.write(
-        "upstream/pins.toml",
-        text + entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-"),
-    )
-    assert refused(pins.load, project.root)[0] == "duplicate-pin"
+    other = entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-")  # of the same tag
+    for second in (entry, other):
+        project.write("upstream/pins.toml", text + second)
+        assert refused(pins.load, project.root)[0] == "duplicate-pin"
 
 
 @pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
@@ -90,59 +87,40 @@ def test_finds(project, name):
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
     problem, text = refused(pins.load(project.root).find, name)
-    assert (
-        problem == "unknown-revision"
-        and repr(name) in text
-        and "pinned are v9.9.1" in text
-        and "scripts/nox pin" not in text
-    )
+    assert problem == "unknown-revision" and repr(name) in text and "pinned are v9.9.1" in text
+    assert "scripts/nox pin" not in text
 
 
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
 def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name):
     project.release("9.9.0.post2")
     problem, text = refused(pins.load(project.root).find, name)
-    assert (
-        problem == "unknown-revision"
-        and "did you mean v9.9.0.post2?" in text
-        and "v9.9.1" not in text
-    )
+    assert problem == "unknown-revision" and "did you mean v9.9.0.post2?" in text
+    assert "v9.9.1" not in text
 
 
 def test_oldest_first(project):
     for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
         project.release(version)
-    assert [each.tag for each in pins.load(project.root).all] == [
-        "v9.8.3",
-        "v9.9.1",
-        "v9.9.1.post1",
-        "v9.9.2",
-        "v9.10.0",
-    ]
+    tags = [each.tag for each in pins.load(project.root).all]
+    assert tags == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
 
 
 def test_add_describes_the_release(project):
     found = project.pin
-    assert (
-        found.tag,
-        str(found.released),
-        str(found.resolve_as_of),
-        [wheel.file for wheel in found.wheels],
-    ) == ("v9.9.1", "2030-01-02", "2030-01-05", [WHEEL])
+    days = (str(found.released), str(found.resolve_as_of))
+    assert (found.tag, *days) == ("v9.9.1", "2030-01-02", "2030-01-05")
+    assert [wheel.file for wheel in found.wheels] == [WHEEL]
     assert found.tree == hash_python(source.fetch(found, None).listing())
 
 
 def test_add_keeps_comments_and_order(project):
-    project.write(
-        "upstream/pins.toml", (project.root / "upstream/pins.toml").read_text() + "# the end\n"
-    )
+    file = project.root / "upstream/pins.toml"
+    file.write_text(file.read_text() + "# the end\n")
     project.release("9.9.2")
-    text = (project.root / "upstream/pins.toml").read_text()
-    assert (
-        "# the end" in text
-        and text.startswith("# The pinned releases")
-        and text.index("9.9.1") < text.index("9.9.2")
-    )
+    text = file.read_text()
+    assert "# the end" in text and text.startswith("# The pinned releases")
+    assert text.index("9.9.1") < text.index("9.9.2")
     assert not list((project.root / "upstream").glob("*.new"))
 
 
@@ -151,31 +129,23 @@ def test_many_at_once_are_all_kept(project):
     for name in names:
         wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
         fakes.write_wheel(wheel, fakes.release_of(name))
-    children = []
-    for name in names:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                release.add_pin(project.root, name, str(project.wheels))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(names)
+    fork = multiprocessing.get_context("fork").Process
+    more = str(project.wheels)
+    children = [fork(target=release.add_pin, args=(project.root, name, more)) for name in names]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * len(names)
     assert {str(each.version) for each in pins.load(project.root).all} >= set(names)
 
 
 def test_add_takes_every_wheel_for_linux(project):
     """Of a Python, a C library and a version of it that are new; none of other systems."""
-    linux = [
-        f"sglang-9.9.2-{tags}.whl"
-        for tags in ("cp311-cp311-manylinux_2_35_x86_64", "cp315-cp315-musllinux_1_2_aarch64")
-    ]
-    needs = f"{RELEASE['sglang-9.9.1.dist-info/METADATA']}Requires-Python: >=3.11\n"
-    files = fakes.release_of("9.9.2") | {
-        "sglang-9.9.2.dist-info/METADATA": needs.replace("9.9.1", "9.9.2")
-    }
+    tags = ("cp311-cp311-manylinux_2_35_x86_64", "cp315-cp315-musllinux_1_2_aarch64")
+    linux = [f"sglang-9.9.2-{each}.whl" for each in tags]
+    files = fakes.release_of("9.9.2")
+    files["sglang-9.9.2.dist-info/METADATA"] += "Requires-Python: >=3.11\n"
     for name in (*linux, "sglang-9.9.2-cp311-cp311-macosx_14_0_arm64.whl"):
         fakes.write_wheel(project.wheels / name, files)
     assert [wheel.file for wheel in release.add_pin(project.root, "9.9.2", None).wheels] == linux
@@ -183,12 +153,9 @@ def test_add_takes_every_wheel_for_linux(project):
 
 def platform_wheels(project, second: dict[str, str]) -> None:
     (project.wheels / WHEEL).unlink()
-    fakes.write_wheel(
-        project.wheels / "sglang-9.9.2-cp311-cp311-manylinux_2_34_x86_64.whl", RELEASE
-    )
-    fakes.write_wheel(
-        project.wheels / "sglang-9.9.2-cp312-cp312-manylinux_2_34_x86_64.whl", RELEASE | second
-    )
+    for python, files in (("cp311", RELEASE), ("cp312", RELEASE | second)):
+        name = f"sglang-9.9.2-{python}-{python}-manylinux_2_34_x86_64.whl"
+        fakes.write_wheel(project.wheels / name, files)
 
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
@@ -196,12 +163,16 @@ def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
     assert len(release.add_pin(project.root, "9.9.2", str(project.wheels)).wheels) == 2
 
 
-def missing_wheels(project):
-    (project.wheels / WHEEL).unlink()
+def wheel(content, name: str = "sglang-9.9.2-py3-none-any.whl"):
+    """A wheel with these files, or of these bytes."""
 
+    def make(project):
+        if isinstance(content, bytes):
+            (project.wheels / name).write_bytes(content)
+        else:
+            fakes.write_wheel(project.wheels / name, content)
 
-def no_archive(project):
-    (project.wheels / "sglang-9.9.2-py3-none-any.whl").write_bytes(b"no zip")
+    return make
 
 
 def damaged(project):
@@ -209,39 +180,29 @@ def damaged(project):
     path.write_bytes(path.read_bytes().replace(b"step_1 = 1", b"step_1 = 2"))
 
 
-def bad_name(project):
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-any.whl", RELEASE)
+def written(text: str):
+    return lambda project: project.write("upstream/pins.toml", text)
 
 
-def empty(project):
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", {"other/a.py": ""})
-
-
-def evil(project):
-    fakes.write_wheel(
-        project.wheels / "sglang-9.9.2-py3-none-any.whl", RELEASE | {"../evil.py": "x"}
-    )
+def nothing(project):
+    pass
 
 
 @pytest.mark.parametrize(
     "version, change, name",
     [
-        ("9.9.2", missing_wheels, "not-fetched"),
-        ("9.9.1", lambda project: None, "duplicate-pin"),
-        ("9.9.01", lambda project: None, "duplicate-pin"),
-        ("newest", lambda project: None, "unknown-revision"),
-        (
-            "9.9.2",
-            lambda project: platform_wheels(project, {"sglang/version.py": "another\n"}),
-            "wheels-differ",
-        ),
-        ("9.9.2", no_archive, "bad-archive"),
+        ("9.9.2", lambda project: (project.wheels / WHEEL).unlink(), "not-fetched"),
+        ("9.9.1", nothing, "duplicate-pin"),
+        ("9.9.01", nothing, "duplicate-pin"),
+        ("newest", nothing, "unknown-revision"),
+        ("9.9.2", lambda p: platform_wheels(p, {"sglang/version.py": "other\n"}), "wheels-differ"),
+        ("9.9.2", wheel(b"no zip"), "bad-archive"),
         ("9.9.2", damaged, "bad-archive"),
-        ("9.9.2", empty, "bad-archive"),
-        ("9.9.2", bad_name, "bad-pins"),
-        ("9.9.2", evil, "bad-member"),
-        ("9.9.2", lambda project: project.write("upstream/pins.toml", "[[["), "bad-pins"),
-        ("9.9.2", lambda project: project.write("upstream/pins.toml", "default = 1\n"), "bad-pins"),
+        ("9.9.2", wheel({"other/a.py": ""}), "bad-archive"),
+        ("9.9.2", wheel(RELEASE, "sglang-9.9.2-any.whl"), "bad-pins"),
+        ("9.9.2", wheel(RELEASE | {"../evil.py": "x"}), "bad-member"),
+        ("9.9.2", written("[[["), "bad-pins"),
+        ("9.9.2", written("default = 1\n"), "bad-pins"),
     ],
 )
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):

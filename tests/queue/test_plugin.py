@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import importlib.metadata
 import zipfile
 from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from patchqueue.files import tree as trees
-from patchqueue.install import inplace
-from patchqueue.upstream import pins, source
-from patchqueue.wheels import build, plugin
+from patchqueue.wheels import build, notice
 
-ROOT = Path(__file__).resolve().parents[2]
-BOTH = {plugin.LIST, plugin.MODULE}
+BOTH = {notice.PLUGINS, notice.MODULE}
 SCRIPTS = "[console_scripts]\nsglang = sglang.cli.main:main\n"
-LINE = f"{plugin.NAME} = {plugin.CALLED}\n"
+LINE = f"{notice.NAME} = {notice.CALLED}\n"
 INFO = f"sglang-9.9.1+{fakes.LABEL}.dist-info/"
 
 
@@ -29,7 +25,7 @@ def named(folder: Path) -> list[str]:
     return [
         f"{one.name} -> {one.value}"
         for distribution in importlib.metadata.distributions(name="sglang", path=[str(folder)])
-        for one in distribution.entry_points.select(group=plugin.GROUP)
+        for one in distribution.entry_points.select(group=notice.GROUP)
     ]
 
 
@@ -40,34 +36,34 @@ def named(folder: Path) -> list[str]:
         SCRIPTS,
         SCRIPTS.rstrip("\n"),
         SCRIPTS + "\n",
-        f"{SCRIPTS}\n[{plugin.GROUP}]\nother = other:main\n",
-        f"[{plugin.GROUP}]\nother = other:main\n\n{SCRIPTS}",
+        f"{SCRIPTS}\n[{notice.GROUP}]\nother = other:main\n",
+        f"[{notice.GROUP}]\nother = other:main\n\n{SCRIPTS}",
     ],
 )
 def test_the_line_is_added_and_the_rest_stays(before: str | None, tmp_path: Path) -> None:
-    made = plugin.listed(None if before is None else before.encode(), BOTH)
+    made = notice.entry_points(None if before is None else before.encode(), BOTH)
     assert made is not None
     info = tmp_path / "sglang-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: sglang\nVersion: 1\n")
     (info / "entry_points.txt").write_bytes(made)
-    assert f"{plugin.NAME} -> {plugin.CALLED}" in named(tmp_path)
+    assert f"{notice.NAME} -> {notice.CALLED}" in named(tmp_path)
     for line in (before or "").splitlines():
         assert line in made.decode().splitlines()
-    assert made.decode().count(f"[{plugin.GROUP}]") == 1
-    assert plugin.listed(made, BOTH) is None  # it is there
+    assert made.decode().count(f"[{notice.GROUP}]") == 1
+    assert notice.entry_points(made, BOTH) is None  # it is there
 
 
-@pytest.mark.parametrize("files", [set(), {plugin.LIST}, {plugin.MODULE}])
+@pytest.mark.parametrize("files", [set(), {notice.PLUGINS}, {notice.MODULE}])
 def test_without_a_list_or_what_it_is_to_call_nothing_is_named(files: set[str]) -> None:
     """Up to 0.5.10 a release has no such list."""
-    assert plugin.listed(SCRIPTS.encode(), files) is None
+    assert notice.entry_points(SCRIPTS.encode(), files) is None
 
 
 def test_what_is_named_is_there() -> None:
-    module, _, function = plugin.CALLED.partition(":")
+    module, _, function = notice.CALLED.partition(":")
     file = ROOT / "overlay/python" / f"{module.replace('.', '/')}.py"
-    assert file == ROOT / "overlay/python" / plugin.MODULE
+    assert file == ROOT / "overlay/python" / notice.MODULE
     assert f"\ndef {function}() -> None:\n" in file.read_text(encoding="utf-8")
 
 
@@ -85,47 +81,17 @@ def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
 def test_a_wheel_names_it_and_its_record_is_right(project: fakes.Project, tmp_path: Path) -> None:
     made = wheel(project, dict.fromkeys(BOTH, b""))
     found = made[f"{INFO}entry_points.txt"]
-    assert found == f"{SCRIPTS}\n[{plugin.GROUP}]\n{LINE}".encode()
-    rows = {row[0]: row[1:] for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
-    digest = base64.urlsafe_b64encode(hashlib.sha256(found).digest()).rstrip(b"=").decode()
-    assert rows[f"{INFO}entry_points.txt"] == [f"sha256={digest}", str(len(found))]
+    assert found == f"{SCRIPTS}\n[{notice.GROUP}]\n{LINE}".encode()
+    rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
+    name = f"{INFO}entry_points.txt"
+    assert rows[name] == build.record_row(name, found)
     path = tmp_path / "made.whl"
     fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
     zipfile.ZipFile(path).extractall(tmp_path / "site")
-    assert named(tmp_path / "site") == [f"{plugin.NAME} -> {plugin.CALLED}"]
+    assert named(tmp_path / "site") == [f"{notice.NAME} -> {notice.CALLED}"]
 
 
 def test_a_wheel_of_a_release_without_a_list_keeps_its_entry_points(
     project: fakes.Project,
 ) -> None:
-    assert wheel(project, {plugin.MODULE: b""})[f"{INFO}entry_points.txt"] == SCRIPTS.encode()
-
-
-@pytest.mark.parametrize(("version", "names"), [("0.5.9", False), ("0.5.23", True)])
-def test_in_place_it_is_named_until_it_is_taken_back(
-    real_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    names: bool,
-) -> None:
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
-    pin = pins.load(ROOT).find(version)
-    if not any((real_cache / "archives" / one.sha256 / one.file).is_file() for one in pin.wheels):
-        pytest.skip(f"{version} is not in the cache")
-    site = tmp_path / "site"
-    zipfile.ZipFile(source.fetch(pin, None).archive).extractall(site)
-    info = site / f"sglang-{version}.dist-info"
-    before = {name: (info / name).read_bytes() for name in ("entry_points.txt", "RECORD")}
-    inplace.install(ROOT, site)
-    assert named(site) == ([f"{plugin.NAME} -> {plugin.CALLED}"] if names else [])
-    rows = csv.reader((info / "RECORD").read_text().splitlines())
-    [row] = [row for row in rows if row[0] == f"{info.name}/entry_points.txt"]
-    assert row == build.record_row(row[0], (info / "entry_points.txt").read_bytes())
-    assert not inplace.verify(ROOT, site).faults
-    if names:
-        (info / "entry_points.txt").write_text("edited = 1\n")
-        assert inplace.verify(ROOT, site).faults == (f"{info.name}/entry_points.txt",)
-        return
-    inplace.uninstall(ROOT, site)
-    assert {name: (info / name).read_bytes() for name in before} == before
+    assert wheel(project, {notice.MODULE: b""})[f"{INFO}entry_points.txt"] == SCRIPTS.encode()

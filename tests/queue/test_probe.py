@@ -8,15 +8,15 @@ import subprocess
 import sys
 
 import pytest
-from fakes import RELEASE, RUNNER, patch_text, release_of
+from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, release_of, variant_text
 
-from patchqueue.laying.check import check
-from patchqueue.laying.selection import probe
+from patchqueue.applying.check import check
+from patchqueue.applying.selection import probe
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-GUARD = "steps/count-once-more.patch  # {}\nsteps/name-the-cut.patch  # ==9.9.1\n"
+FIRST = f"patches/{COUNT}"
 
 
 def first(project):
@@ -37,56 +37,36 @@ def first(project):
     ],
 )
 def test_findings(project, guard, merged, gap, outcome, problem):
-    project.write("series", GUARD.format(guard))
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(Overlay="python/sglang/srt/steps/", Gap=gap),
-    )
+    project.guards(guard, "==9.9.1")
+    project.write(FIRST, patch_text(Overlay="python/sglang/srt/steps/", Gap=gap))
     project.write("release", "if x:\n    added_step = 20\n" if merged else "nothing of the kind\n")
     found = first(project)
     assert (found.outcome, found.problem and found.problem.name) == (outcome, problem)
-    assert found.patch == "steps/count-once-more.patch"
+    assert found.patch == COUNT
     if problem:
-        assert (
-            found.problem.where == "patches/steps/count-once-more.patch on v9.9.1"
-            and found.problem.hint
-        )
+        assert found.problem.where == f"{FIRST} on v9.9.1" and found.problem.hint
     if outcome is Outcome.NOT_SELECTED and not problem:
-        assert found.reason == "does it in another way"
+        assert found.why == "does it in another way"
 
 
 def test_any_probe_is_enough_and_a_missing_file_is_none(project):
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(
-            Overlay="python/sglang/srt/steps/",
-            Probe=["python/sglang/gone.py :: x", f"{RUNNER} :: /^step_7 /"],
-        ),
-    )
-    project.write("release", "step_7 = 7\n")
-    assert first(project).outcome is Outcome.MERGED_UPSTREAM
-    project.write("release", "step_8 = 8\n")
-    assert first(project).outcome is Outcome.APPLIED
+    probes = ["python/sglang/gone.py :: x", f"{RUNNER} :: /^step_7 /"]
+    project.write(FIRST, patch_text(Overlay="python/sglang/srt/steps/", Probe=probes))
+    for number, outcome in ((7, Outcome.MERGED_UPSTREAM), (8, Outcome.APPLIED)):
+        project.write("release", f"step_{number} = {number}\n")
+        assert first(project).outcome is outcome
 
 
 def test_variants_count_as_one_patch(project):
-    project.write(
-        "series",
-        "steps/count-once-more.patch  # <9.9\nsteps/count-once-more@9.9.patch  #"
-        " >=9.9\nsteps/name-the-cut.patch  # ==9.9.1\n",
-    )
-    project.write(
-        "patches/steps/count-once-more@9.9.patch",
-        "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1],
-    )
-    project.write("release", "")
+    variant = "steps/count-once-more@9.9.patch"
+    project.write("series", f"{COUNT}  # <9.9\n{variant}  # >=9.9\n{CUT}  # ==9.9.1\n")
+    project.write(f"patches/{variant}", variant_text())
     queue, problems = series.read(project.root)
+    found = probe(queue, project.pin, lambda path: b"")
     assert problems == []
-    assert [
-        (finding.patch, finding.outcome) for finding in probe(queue, project.pin, lambda path: b"")
-    ] == [
-        ("steps/count-once-more.patch", Outcome.APPLIED),
-        ("steps/name-the-cut.patch", Outcome.APPLIED),
+    assert [(one.patch, one.outcome) for one in found] == [
+        (COUNT, Outcome.APPLIED),
+        (CUT, Outcome.APPLIED),
     ]
 
 
@@ -96,24 +76,21 @@ def check_all(project):
 
 def test_check_applies_each_profile_alone(project):
     """A patch of another profile than the one whose line it changes, or whose change it needs."""
-    first, second = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
     before = RELEASE["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
     after = before.replace("added_step = 20", "added_step = 21")
-    needs = "steps/count-once-more.patch"
-    probe = f"{RUNNER} :: added_step = 21"
-    text = patch_text(RUNNER, before, after, Probe=probe, Profile="rl", Needs=needs)
-    project.write(second, text)
+    fields = {"Probe": f"{RUNNER} :: added_step = 21", "Profile": "rl", "Needs": COUNT}
+    project.write(f"patches/{CUT}", patch_text(RUNNER, before, after, **fields))
     project.place()
     problems = check_all(project).all_problems
     assert [problem.name for problem in problems] == ["conflict", "profile"]
     assert all("--only rl" in problem.what for problem in problems)
-    project.edit(first, "Probe: ", "Profile: fixes, rl\nProbe: ")
+    project.edit(FIRST, "Probe: ", "Profile: fixes, rl\nProbe: ")
     assert check_all(project).all_problems == ()
 
 
 WORKERS = """
 import os, sys, time
-from patchqueue.laying import check
+from patchqueue.applying import check
 with check._processes() as processes:
     processes.submit(os.getpid).result()
     processes.submit(time.sleep, 60)  # one works, the others wait
@@ -133,20 +110,17 @@ def test_a_killed_check_leaves_no_worker(number):
 
 
 def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
-
     files = release_of("9.9.2")
-    files["sglang/srt/runner.py"] = files["sglang/srt/runner.py"].replace(
-        "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"
-    )
-    project.release("9.9.2", files)
+    merged = files["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
+    project.release("9.9.2", files | {"sglang/srt/runner.py": merged})
     project.release("9.8.0")
     project.warm()
     report = check_all(project)
-    assert [(str(pin.pin.version), pin.outcome) for pin in report.pins] == [
-        ("9.8.0", Outcome.EMPTY),
-        ("9.9.1", Outcome.APPLIED),
-        ("9.9.2", Outcome.MERGED_UPSTREAM),
-    ]
+    assert {str(pin.pin.version): pin.outcome for pin in report.pins} == {
+        "9.8.0": Outcome.EMPTY,
+        "9.9.1": Outcome.APPLIED,
+        "9.9.2": Outcome.MERGED_UPSTREAM,
+    }
     names = {(pin.pin.tag, problem.name) for pin in report.pins for problem in pin.problems}
     assert names == {
         ("v9.8.0", "unexplained-gap"),

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
-from patchqueue.commands import cli
+from patchqueue.applying.apply import load_queue
 from patchqueue.handover import additions, pull_requests
-from patchqueue.laying.apply import load_queue
-from patchqueue.outcome import Outcome, Refused
+from patchqueue.outcome import Outcome, Problem, Refused
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 TEST = "test/registered/unit/test_steps.py"
-COUNT, CUT = "steps/count-once-more", "steps/name-the-cut"
+COUNT, CUT = (name.removesuffix(".patch") for name in (fakes.COUNT, fakes.CUT))
+WRITTEN = "pull-request.toml"
+WORDS = 'motivation = "Why."\nmodifications = "What."\n'
 REGISTER = "from sglang.test.ci.ci_register import register_cpu_ci"
 CASES = f'''"""Steps."""
 
@@ -39,7 +40,7 @@ class TestSteps(unittest.TestCase):
 def sent(project: fakes.Project, tmp_path: Path) -> fakes.Project:
     """A project with two patches to send, one with a test, and its release as a checkout in
     sglang/."""
-    (tmp_path / "home/.gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
+    fakes.author(tmp_path / "home")
     project.write(f"pull-requests/{COUNT}/{TEST}", CASES)
     notes = tmp_path / "sglang/python/sglang/srt/steps/notes.txt"
     notes.parent.mkdir(parents=True)
@@ -54,13 +55,22 @@ def send(project: fakes.Project, *words: str, base: str = "HEAD") -> pull_reques
 
 
 def git(project: fakes.Project, *words: str) -> str:
-    return subprocess.run(
-        ["git", *words],
-        cwd=project.root.parent / "sglang",
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    how = {"check": True, "capture_output": True, "text": True}
+    return subprocess.run(["git", *words], cwd=project.root.parent / "sglang", **how).stdout
+
+
+def parts(request: pull_requests.PullRequest) -> list[tuple[str, bool]]:
+    """The patches of a pull request, and whether each is its own."""
+    return [(part.patch, part.own) for part in request.parts]
+
+
+def refused(project: fakes.Project, *words: str, base: str = "HEAD") -> Problem:
+    """The first problem that a call is refused for."""
+    refs = git(project, "for-each-ref")
+    with pytest.raises(Refused) as error:
+        send(project, *words, base=base)
+    assert git(project, "for-each-ref") == refs, "no branch was made"
+    return error.value.problems[0]
 
 
 def names(project: fakes.Project, commit: str) -> list[str]:
@@ -70,14 +80,6 @@ def names(project: fakes.Project, commit: str) -> list[str]:
 def body(project: fakes.Project, made: pull_requests.Made) -> str:
     """The text of the first pull request."""
     return pull_requests.body(load_queue(project.root), made, made.requests[0])
-
-
-def refused(project: fakes.Project, *words: str, base: str = "HEAD"):
-    refs = git(project, "for-each-ref")
-    with pytest.raises(Refused) as error:
-        send(project, *words, base=base)
-    assert git(project, "for-each-ref") == refs, "no branch was made"
-    return error.value.problems[0]
 
 
 def commit(project: fakes.Project, **files: str) -> None:
@@ -91,22 +93,15 @@ def commit(project: fakes.Project, **files: str) -> None:
 def test_a_branch_for_each_patch(sent):
     done = send(sent)
     count, cut = done.requests
-    assert (count.branch, count.outcome, done.exact) == (
-        "prefill-graph/steps-count-once-more",
-        Outcome.APPLIED,
-        True,
-    )
-    assert names(sent, count.branch) == [
-        fakes.RUNNER,
-        "python/sglang/srt/steps/__init__.py",
-        TEST,
-    ]
+    assert (count.branch, count.outcome) == ("prefill-graph/steps-count-once-more", Outcome.APPLIED)
+    assert done.exact
+    own = [fakes.RUNNER, "python/sglang/srt/steps/__init__.py", TEST]
+    assert names(sent, count.branch) == own
     assert names(sent, cut.branch) == ["python/sglang/srt/cut.py"]
     for request in done.requests:
         assert git(sent, "rev-parse", f"{request.branch}~1").strip() == done.base
-    assert (
-        git(sent, "show", "--no-patch", "--format=%an%n%B", count.branch).strip()
-        == "Ada\nCount the steps once more\n\nWhy: without it a user saw too few steps."
+    assert git(sent, "show", "--no-patch", "--format=%an%n%B", count.branch).strip() == (
+        "Ada\nCount the steps once more\n\nWhy: without it a user saw too few steps."
     )
     assert [request.name for request in send(sent, "steps").requests] == [COUNT, CUT]
     assert send(sent).requests[0].outcome is Outcome.ALREADY_APPLIED
@@ -119,35 +114,21 @@ def test_edits_are_refused_only_where_the_base_is_what_is_checked_out(sent):
     assert (sent.root.parent / "sglang" / fakes.RUNNER).read_text() == "step = 2\n"
 
 
-def test_a_patch_comes_with_what_it_needs_below_it(sent):
-    sent.edit(f"patches/{CUT}.patch", "Overlay: none", f"Overlay: none\nNeeds: {COUNT}.patch")
-    done = send(sent, CUT)
-    assert [(part.patch, part.own) for part in done.requests[0].parts] == [
-        (COUNT, False),
-        (CUT, True),
-    ]
-    text = body(sent, done)
-    assert 'This stands on "Count the steps once more"' in text.replace("\n", " ")
-
-
-def test_what_a_patch_needs_is_below_it_though_the_series_has_it_later(sent):
+@pytest.mark.parametrize(("needy", "needed"), [(CUT, COUNT), (COUNT, CUT)])
+def test_a_patch_comes_with_what_it_needs_below_it(sent, needy, needed):
+    """Though the series may have what is needed later."""
     pending = "Upstream-Status: Pending"
-    sent.edit(f"patches/{COUNT}.patch", pending, f"{pending}\nNeeds: {CUT}.patch")
-    assert [(part.patch, part.own) for part in send(sent, COUNT).requests[0].parts] == [
-        (CUT, False),
-        (COUNT, True),
-    ]
+    sent.edit(f"patches/{needy}.patch", pending, f"{pending}\nNeeds: {needed}.patch")
+    done = send(sent, needy)
+    assert parts(done.requests[0]) == [(needed, False), (needy, True)]
+    assert 'This stands on "Count the steps once more"' in body(sent, done).replace("\n", " ")
 
 
 def test_a_pull_request_can_stand_on_what_the_patch_does_without(sent):
     """The queue has no need of it, so that a branch for a fork can leave it out."""
-    text = 'motivation = "Why."\nmodifications = "What."\nbelow = ["%s"]\n'
-    sent.write(f"pull-requests/{CUT}/pull-request.toml", text % COUNT)
-    assert [(part.patch, part.own) for part in send(sent, CUT).requests[0].parts] == [
-        (COUNT, False),
-        (CUT, True),
-    ]
-    sent.write(f"pull-requests/{CUT}/pull-request.toml", text % "steps/unheard-of")
+    sent.write(f"pull-requests/{CUT}/{WRITTEN}", f'{WORDS}below = ["{COUNT}"]\n')
+    assert parts(send(sent, CUT).requests[0]) == [(COUNT, False), (CUT, True)]
+    sent.write(f"pull-requests/{CUT}/{WRITTEN}", f'{WORDS}below = ["steps/unheard-of"]\n')
     found = refused(sent, CUT)
     assert found.name == "bad-pull-request" and "below names no patch" in found.what
 
@@ -158,11 +139,15 @@ PROBE = f"{fakes.RUNNER} :: since = 9"
 
 def lead(project: fakes.Project, goal: str = COUNT, **fields: str) -> None:
     """Write a step to `goal`, which stands on it. fields: other words of the step's text."""
-    text = 'motivation = "Why."\nmodifications = "What."\n'
     of_step = {"title": "[Refactor] Begin", "step_to": goal, "probe": PROBE} | fields
     lines = "".join(f'{name} = "{value}"\n' for name, value in of_step.items() if value)
-    project.write(f"pull-requests/{FIRST}/pull-request.toml", text + lines)
-    project.write(f"pull-requests/{goal}/pull-request.toml", f'{text}below = ["{FIRST}"]\n')
+    project.write(f"pull-requests/{FIRST}/{WRITTEN}", WORDS + lines)
+    project.write(f"pull-requests/{goal}/{WRITTEN}", f'{WORDS}below = ["{FIRST}"]\n')
+
+
+def counting(project: fakes.Project, name: str = FIRST) -> None:
+    """Let a step, or a patch, bring a file of its own."""
+    project.write(f"pull-requests/{name}/python/sglang/srt/counting.py", "count = 1\n")
 
 
 def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
@@ -174,8 +159,7 @@ def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
     sent.write(f"pull-requests/{FIRST}/change@9.9.patch", text)
     done = send(sent, FIRST, COUNT)
     step, goal = done.requests
-    assert [(part.patch, part.own) for part in step.parts] == [(FIRST, True)]
-    assert [(part.patch, part.own) for part in goal.parts] == [(FIRST, False), (COUNT, True)]
+    assert parts(step) == [(FIRST, True)] and parts(goal) == [(FIRST, False), (COUNT, True)]
     assert git(sent, "show", f"{step.tip}:{fakes.RUNNER}") == after
     made = git(sent, "show", f"{goal.tip}:{fakes.RUNNER}")
     assert "since = 9\n" in made and "added_step = 20\n" in made
@@ -185,30 +169,28 @@ def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
     git(sent, "branch", "-D", goal.branch)
     again = send(sent, COUNT)
     assert again.merged == (f"{FIRST}.patch",), "upstream has the step"
-    assert [part.patch for part in again.requests[0].parts] == [COUNT]
+    assert parts(again.requests[0]) == [(COUNT, True)]
 
 
 def test_all_that_a_pull_request_stands_on_is_named(sent):
     lead(sent)
-    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
-    text = f'motivation = "Why."\nmodifications = "What."\nbelow = ["{COUNT}"]\n'
-    sent.write(f"pull-requests/{CUT}/pull-request.toml", text)
-    done = send(sent, CUT)
+    counting(sent)
+    sent.write(f"pull-requests/{CUT}/{WRITTEN}", f'{WORDS}below = ["{COUNT}"]\n')
     named = '"[Refactor] Begin", "Count the steps once more", of other pull requests.'
-    assert named in body(sent, done)
+    assert named in body(sent, send(sent, CUT))
 
 
 def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_change(sent):
     lead(sent)
-    assert [part.patch for part in send(sent).requests[0].parts] == [COUNT]
+    assert parts(send(sent).requests[0]) == [(COUNT, True)]
     sent.edit("series", "# ==9.9.1", "# ==9.9.2")
     header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
     sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
     sent.release("9.9.2")
     sent.place()
-    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    counting(sent)
     lead(sent, CUT)
-    (sent.root / f"pull-requests/{COUNT}/pull-request.toml").unlink()
+    (sent.root / f"pull-requests/{COUNT}/{WRITTEN}").unlink()
     assert refused(sent, FIRST).name == "unknown-topic"
 
 
@@ -225,119 +207,91 @@ def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_chang
 def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
     lead(sent, **fields)
     found = refused(sent)
-    assert (found.name, found.where) == (
-        "bad-pull-request",
-        f"pull-requests/{FIRST}/pull-request.toml",
-    )
-    assert what in found.what
+    place = f"pull-requests/{FIRST}/{WRITTEN}"
+    assert (found.name, found.where) == ("bad-pull-request", place) and what in found.what
 
 
 def test_a_patch_is_no_step(sent):
     """Its text had step_to, which nobody heeded."""
     lead(sent, CUT)
-    text = 'title = "Begin"\nmotivation = "Why."\nmodifications = "What."\n'
-    step = f'step_to = "{CUT}"\nprobe = "{PROBE}"\n'
-    sent.write(f"pull-requests/{COUNT}/pull-request.toml", text + step)
+    step = f'title = "Begin"\nstep_to = "{CUT}"\nprobe = "{PROBE}"\n'
+    sent.write(f"pull-requests/{COUNT}/{WRITTEN}", WORDS + step)
     found = refused(sent, CUT)
     assert "it has step_to, and its patch is in the series" in found.what
-    assert found.where == f"pull-requests/{COUNT}/pull-request.toml"
+    assert found.where == f"pull-requests/{COUNT}/{WRITTEN}"
 
 
 def test_a_bad_text_keeps_no_other_patch_from_being_sent(sent):
-    sent.write(f"pull-requests/{COUNT}/pull-request.toml", "motivation = 1\n")
+    sent.write(f"pull-requests/{COUNT}/{WRITTEN}", "motivation = 1\n")
     assert [request.name for request in send(sent, CUT).requests] == [CUT]
 
 
-SECOND = "steps/a-second-beginning"
-
-
-def second(project: fakes.Project, below: str) -> None:
-    """A step whose name comes before the first one's. below: what it stands on."""
-    text = 'title = "Second"\nmotivation = "Why."\nmodifications = "What."\n'
-    step = f'step_to = "{COUNT}"\nprobe = "{PROBE}"\nbelow = ["{below}"]\n'
-    project.write(f"pull-requests/{SECOND}/pull-request.toml", text + step)
-    project.write(f"pull-requests/{SECOND}/python/sglang/srt/second.py", "second = 2\n")
-
-
 def test_steps_are_laid_in_the_order_in_which_they_stand(sent):
-    """Their names say nothing of it."""
+    """Their names say nothing of it: the second one's comes before the first one's."""
     lead(sent)
-    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
-    second(sent, FIRST)
-    [request] = send(sent, SECOND).requests
-    assert [(part.patch, part.own) for part in request.parts] == [(FIRST, False), (SECOND, True)]
+    counting(sent)
+    second = "steps/a-second-beginning"
+    step = f'title = "Second"\nstep_to = "{COUNT}"\nprobe = "{PROBE}"\nbelow = ["{FIRST}"]\n'
+    sent.write(f"pull-requests/{second}/{WRITTEN}", WORDS + step)
+    sent.write(f"pull-requests/{second}/python/sglang/srt/second.py", "second = 2\n")
+    [request] = send(sent, second).requests
+    assert parts(request) == [(FIRST, False), (second, True)]
 
 
 def test_what_is_not_pending_is_not_sent(sent):
-    sent.edit(
-        f"patches/{CUT}.patch",
-        "Upstream-Status: Pending",
-        "Upstream-Status: Inappropriate: of our own",
-    )
+    status = "Upstream-Status: {}"
+    own = status.format("Inappropriate: of our own")
+    sent.edit(f"patches/{CUT}.patch", status.format("Pending"), own)
     assert [request.name for request in send(sent).requests] == [COUNT]
-    sent.edit(f"patches/{COUNT}.patch", "Upstream-Status: Pending", "Upstream-Status: Submitted #1")
+    sent.edit(f"patches/{COUNT}.patch", status.format("Pending"), status.format("Submitted #1"))
     assert refused(sent).name == "nothing-pending"
 
 
 def test_files_of_its_own_take_the_overlays_place(sent):
-    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/counting.py", "count = 1\n")
+    counting(sent, COUNT)
     [request] = send(sent, COUNT).requests
-    assert names(sent, request.branch) == [
-        "python/sglang/srt/counting.py",
-        fakes.RUNNER,
-        TEST,
-    ]
+    own = ["python/sglang/srt/counting.py", fakes.RUNNER, TEST]
+    assert names(sent, request.branch) == own
 
 
 def mended(line: str) -> str:
     """A change@….patch that adds `line` to the runner."""
     before = fakes.numbered(40)
-    return f"Variant-Of: {COUNT}.patch\n\n" + fakes.diff(
-        fakes.RUNNER, before, before.replace("step_20 = 20\n", f"step_20 = 20\n{line}\n")
-    )
+    after = before.replace("step_20 = 20\n", f"step_20 = 20\n{line}\n")
+    return f"Variant-Of: {COUNT}.patch\n\n" + fakes.diff(fakes.RUNNER, before, after)
 
 
 def test_a_text_of_its_own_is_sent_in_place_of_the_series(sent):
     """The newest that is not above the release; no file of the overlay goes along."""
     for version in ("9.8", "9.9", "9.10"):
-        sent.write(
-            f"pull-requests/{COUNT}/change@{version}.patch",
-            mended(f"since = {version.replace('.', '')}"),
-        )
+        text = mended(f"since = {version.replace('.', '')}")
+        sent.write(f"pull-requests/{COUNT}/change@{version}.patch", text)
     [request] = send(sent, COUNT).requests
     assert names(sent, request.branch) == [fakes.RUNNER, TEST]
     made = git(sent, "show", f"{request.branch}:{fakes.RUNNER}")
     assert "since = 99\n" in made and "added_step" not in made
 
 
-def test_a_text_of_its_own_that_does_not_fit_is_named(sent):
-    sent.write(
-        f"pull-requests/{COUNT}/change@9.9.patch", mended("x = 1").replace("step_19", "step_91")
-    )
+@pytest.mark.parametrize("text", [mended("x = 1").replace("step_19", "step_91"), "no diff"])
+def test_a_text_of_its_own_that_does_not_fit_is_named(sent, text):
+    name = f"pull-requests/{COUNT}/change@9.9.patch"
+    sent.write(name, text)
     problem = refused(sent)
-    assert (problem.name, problem.where.partition(":")[0]) == (
-        "conflict",
-        f"pull-requests/{COUNT}/change@9.9.patch",
-    )
-    sent.write(f"pull-requests/{COUNT}/change@9.9.patch", "no diff")
-    assert refused(sent).where == f"pull-requests/{COUNT}/change@9.9.patch"
+    assert problem.where.partition(":")[0] == name
+    assert text == "no diff" or problem.name == "conflict"
 
 
 def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
     commit(sent, runner="# new\n" + fakes.numbered(40))
     done = send(sent)
-    assert not done.exact
-    assert "step_20 = 20\nadded_step = 20\n" in git(
-        sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}"
-    )
+    made = git(sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}")
+    assert not done.exact and "step_20 = 20\nadded_step = 20\n" in made
 
 
 def test_what_upstream_has_meanwhile_is_left_out(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
     done = send(sent)
-    assert done.merged == (f"{CUT}.patch",) and [part.patch for part in done.requests[0].parts] == [
-        COUNT
-    ]
+    assert done.merged == (f"{CUT}.patch",) and parts(done.requests[0]) == [(COUNT, True)]
 
 
 def test_a_conflict_says_where(sent):
@@ -348,10 +302,11 @@ def test_a_conflict_says_where(sent):
 
 def test_a_file_that_upstream_has_is_not_written_over(sent):
     sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
-    assert (refused(sent).name, refused(sent).where) == ("file-exists", "python/sglang/srt/cut.py")
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
 
 
-def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, capsys):
+def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, tool):
     path = sent.root.parent / "sglang" / TEST
     path.parent.mkdir(parents=True)
     path.write_text(CASES.replace("test_once_more", "test_theirs"))
@@ -361,9 +316,8 @@ def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, capsys)
     assert "test_theirs" in git(sent, "show", f"{request.tip}:{TEST}")
     assert git(sent, "show", f"{request.tip}:{ours}") == CASES
     assert request.parts[0].tests == [ours]
-    words = ["backport", "--onto", str(tmp_path / "sglang"), "--pull-requests", COUNT]
-    assert cli.main(["--root", str(sent.root), *words]) == 0
-    assert f"{TEST} is upstream's: our cases are in {ours}" in capsys.readouterr().out
+    code, out, _ = tool(sent, "backport", "--onto", tmp_path / "sglang", "--pull-requests", COUNT)
+    assert code == 0 and f"{TEST} is upstream's: our cases are in {ours}" in out
 
 
 def test_an_unknown_topic_is_answered_with_those_there_are(sent):
@@ -432,11 +386,9 @@ def in_template(project: fakes.Project) -> None:
     commit(project)
 
 
-def said(project: fakes.Project, text: str = "") -> str:
-    if text:
-        project.write(f"pull-requests/{COUNT}/pull-request.toml", text)
-    done = send(project, COUNT)
-    return body(project, done)
+def said(project: fakes.Project, text: str) -> str:
+    project.write(f"pull-requests/{COUNT}/{WRITTEN}", text)
+    return body(project, send(project, COUNT))
 
 
 def test_the_text_is_upstreams_template_filled_in(sent):
@@ -488,39 +440,29 @@ def test_runs_of_another_branch_are_no_evidence(sent):
 )
 def test_a_text_that_is_wrong_is_refused(sent, old, new, what):
     assert old in TEXT
-    sent.write(f"pull-requests/{COUNT}/pull-request.toml", TEXT.replace(old, new))
+    name = f"pull-requests/{COUNT}/{WRITTEN}"
+    sent.write(name, TEXT.replace(old, new))
     problem = refused(sent, COUNT)
-    assert (problem.name, problem.where) == (
-        "bad-pull-request",
-        f"pull-requests/{COUNT}/pull-request.toml",
-    )
-    assert what in problem.what
+    assert (problem.name, problem.where) == ("bad-pull-request", name) and what in problem.what
 
 
-def test_the_command_writes_title_and_text(sent, tmp_path, capsys, monkeypatch):
+def test_the_command_writes_title_and_text(sent, tmp_path, tool, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--root", str(sent.root), "backport", "--onto", "sglang", "--pull-requests"]
-    assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    assert (
-        f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said
-        and "prefill-graph/steps-count-once-more made" in said
-    )
+    words = ("backport", "--onto", "sglang", "--pull-requests")
+    code, said, _ = tool(sent, *words)
+    assert code == 0 and "prefill-graph/steps-count-once-more made" in said
+    assert f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said
     shown = re.match(r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/\S+)`", said.splitlines()[-1])
     assert "Count the steps once more" in git(sent, *shown[1].split())
     written = tmp_path / "dist/pull-requests/steps-count-once-more"
     assert sorted(file.name for file in written.iterdir()) == ["body.md", "title.txt"]
     assert f"warning: it has no {pull_requests.TEMPLATE}" in said
     assert "warning: steps/count-" in said
-    assert cli.main([*words, "nothing"]) == 1
-
-
-def test_a_repository_of_something_else_is_named(sent, tmp_path, capsys):
-    words = ["--root", str(sent.root), "backport", "--onto"]
+    assert tool(sent, *words, "nothing")[0] == 1
     fakes.git(tmp_path / "other", "init", "-q")
     fakes.git(tmp_path / "other", "commit", "--allow-empty", "-q", "-m", "nothing")
-    assert cli.main([*words, str(tmp_path / "other"), "--pull-requests"]) == 1
-    assert "holds no python/sglang at HEAD [no-sglang]" in capsys.readouterr().err
+    code, _, err = tool(sent, "backport", "--onto", tmp_path / "other", "--pull-requests")
+    assert code == 1 and "[no-sglang]" in err
 
 
 # Pending patches whose pull requests are not written yet: the tool makes their text of the header.
@@ -537,30 +479,25 @@ WITHOUT_DRAFT = {
 def test_the_projects_own_additions_belong_to_pending_patches():
     """Each Pending patch of the newest pin that has a draft, and each step to one, brings a test
     upstream would take, and nothing else lies in pull-requests/."""
-    newest = pins.load(ROOT).all[-1]
+    newest, folder = pins.load(ROOT).all[-1], ROOT / additions.FOLDER
     queue = additions.with_steps(ROOT, load_queue(ROOT), newest)
     pending = {
         queue.base(patch.name).removesuffix(".patch")
         for patch in queue.select(newest.version)
         if queue.header(patch.name).get("Upstream-Status") == "Pending"
     }
-    files = [
-        path.relative_to(ROOT / additions.FOLDER).as_posix()
-        for path in (ROOT / additions.FOLDER).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    ]
-    assert pending >= WITHOUT_DRAFT
+    there = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    files = [path for path in there if path.is_file()]
+    names = {file: file.relative_to(folder).as_posix().split("/", 2) for file in files}
     drafted = pending - WITHOUT_DRAFT
-    assert {"/".join(name.split("/")[:2]) for name in files} == drafted
-    tests = {name for name in files if name.split("/")[2] == "test"}
-    assert {"/".join(name.split("/")[:2]) for name in tests} == drafted
-    for name in tests:
-        text = (ROOT / additions.FOLDER / name).read_text()
-        assert (
-            name.split("/", 2)[2].startswith("test/registered/unit/")
-            and "register_cpu_ci(" in text
-            and ("(CustomTestCase)" in text or "pytest.main(" in text)
-        )
+    assert pending >= WITHOUT_DRAFT
+    assert {"/".join(name[:2]) for name in names.values()} == drafted
+    tests = {file: name for file, name in names.items() if name[2].startswith("test/")}
+    assert {"/".join(name[:2]) for name in tests.values()} == drafted
+    for file, (_, _, inner) in tests.items():
+        text = file.read_text()
+        assert inner.startswith("test/registered/unit/") and "register_cpu_ci(" in text
+        assert "(CustomTestCase)" in text or "pytest.main(" in text
 
 
 # what knows releases in the overlay, and need not upstream
@@ -576,7 +513,7 @@ def unwrapped(tree: ast.Module) -> ast.Module:
 
 
 # kernels of the overlay that read upstream's tables there, and what launches them
-ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph", "gdn_prefill_graph"}
+ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph"}
 BROUGHT = sorted((ROOT / additions.FOLDER).rglob("python/**/[!_]*.py"))
 
 
@@ -588,12 +525,8 @@ BROUGHT = sorted((ROOT / additions.FOLDER).rglob("python/**/[!_]*.py"))
 def test_what_takes_the_overlays_place_is_the_overlays_own(file):
     """So that a repair of the one is not forgotten in the other."""
     [overlay] = (ROOT / "overlay").rglob(file.name)
+    bodies = (unwrapped(ast.parse(path.read_text())).body for path in (overlay, file))
     ours, theirs = (
-        {
-            node.name: ast.dump(node)
-            for node in unwrapped(ast.parse(path.read_text())).body
-            if hasattr(node, "name")
-        }
-        for path in (overlay, file)
+        {node.name: ast.dump(node) for node in body if hasattr(node, "name")} for body in bodies
     )
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 from packaging.version import Version
 
-from patchqueue.laying import quilt
-from patchqueue.laying.apply import load_queue
-from patchqueue.laying.context import edits, unified
-from patchqueue.laying.selection import Selection, select
-from patchqueue.laying.worktree import write_patches
+from patchqueue.applying import quilt
+from patchqueue.applying.apply import load_queue
+from patchqueue.applying.context import edits, unified
+from patchqueue.applying.selection import Selection, select
+from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.queue.patchfile import split
@@ -30,7 +31,6 @@ from patchqueue.rebasing.forecast import Stages
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = source.cache_folder()  # read before it is redirected
 OLD, NEW = Version("0.5.16"), Version("0.5.18")
 SHARED = "mamba2/track-states-between-chunks.patch"  # stands in 0.5.18 as it is, at another line

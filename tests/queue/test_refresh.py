@@ -11,19 +11,17 @@ import pytest
 from fakes import RUNNER, TAG, numbered
 from test_install import killed_at
 
+from patchqueue.applying import quilt, worktree
+from patchqueue.applying.apply import apply
+from patchqueue.applying.check import check
+from patchqueue.applying.refresh import new, refresh
 from patchqueue.files.tree import hash_python, list_folder
-from patchqueue.laying import quilt, worktree
-from patchqueue.laying.apply import apply
-from patchqueue.laying.check import check
-from patchqueue.laying.refresh import new, refresh
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.upstream import pins, source
 
-COUNT, CUT = "patches/steps/count-once-more.patch", "patches/steps/name-the-cut.patch"
-STEPS = "python/sglang/srt/steps/__init__.py"
-
-
-TREES = "upstream/pins.toml"
+COUNT, CUT = f"patches/{fakes.COUNT}", f"patches/{fakes.CUT}"
+TREES, VERSION = "upstream/pins.toml", "python/sglang/version.py"
+STEPS, SHORT = "python/sglang/srt/steps/__init__.py", "python/sglang/srt/cut.py"
 
 
 def engine() -> quilt.Quilt:
@@ -35,23 +33,26 @@ def run(project, add: bool = False, tag: str = TAG):
     return refresh(project.root, all_pins, all_pins.find(tag), add)
 
 
+def paths(written) -> list[str]:
+    return [change.path for change in written]
+
+
 def refused(project, **options) -> list[str]:
-    with pytest.raises(Refused) as caught:
-        run(project, **options)
-    return [problem.name for problem in caught.value.problems]
+    return [fakes.problem_of(run, project, **options).name]
+
+
+def tree_state(root: Path) -> dict[str, bytes | None]:
+    tree = root / "work" / TAG
+    return {
+        path.relative_to(tree).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in tree.rglob("*")
+    }
 
 
 def edit(path, old: str, new_text: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new_text))
-
-
-def test_nothing_edited_writes_nothing(applied):
-    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay")
-    written, report = run(applied)
-    assert written == [] and report.outcome is Outcome.ALREADY_APPLIED
-    assert fakes.snapshot(applied.root / "patches", applied.root / "overlay") == before
 
 
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
@@ -61,11 +62,8 @@ def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     with pytest.raises(Refused, match="edited-tree"):
         applied.apply()
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES]
-    assert (
-        "+added_step = 21\n" in (applied.root / COUNT).read_text()
-        and report.outcome is Outcome.APPLIED
-    )
+    assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert "+added_step = 21\n" in (applied.root / COUNT).read_text()
     assert hash_python(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
 
@@ -81,41 +79,87 @@ def test_the_same_edit_gives_the_same_bytes(applied, tmp_path):
     assert b"Index:" not in first and b"\t" not in first.split(b"--- a/")[1].split(b"\n")[0]
 
 
-def test_a_file_in_no_patch_is_refused_and_kept(applied):
-    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.2")
+@pytest.mark.parametrize("file", [VERSION, f"{RUNNER}.rej"], ids=["an edit", "of a failed push"])
+def test_a_file_in_no_patch_is_refused_and_kept(applied, file):
+    (applied.tree / file).write_text("mine = 1\n")
     before = fakes.snapshot(applied.root / "patches")
     assert refused(applied) == ["stray-edits"]
-    assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
+    assert (applied.tree / file).read_text() == "mine = 1\n"
     assert fakes.snapshot(applied.root / "patches") == before
 
 
 def test_add_takes_it_into_the_top_patch(applied):
-    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.2")
+    edit(applied.tree / VERSION, "9.9.1", "9.9.2")
     written, report = run(applied, add=True)
-    assert [file.path for file in written] == [CUT, TREES] and report.outcome is Outcome.APPLIED
+    assert paths(written) == [CUT, TREES] and report.outcome is Outcome.APPLIED
     assert '+__version__ = "9.9.2"' in (applied.root / CUT).read_text()
-    assert (applied.tree / "python/sglang/version.py").read_text() == '__version__ = "9.9.2"\n'
+    assert (applied.tree / VERSION).read_text() == '__version__ = "9.9.2"\n'
 
 
 def test_the_overlay_comes_back(applied):
-    (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
-    written, _ = run(applied)
-    assert [file.path for file in written] == [f"overlay/{STEPS}", TREES]
-    assert (
-        applied.root / "overlay" / STEPS
-    ).read_text() == '"""Steps of our own, more of them."""\n'
+    (applied.tree / STEPS).write_text('"""Mine."""\n')
+    assert paths(run(applied)[0]) == [f"overlay/{STEPS}", TREES]
+    assert (applied.root / "overlay" / STEPS).read_text() == '"""Mine."""\n'
 
 
 def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
     engine().run(applied.tree, "pop")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
     edit(applied.tree / CUT, " four = 4", " four = 5")
-    with pytest.raises(Refused) as caught:
-        run(applied)
-    (problem,) = caught.value.problems
+    problem = fakes.problem_of(run, applied)
     cut = "python/sglang/srt/cut.py"
     assert problem.where == f"{CUT} on work/{TAG}: {cut}: hunk 1" and problem.name == "conflict"
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
+
+
+def without(project, name: str) -> None:
+    """Drop a patch from the queue."""
+    (project.root / "patches" / name).unlink()
+    lines = (project.root / "series").read_text().splitlines(keepends=True)
+    project.write("series", "".join(line for line in lines if not line.startswith(name)))
+
+
+def left_out(project, name: str) -> None:
+    """Let the patch's guard leave the release out."""
+    project.guards(">=9.9,<10", "==9.9.0")
+    project.edit(f"patches/{name}", "Overlay:", "Gap: >9.9: it is another cut there\nOverlay:")
+
+
+@pytest.mark.parametrize("change", [without, left_out])
+def test_a_patch_that_left_the_queue_is_not_written_back(applied, change):
+    change(applied, fakes.CUT)
+    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    written, report = run(applied)
+    assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert "six" not in (applied.tree / SHORT).read_text()
+
+
+def test_a_dropped_patch_takes_its_overlay_along(applied):
+    without(applied, fakes.COUNT)
+    (applied.root / "overlay" / STEPS).unlink()
+    edit(applied.tree / SHORT, "six = 6", "six = 7")
+    assert paths(run(applied)[0]) == [CUT, TREES]
+    assert not (applied.tree / STEPS).exists()
+
+
+def test_a_dropped_patch_that_was_edited_in_the_tree_is_refused(applied):
+    without(applied, fakes.CUT)
+    edit(applied.tree / SHORT, "six = 6", "six = 7")
+    assert refused(applied) == ["changed-twice"]
+    assert "six = 7" in (applied.tree / SHORT).read_text()
+
+
+def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
+    engine().run(applied.tree, "pop")
+    (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
+    applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
+    assert run(applied)[0] == []
+    assert quilt.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
+
+
+def test_a_patch_whose_change_was_undone_is_named(applied):
+    edit(applied.tree / RUNNER, "added_step = 20\n", "")
+    assert refused(applied) == ["empty-patch"]
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
@@ -130,33 +174,33 @@ def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     edit(applied.root / COUNT, "+added_step = 20", "+added_step = 30")
     assert refused(applied) == ["changed-twice"]
-    assert (
-        "added_step = 21" in (applied.tree / RUNNER).read_text()
-        and "added_step = 30" in (applied.root / COUNT).read_text()
-    )
+    assert "added_step = 21" in (applied.tree / RUNNER).read_text()
+    assert "added_step = 30" in (applied.root / COUNT).read_text()
+
+
+def test_an_overlay_file_changed_in_both_is_refused(applied):
+    (applied.tree / STEPS).write_text('"""Of the tree."""\n')
+    applied.write(f"overlay/{STEPS}", '"""Of the queue."""\n')
+    assert refused(applied) == ["changed-twice"]
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
     assert quilt.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
-    engine().run(applied.tree, "add", "python/sglang/version.py")
-    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.1-mine")
+    engine().run(applied.tree, "add", VERSION)
+    edit(applied.tree / VERSION, "9.9.1", "9.9.1-mine")
     written, report = run(applied)
-    assert [file.path for file in written] == ["patches/steps/say-version.patch", "series", TREES]
+    assert paths(written) == ["patches/steps/say-version.patch", "series", TREES]
     # the header is a form to fill in
     assert report is None and any("[bad-field]" in line for line in said)
-    assert (applied.root / "series").read_text().splitlines()[-1].split(" #") == [
-        f"{'steps/say-version.patch':<29}",
-        " >=9.9.1,<9.9.2",
-    ]
+    entry = (applied.root / "series").read_text().splitlines()[-1].split()
+    assert entry == ["steps/say-version.patch", "#", ">=9.9.1,<9.9.2"]
     path = applied.root / "patches/steps/say-version.patch"
     diff = path.read_text()[path.read_text().index("--- a/") :]
-    path.write_text(f"{fakes.header(Probe='python/sglang/version.py :: 9.9.1-mine')}\n{diff}")
-    written, report = run(applied)
-    assert (
-        report.outcome is Outcome.APPLIED
-        and "9.9.1-mine" in (applied.tree / "python/sglang/version.py").read_text()
-    )
+    path.write_text(f"{fakes.header(Probe=f'{VERSION} :: 9.9.1-mine')}\n{diff}")
+    _, report = run(applied)
+    assert report.outcome is Outcome.APPLIED
+    assert "9.9.1-mine" in (applied.tree / VERSION).read_text()
     assert path.read_text().startswith("Subject: Count the steps once more\n")
 
 
@@ -178,14 +222,6 @@ def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
     engine().run(root / "work" / TAG, "pop")
 
 
-def tree_state(root: Path) -> dict[str, bytes | None]:
-    tree = root / "work" / TAG
-    return {
-        path.relative_to(tree).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in tree.rglob("*")
-    }
-
-
 def test_new_finishes_what_a_killed_quilt_began(applied):
     """quilt lists a patch in one file, and calls it applied in another."""
     engine().run(applied.tree, "new", "steps/say-more.patch")
@@ -200,7 +236,7 @@ def test_new_finishes_what_a_killed_quilt_began(applied):
 
 def test_new_refuses_a_name_that_the_tree_has(applied):
     new(applied.root, applied.pin, "steps/say-more")
-    engine().run(applied.tree, "add", "python/sglang/version.py")
+    engine().run(applied.tree, "add", VERSION)
     with pytest.raises(Refused, match="steps/say-more.patch is in the tree already"):
         new(applied.root, applied.pin, "steps/say-more")
 
@@ -215,19 +251,12 @@ def test_new_refuses_a_series_that_lost_a_patch(applied):
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")
-    engine().run(applied.tree, "add", "python/sglang/version.py")
-    edit(applied.tree / "python/sglang/version.py", "9.9.1", "9.9.3")
+    engine().run(applied.tree, "add", VERSION)
+    edit(applied.tree / VERSION, "9.9.1", "9.9.3")
     run(applied)
-    names = [
-        line.split()[0]
-        for line in (applied.root / "series").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    assert names == [
-        "steps/count-once-more.patch",
-        "steps/in-between.patch",
-        "steps/name-the-cut.patch",
-    ]
+    _, *entries = (applied.root / "series").read_text().splitlines()
+    names = [entry.split()[0] for entry in entries]
+    assert names == [fakes.COUNT, "steps/in-between.patch", fakes.CUT]
 
 
 @pytest.mark.parametrize(
@@ -241,20 +270,15 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
     ],
 )
 def test_new_refuses_a_bad_name(applied, name, problem):
-    with pytest.raises(Refused) as caught:
-        new(applied.root, applied.pin, name)
-    assert [each.name for each in caught.value.problems] == [problem]
+    assert fakes.refused(new, applied.root, applied.pin, name)[0] == problem
 
 
 def two_releases(project, runner: str) -> pins.Pins:
-    """9.9.3 as well, with this runner; the cut is not for it."""
+    """9.9.3 as well, with this runner and its tree pinned; the cut is not for it."""
     project.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/runner.py": runner})
     project.warm()
-    edit(
-        project.root / CUT,
-        "Overlay: none",
-        "Gap: >9.9.2: the cut is another one there\nOverlay: none",
-    )
+    gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
+    edit(project.root / CUT, "Overlay: none", gap)
     return pins.load(project.root)
 
 
@@ -265,35 +289,29 @@ def test_text_that_moved_on_another_release_gets_its_line_there(applied):
     assert [problem.name for problem in report.all_problems] == ["no-tree-pinned"]
     before = fakes.snapshot(applied.root / "patches", applied.root / "series")
     written, laid = run(applied, tag="v9.9.3")
-    assert [file.path for file in written] == [TREES] and laid.outcome is Outcome.APPLIED
+    assert paths(written) == [TREES] and laid.outcome is Outcome.APPLIED
     assert fakes.snapshot(applied.root / "patches", applied.root / "series") == before
-    assert "@@ -20,6 +20,7 @@\n" in (applied.root / "work/v9.9.3" / COUNT).read_text(), (
-        "quilt's own file has the release's line"
-    )
+    quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
+    assert "@@ -20,6 +20,7 @@\n" in quilts, "quilt's own file has the release's line"
     assert check(applied.root, all_pins.all, None).all_problems == ()
     assert apply(applied.root, applied.pin, None).outcome is Outcome.APPLIED
 
 
 def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
-    all_pins = two_releases(
-        applied, "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n")
-    )
+    other = "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n")
+    all_pins = two_releases(applied, other)
     run(applied, tag="v9.9.3")
     edit(applied.tree / RUNNER, "step_31 = 31\n", "step_31 = 31\nlate = 1\n")
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
     assert written[0].why == "refreshed, for v9.9.3 too"
-    shared = (
-        "@@ -30,5 +31,6 @@\n step_30 = 30\n step_31 = 31\n+late = 1\n step_32 = 32\n step_33 = 33\n"
-        " step_34 = 34\n"
-    )
+    lines = "".join(f" step_{n} = {n}\n" for n in range(30, 35))
+    shared = "@@ -30,5 +31,6 @@\n" + lines.replace("= 31\n", "= 31\n+late = 1\n")
     assert (applied.root / COUNT).read_text().endswith(shared)
     assert check(applied.root, all_pins.all, None).all_problems == ()
     apply(applied.root, all_pins.find("v9.9.3"), None)
-    laid = (applied.root / "work/v9.9.3" / COUNT).read_text()
-    assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in laid, (
-        "quilt's own file has three lines of the release's own"
-    )
+    quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
+    assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in quilts, "three lines of the release's own"
     assert run(applied)[0] == [] and run(applied, tag="v9.9.3")[0] == []
 
 
@@ -302,45 +320,48 @@ def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied, said):
     run(applied, tag="v9.9.3")
     shutil.rmtree(applied.cache / "archives" / all_pins.find("v9.9.3").wheels[0].sha256)
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
-    assert [file.path for file in run(applied)[0]] == [f"overlay/{STEPS}", TREES]
+    assert paths(run(applied)[0]) == [f"overlay/{STEPS}", TREES]
     assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in said[-1]
-    assert [problem.name for problem in check(applied.root, all_pins.all, None).all_problems] == [
-        "tree mismatch"
-    ]
+    problems = check(applied.root, all_pins.all, None).all_problems
+    assert [problem.name for problem in problems] == ["tree mismatch"]
+
+
+def needs_a_variant(project) -> pins.Pins:
+    """Edit the tree as 9.9.3, which is pinned too, cannot take it."""
+    all_pins = two_releases(project, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
+    run(project, tag="v9.9.3")
+    edit(project.tree / RUNNER, "step_31 = 31\n", "")
+    return all_pins
 
 
 def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
-    all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
-    run(applied, tag="v9.9.3")
-    edit(applied.tree / RUNNER, "step_31 = 31\n", "")
+    all_pins = needs_a_variant(applied)
     written, report = run(applied)
-    assert [file.path for file in written] == [
-        "patches/steps/count-once-more@9.9.1.patch",
-        "series",
-        TREES,
-    ] and report.outcome is Outcome.APPLIED
-    assert (
-        "steps/count-once-more.patch  # >=9.9,<10,!=9.9.1.*\nsteps/count-once-more@9.9.1.patch #"
-        " ==9.9.1.*\n" in (applied.root / "series").read_text()
-    )
+    variant = "steps/count-once-more@9.9.1.patch"
+    assert paths(written) == [f"patches/{variant}", "series", TREES]
+    assert report.outcome is Outcome.APPLIED
+    entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
+    assert entries in (applied.root / "series").read_text()
     assert check(applied.root, all_pins.all, None).all_problems == ()
 
 
 def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
     """The renames: the journal (from here on it is new), the variant, the series, the trees, the
     journal away; then work/."""
-    all_pins = two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
-    run(applied, tag="v9.9.3")
-    edit(applied.tree / RUNNER, "step_31 = 31\n", "")
+    all_pins = needs_a_variant(applied)
     folders = [applied.root / name for name in ("patches", "upstream", "overlay")]
-    before = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+
+    def texts() -> dict[str, object]:
+        return {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+
+    before = texts()
     kept = shutil.copytree(applied.root, tmp_path / "kept", symlinks=True)
     for number in range(1, 7):
         shutil.rmtree(applied.root)
         shutil.copytree(kept, applied.root, symlinks=True)
         fakes.kill_at(number, lambda: run(applied))
         problems = check(applied.root, all_pins.all, None).all_problems
-        after = {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+        after = texts()
         assert problems == () and (after == before) is (number == 1), (
             f"rename {number}: the next command finds a whole queue, the old one or the new one"
         )
@@ -357,23 +378,17 @@ def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(a
         numbered(40).replace("step_20 = 20\n", f"step_20 = 20\nadded_step = 20\n{more}")
         for more in ("", "twice = 1\n")
     )
-    applied.write(
-        "patches/steps/count-twice.patch",
-        fakes.patch_text(
-            before=before, after=after, Probe=f"{RUNNER} :: twice", Gap="<9.9.2: not needed: there"
-        ),
-    )
+    fields = {"Probe": f"{RUNNER} :: twice", "Gap": "<9.9.2: not needed: there"}
+    text = fakes.patch_text(before=before, after=after, **fields)
+    applied.write("patches/steps/count-twice.patch", text)
     with open(applied.root / "series", "a") as file:
         file.write("steps/count-twice.patch  # >=9.9.2,<10\n")
     run(applied, tag="v9.9.3")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     folders = [applied.root / name for name in ("patches", "upstream", "series")]
     found = fakes.snapshot(*folders)
-    assert refused(applied) == ["conflict"]
-    assert (
-        fakes.snapshot(*folders) == found
-        and "added_step = 21" in (applied.tree / RUNNER).read_text()
-    )
+    assert refused(applied) == ["conflict"] and fakes.snapshot(*folders) == found
+    assert "added_step = 21" in (applied.tree / RUNNER).read_text()
 
 
 def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
@@ -385,38 +400,26 @@ def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
 @pytest.mark.parametrize("first", [17, 18])
 def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, first):
     """Diff programs choose differently between two equal lines; neither choice is an edit."""
-    lines = [f" step_{number} = {number}\n" for number in range(1, 41)]
-    added = (
-        ["+step_20 = 20\n", "+added_step = 20\n"]
-        if first == 17
-        else ["+added_step = 20\n", "+step_20 = 20\n"]
-    )
-    hunk = [*lines[first - 1 : first + 2], *added, *lines[first + 2 : first + 5]]
-    text = (
-        f"{fakes.header(Overlay='python/sglang/srt/steps/')}\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@"
-        f" -{first},6 +{first},8 @@\n{''.join(hunk)}"
-    )
+    lines = [f" step_{number} = {number}\n" for number in range(first, first + 6)]
+    added = ["+step_20 = 20\n", "+added_step = 20\n"]
+    hunk = "".join([*lines[:3], *(added if first == 17 else reversed(added)), *lines[3:]])
+    head = fakes.header(Overlay="python/sglang/srt/steps/")
+    start = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -{first},6 +{first},8 @@\n"
+    text = f"{head}\n{start}{hunk}"
     project.write(COUNT, text)
     project.place()
     project.apply()
     assert run(project)[0] == [] and (project.root / COUNT).read_text() == text
     edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
-    assert [file.path for file in run(project)[0]] == [
-        COUNT,
-        TREES,
-    ] and "added_step = 21" in (project.root / COUNT).read_text()
-
-
-def test_leftovers_of_a_failed_push_are_refused(applied):
-    (applied.tree / f"{RUNNER}.rej").write_text("hunk\n")
-    assert refused(applied) == ["stray-edits"]
+    assert paths(run(project)[0]) == [COUNT, TREES]
+    assert "added_step = 21" in (project.root / COUNT).read_text()
 
 
 def test_popped_patches_come_back_too(applied):
     engine().run(applied.tree, "pop")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
     written, report = run(applied)
-    assert [file.path for file in written] == [COUNT, TREES] and report.outcome is Outcome.APPLIED
+    assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
     assert len(quilt.applied(applied.tree)) == 3
 
 
@@ -425,8 +428,5 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     (applied.tree / STEPS).write_text('"""Mine."""\n')
     edit(applied.root / CUT, "+six = 6", "+six = 66")
     written, report = run(applied)
-    assert [file.path for file in written] == [
-        f"overlay/{STEPS}",
-        TREES,
-    ] and report.outcome is Outcome.APPLIED
+    assert paths(written) == [f"overlay/{STEPS}", TREES] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")

@@ -14,9 +14,9 @@ from fakes import RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.laying import quilt
-from patchqueue.laying.matching import replay
-from patchqueue.laying.worktree import write_patches
+from patchqueue.applying import quilt
+from patchqueue.applying.matching import replay
+from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
@@ -49,39 +49,22 @@ def one(upstream: str | bytes | None, text: str):
     return step.outcome, [problem.name for problem in step.problems], (*step.problems, None)[0]
 
 
-def test_exact():
-    result = run(BASE, diff(RUNNER, BASE, EDITED))
-    assert [step.outcome for step in result.steps] == [Outcome.APPLIED] and result.files == {
-        RUNNER: EDITED.encode()
-    }
-    assert result.problems == ()
-
-
 def test_patches_build_on_each_other():
     twice = EDITED.replace("added = 1\n", "added = 1\nagain = 2\n")
-    assert run(BASE, diff(RUNNER, BASE, EDITED), diff(RUNNER, EDITED, twice)).files == {
-        RUNNER: twice.encode()
-    }
+    result = run(BASE, diff(RUNNER, BASE, EDITED), diff(RUNNER, EDITED, twice))
+    assert [step.outcome for step in result.steps] == [Outcome.APPLIED] * 2
+    assert (result.files, result.problems) == ({RUNNER: twice.encode()}, ())
 
 
-@pytest.mark.parametrize("offset", [1, 7, -5])
-def test_a_text_at_another_line_is_applied_there(offset):
-    lines = BASE.splitlines(True)
-    above = "new\n" * offset + BASE if offset > 0 else "".join(lines[-offset:])
-    wanted = above.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
-    assert run(above, diff(RUNNER, BASE, EDITED)).files == {RUNNER: wanted.encode()}
-
-
-@pytest.mark.parametrize("above", ["", "x\n"], ids=["at its line too", "moved"])
-def test_text_at_several_places_is_a_conflict_that_names_them(above):
+@pytest.mark.parametrize(
+    ("above", "lines"), [("", "1, 7"), ("x\n", "2, 8")], ids=["at its line too", "moved"]
+)
+def test_text_at_several_places_is_a_conflict_that_names_them(above, lines):
     same = "a\nb\nc\nd\ne\nf\n"
     text = diff(RUNNER, same, same.replace("c\nd\n", "c\nnew\nd\n"))
     outcome, names, problem = one(above + same + same, text)
     assert (outcome, names) == (Outcome.CONFLICT, ["conflict"]) and problem.where.endswith("hunk 1")
-    assert (
-        problem.what
-        == f"its text is at 2 places: lines {1 + len(above) // 2}, {7 + len(above) // 2}"
-    )
+    assert problem.what == f"its text is at 2 places: lines {lines}"
 
 
 def test_a_place_before_the_last_hunk_does_not_count():
@@ -95,32 +78,25 @@ def test_a_place_before_the_last_hunk_does_not_count():
 
 
 def test_conflict_names_the_upstream_line():
-    outcome, names, problem = one(
-        BASE.replace("step_22 = 22", "step_22 = None"), diff(RUNNER, BASE, EDITED)
-    )
+    upstream = BASE.replace("step_22 = 22", "step_22 = None")
+    outcome, names, problem = one(upstream, diff(RUNNER, BASE, EDITED))
     assert (outcome, names) == (Outcome.CONFLICT, ["conflict"])
-    assert (
-        problem.what == "line 22 reads 'step_22 = None'; the queue's patch needs 'step_22 = 22'"
-        and "hunk 1" in problem.where
-        and problem.hint
-    )
+    assert problem.what.startswith("line 22 reads 'step_22 = None'")
+    assert "hunk 1" in problem.where and problem.hint
 
 
 def test_already_there_is_merged_upstream():
     outcome, names, problem = one(EDITED, diff(RUNNER, BASE, EDITED))
-    assert (outcome, names) == (
-        Outcome.MERGED_UPSTREAM,
-        ["merged upstream"],
-    ) and "guard" in problem.hint
+    assert (outcome, names) == (Outcome.MERGED_UPSTREAM, ["merged upstream"])
+    assert "guard" in problem.hint
 
 
 def test_a_patch_is_laid_whole_or_not_at_all():
     after = BASE.replace("step_5 = 5\n", "five = 5\n").replace("step_30 = 30\n", "thirty = 30\n")
     upstream = BASE.replace("step_29 = 29", "step_29 = None")
     result = run(upstream, diff(RUNNER, BASE, after))
-    assert result.files == {} and [
-        problem.where.split(": ")[-1] for problem in result.problems
-    ] == ["hunk 2"]
+    assert result.files == {}
+    assert [problem.where.split(": ")[-1] for problem in result.problems] == ["hunk 2"]
 
 
 def test_a_patch_is_called_by_its_worst_hunk():
@@ -159,10 +135,8 @@ def test_lines_end_at_line_feeds_only():
 )
 def test_little_context_is_as_exact(upstream, outcome):
     """What releases agree on may be one line: it applies where it is alone."""
-    text = diff(RUNNER, "a = 1\nb = 2\n", "a = 1\nB = 2\n").replace(
-        "@@ -1,2 +1,2 @@\n a = 1\n", "@@ -2 +2 @@\n"
-    )
-    assert "@@ -2 +2 @@\n-b = 2\n" in text and one(upstream, text)[0] is outcome
+    text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -2 +2 @@\n-b = 2\n+B = 2\n"
+    assert one(upstream, text)[0] is outcome
 
 
 def test_every_missing_file_is_named():
@@ -172,19 +146,16 @@ def test_every_missing_file_is_named():
 
 
 def test_a_hunk_that_deletes_all_of_another_text_is_a_conflict():
-    assert (
-        one("x\ny\n", f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n")[0]
-        is Outcome.CONFLICT
-    )
+    text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n"
+    assert one("x\ny\n", text)[0] is Outcome.CONFLICT
 
 
 def test_overlay_lies_below_the_patches_and_shadows_nothing():
     new = "python/sglang/new.py"
     assert run(BASE, diff(new, "a\n", "b\n"), overlay={new: b"a\n"}).files == {new: b"b\n"}
     result = run(BASE, overlay={RUNNER: b"mine\n"})
-    assert [problem.name for problem in result.problems] == [
-        "overlay-shadows-upstream"
-    ] and result.steps[0].outcome is Outcome.CONFLICT
+    assert [problem.name for problem in result.problems] == ["overlay-shadows-upstream"]
+    assert result.steps[0].outcome is Outcome.CONFLICT
 
 
 LINES = st.lists(
@@ -200,9 +171,8 @@ def edits(draw) -> tuple[str, str]:
     after = list(before)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(after)))
-        after[at : at + draw(st.integers(0, 3))] = draw(
-            st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3)
-        )
+        new = st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3)
+        after[at : at + draw(st.integers(0, 3))] = draw(new)
     ends = draw(st.sampled_from(["\n", ""])), draw(st.sampled_from(["\n", ""]))
     return "\n".join(before) + ends[0], "\n".join(after) + ends[1]
 

@@ -52,17 +52,13 @@ def ask(tmp_path: Path) -> Ask:
     """ask(*words): the command's answer about the processes that this test started."""
 
     def run(
-        *words: str, below: int | None = None, **variables: str
+        *words: str, below: int | None = None, **known: str
     ) -> subprocess.CompletedProcess[str]:
         # -I and -S leave an interpreter with the standard library alone
         command = [sys.executable, "-I", "-S", str(FOLDER), "--require", *words]
         only = ["--pid", str(below or os.getpid())]
-        return subprocess.run(
-            [*command, *only],
-            env={"XDG_RUNTIME_DIR": str(tmp_path), **variables},
-            capture_output=True,
-            text=True,
-        )
+        known = {"XDG_RUNTIME_DIR": str(tmp_path)} | known
+        return subprocess.run([*command, *only], env=known, capture_output=True, text=True)
 
     return run
 
@@ -86,11 +82,8 @@ def test_one_rank_runs_another_tree(start: Start, ask: Ask) -> None:
     start("sglang::scheduler_TP0", TREE)
     pid = start("sglang::scheduler_TP1", OTHER)
     start("sglang::scheduler_TP2")
-    code, sentence = answer(ask(TREE[:19]))
-    assert (code, sentence) == (
-        1,
-        f"Process {pid} (sglang::scheduler_TP1) runs {OTHER}, not {TREE[:19]}.",
-    )
+    said = f"Process {pid} (sglang::scheduler_TP1) runs {OTHER}, not {TREE[:19]}."
+    assert answer(ask(TREE[:19])) == (1, said)
 
 
 def test_one_left_no_record(start: Start, ask: Ask) -> None:
@@ -124,19 +117,15 @@ def test_only_what_descends_from_a_process_is_asked(start: Start, ask: Ask) -> N
 def test_two_trees_of_one_beginning_are_told_apart(start: Start, ask: Ask) -> None:
     start("sglang::scheduler_TP0", TREE)
     start("sglang::scheduler_TP1", TREE[:19] + "d" * 52)
-    assert answer(ask(TREE[:19])) == (
-        1,
-        f"Two trees begin with {TREE[:19]}: give more of its digits.",
-    )
+    said = f"Two trees begin with {TREE[:19]}: give more of its digits."
+    assert answer(ask(TREE[:19])) == (1, said)
 
 
 @pytest.mark.parametrize("word", ["abc", "sha256:0123", "v0.5.9", TREE + "0", ""])
 def test_a_word_that_is_no_tree_is_refused(ask: Ask, word: str) -> None:
     done = ask(word)
     assert done.returncode == 2
-    assert (
-        f"argument --require: {word!r} is not a tree: give sha256: and 12 to 64" in done.stderr
-    ), done.stderr
+    assert f"argument --require: {word!r} is not a tree" in done.stderr, done.stderr
 
 
 def test_without_a_folder_of_records_nobody_answers(start: Start, ask: Ask, tmp_path: Path) -> None:

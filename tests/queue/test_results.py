@@ -10,18 +10,16 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG, VERSION
+from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
-from evidence import incoming, matrix, questions, results
-from evidence.commands import cli
+from evidence import cells, incoming, matrix, results
 from evidence.incoming import Fate
 from evidence.results import Load, Row
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 PINS = pins.load(ROOT)
 RULES = "sha256:rules"
 
@@ -57,24 +55,14 @@ def run(mode: str, verdict: str = "passed", model: str = "one", **more) -> dict:
 
 def visit(tree: str, mode: str, first: list[float], rate: float, **more) -> dict:
     """An engine of gain.json."""
-    calls = {"1x64": {"all": first}}
-    return {
-        "tree": tree,
-        "mode": mode,
-        "verdict": "passed",
-        "first_token_ms": calls,
-        "loads": [{"tokens_per_s": rate}],
-        "profile": {"1x64": {"busy_ms": 5.0}},
-    } | more
+    measured = {"first_token_ms": {"1x64": {"all": first}}, "loads": [{"tokens_per_s": rate}]}
+    measured |= {"profile": {"1x64": {"busy_ms": 5.0}}, "verdict": "passed"}
+    return {"tree": tree, "mode": mode} | measured | more
 
 
 def times(project, *visits: dict, **changes) -> dict:
-    return (
-        result(
-            project, runs=list(visits), model="One", gain={"traffic": []}, floor_ms={"1x64": 4.0}
-        )
-        | changes
-    )
+    about = {"model": "One", "gain": {"traffic": []}, "floor_ms": {"1x64": 4.0}}
+    return result(project, runs=list(visits), **about) | changes
 
 
 def take(project, tmp_path: Path, found: dict, name: str = incoming.PROOF, **options):
@@ -142,11 +130,6 @@ def test_a_file_that_is_refused_keeps_no_other_out(measured, tmp_path):
     assert incoming.found(measured.root, tmp_path) == files
 
 
-def test_a_stale_result_is_taken_where_it_is_asked_for(measured, tmp_path):
-    old = result(measured, changes="sha256:" + "0" * 64)
-    assert take(measured, tmp_path, old, stale=True).fate is Fate.TAKEN
-
-
 def edit(project, part: str) -> None:
     """Change a patch's header, or what it adds."""
     file = next((project.root / "patches").rglob("*.patch"))
@@ -190,13 +173,12 @@ def test_times_are_quartiles_and_medians_of_all_visits_of_a_tree(measured, tmp_p
         peers=[visit("", "own", [20], 150, name="vllm", version="9.9")],
     )
     take(measured, tmp_path, found, incoming.TIMES)
-    patched, untouched, peer = results.load(measured.root)
-    assert (patched.name, untouched.name, peer.name) == ("patched", "untouched", "vllm 9.9")
+    rows = results.load(measured.root)
+    assert [row.name for row in rows] == ["patched", "untouched", "vllm 9.9"]
+    patched, untouched, _ = rows
     assert patched.first_token_ms == {"1x64": 11} and patched.input_tokens_per_s == 250
     assert patched.floor_ms == {"1x64": 4.0} and untouched.busy_ms == {"1x64": 5.0}
-    assert {row.run for row in (patched, untouched, peer)} == {
-        "nvidia-fake-1.nemotron.eager-to-breakable+all"
-    }
+    assert {row.run for row in rows} == {"nvidia-fake-1.nemotron.eager-to-breakable+all"}
 
 
 def test_a_run_of_times_is_replaced_as_a_whole(measured, tmp_path):
@@ -229,18 +211,9 @@ def test_loads_are_medians_of_output_or_input_tokens(measured, tmp_path):
     assert row.run.endswith(".eager-to-eager.gsm8k-prefill")
 
 
-ROW = Row(
-    kind="proof",
-    release="0.5.9",
-    name="eager",
-    model="one",
-    verdict="passed",
-    date="2030-01-02",
-    gpu="NVIDIA Fake",
-    torch="2.9.1",
-    queue="sha256:now",
-    rules=RULES,
-)
+ABOUT = {"kind": "proof", "release": "0.5.9", "name": "eager", "model": "one", "verdict": "passed"}
+HOST = {"date": "2030-01-02", "gpu": "NVIDIA Fake", "torch": "2.9.1"}
+ROW = Row(**ABOUT, **HOST, queue="sha256:now", rules=RULES)
 TODAY = {"0.5.9": "sha256:now"}
 
 
@@ -285,7 +258,7 @@ def test_what_is_kept_fits_its_budget():
 
 # questions
 
-ASKED = questions.load(ROOT)["mixed_states"]
+ASKED = cells.questions(ROOT)["mixed_states"]
 PIN = PINS.find("v0.5.16")
 
 
@@ -295,37 +268,29 @@ def queue():
 
 
 def answered(queue, **changes) -> Row:
-    return replace(
-        ROW,
-        kind="question",
-        release="0.5.16",
-        name="mixed_states",
-        model="",
-        queue=PIN.patched,
-        **changes,
-    )
+    about = {"kind": "question", "release": "0.5.16", "name": "mixed_states", "model": ""}
+    return replace(ROW, queue=PIN.patched, **about, **changes)
+
+
+NOT_RUN, PROVEN = matrix.State.NOT_RUN, matrix.State.PROVEN
+ALIKE = {"control": True, "why": "alike"}
 
 
 @pytest.mark.parametrize(
     ("rows", "state", "why"),
     [
-        ([], matrix.State.NOT_RUN, "the queue repairs it with"),
-        ([{}], matrix.State.PROVEN, "no control ran"),
-        ([{"control": True}], matrix.State.NOT_RUN, "the queue repairs it with"),
-        ([{}, {"control": True}], matrix.State.PROVEN, "own tree answered otherwise"),
-        ([{}, {"control": True, "why": "alike"}], matrix.State.INCONCLUSIVE, "answered alike"),
-        (
-            [{}, {"control": True, "why": "alike", "gpu": "another"}],
-            matrix.State.PROVEN,
-            "no control ran",
-        ),
+        ([], NOT_RUN, "the queue repairs it with"),
+        ([{}], PROVEN, "no control ran"),
+        ([{"control": True}], NOT_RUN, "the queue repairs it with"),
+        ([{}, {"control": True}], PROVEN, "own tree answered otherwise"),
+        ([{}, ALIKE], matrix.State.INCONCLUSIVE, "answered alike"),
+        ([{}, ALIKE | {"gpu": "another"}], PROVEN, "no control ran"),
         ([{"why": "5 of 24"}, {"gpu": "another"}], matrix.State.FAILED, "5 of 24"),
     ],
 )
 def test_what_an_answer_shows(queue, rows, state, why):
-    cell = matrix.answer(
-        [answered(queue, **row) for row in rows], queue, PIN, "mixed_states", ASKED
-    )
+    made = [answered(queue, **row) for row in rows]
+    cell = matrix.answer(made, queue, PIN, "mixed_states", ASKED)
     assert cell.state is state and why in cell.reason
 
 
@@ -346,6 +311,6 @@ def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
     assert incoming.found(measured.root, tmp_path) == [tmp_path / "mine.json"]
 
 
-def test_a_folder_without_results_is_refused(project, tmp_path, capsys):
-    assert cli.main(["--root", str(project.root), "status", "--merge", str(tmp_path)]) == 1
-    assert "[no-evidence]" in capsys.readouterr().err
+def test_a_folder_without_results_is_refused(project, tmp_path, tool):
+    code, _, err = tool(project, "status", "--merge", tmp_path)
+    assert code == 1 and "[no-evidence]" in err

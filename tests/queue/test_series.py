@@ -6,7 +6,7 @@ import doctest
 from dataclasses import replace
 
 import pytest
-from fakes import patch_text
+from fakes import COUNT, CUT, RUNNER, numbered, patch_text, variant_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
@@ -141,22 +141,28 @@ def test_a_selection_belongs_to_who_asked_and_a_changed_queue_selects_anew(proje
 
 
 def test_variant_shares_its_base_header_and_overlay(project):
-    project.write(
-        "series",
-        "steps/count-once-more.patch  # <9.9.1\nsteps/count-once-more@9.9.1.patch  #"
-        " >=9.9.1\nsteps/name-the-cut.patch  # ==9.9.1\n",
-    )
-    project.write(
-        "patches/steps/count-once-more@9.9.1.patch",
-        "Variant-Of: steps/count-once-more.patch\n\n" + patch_text().split("\n\n", 1)[1],
-    )
+    name = "steps/count-once-more@9.9.1.patch"
+    project.write("series", f"{COUNT}  # <9.9.1\n{name}  # >=9.9.1\n{CUT}  # ==9.9.1\n")
+    project.write(f"patches/{name}", variant_text())
     queue, problems = series.read(project.root)
     assert problems == []
-    variant, _ = queue.select(Version("9.9.1"))
-    assert variant.name == "steps/count-once-more@9.9.1.patch"
-    assert queue.header(variant.name).get("Subject") == "Count the steps once more"
+    variant, cut = queue.select(Version("9.9.1"))
+    assert variant.name == name
+    assert queue.header(name).get("Subject") == "Count the steps once more"
     assert list(queue.overlay_for([variant])) == ["python/sglang/srt/steps/__init__.py"]
-    assert queue.overlay_for(queue.select(Version("9.9.1"))[1:]) == {}
+    assert queue.overlay_for([cut]) == {}
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["added", "removed"])
+def test_a_patch_brings_what_its_added_lines_import(project, step):
+    project.write("overlay/python/sglang/srt/steps/other.py", "name = 1\n")
+    line = "step_20 = 20\nfrom sglang.srt.steps import other\n"
+    texts = [numbered(40), numbered(40).replace("step_20 = 20\n", line)]
+    patch = patch_text(RUNNER, *texts[::step], Overlay=None)
+    project.write("patches/steps/count-once-more.patch", patch)
+    queue, problems = series.read(project.root)
+    brought = queue.overlay_for(queue.select(Version("9.9.1")))
+    assert problems == [] and brought == (queue.overlay if step == 1 else {})
 
 
 @pytest.mark.parametrize(
@@ -171,28 +177,25 @@ def test_variant_shares_its_base_header_and_overlay(project):
     ],
 )
 def test_a_named_file_brings_what_it_imports(project, line):
-    folder = "overlay/python/sglang/srt/steps"
-    project.write(
-        "patches/steps/count-once-more.patch",
-        patch_text(Overlay="python/sglang/srt/steps/count.py"),
-    )
-    project.write(f"{folder}/count.py", f"{line}\n")
-    project.write(f"{folder}/other.py", "from .deep.last import name\n")
-    project.write(f"{folder}/deep/__init__.py", '"""A room."""\n')
-    project.write(f"{folder}/deep/last.py", "name = 1\n")
-    project.write(f"{folder}/deep/nobodys.py", "name = 1\n")
+    folder = "python/sglang/srt/steps"
+    project.write(f"patches/{COUNT}", patch_text(Overlay=f"{folder}/count.py"))
+    for name, text in {
+        "count": line,
+        "other": "from .deep.last import name",
+        "deep/__init__": '"""A room."""',
+        "deep/last": "name = 1",
+        "deep/nobodys": "name = 1",
+    }.items():
+        project.write(f"overlay/{folder}/{name}.py", f"{text}\n")
     queue, _ = series.read(project.root)
     names = ["__init__.py", "count.py", "deep/__init__.py", "deep/last.py", "other.py"]
-    assert list(queue.overlay_for(queue.select(Version("9.9.1")))) == [
-        f"python/sglang/srt/steps/{name}" for name in names
-    ]
-    assert queue.unnamed_overlay() == ["python/sglang/srt/steps/deep/nobodys.py"]
+    found = list(queue.overlay_for(queue.select(Version("9.9.1"))))
+    assert found == [f"{folder}/{name}" for name in names]
+    assert queue.unnamed_overlay() == [f"{folder}/deep/nobodys.py"]
 
 
 def test_as_patch_makes_new_files():
     files = {"python/sglang/b.py": b"x\n", "python/sglang/a.py": b"1\n\f\n3\n"}
     parsed = patchfile.parse_diff(series.as_patch(files).decode())
-    assert [
-        (file.path, "".join(line for hunk in file.hunks for line in hunk.new).encode())
-        for file in parsed
-    ] == sorted(files.items())
+    made = [(file.path, "".join(file.hunks[0].new).encode()) for file in parsed]
+    assert made == sorted(files.items()) and all(len(file.hunks) == 1 for file in parsed)

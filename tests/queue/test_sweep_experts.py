@@ -4,65 +4,80 @@ sizes of a table, and each number of tokens has an entry."""
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import gpumodules
 import pytest
 
-GPU = Path(__file__).resolve().parents[2] / "tests/gpu"
 ONE, TWO, THREE = ((m, 64, 64, 1, 4, 3) for m in (16, 32, 64))
 
 
-@pytest.fixture
-def sweep(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    yield importlib.import_module("sweep_experts")
-    for name in ("sweep_experts", "sweep", "commandline", "machine_code"):
-        sys.modules.pop(name, None)
+sweep_experts = gpumodules.fixture("sweep_experts")
 
 
 def row(tokens: int, default: float | None, **us: float) -> dict:
-    names = {"one": ONE, "two": TWO, "three": THREE}
-    return {
-        "tokens": tokens,
-        "default_us": default,
-        "us": {names[name]: value for name, value in us.items()},
-    }
+    tiles = {{"one": ONE, "two": TWO, "three": THREE}[name]: value for name, value in us.items()}
+    return {"tokens": tokens, "default_us": default, "us": tiles}
 
 
-def test_the_fastest_tile_is_chosen(sweep):
-    assert sweep.chosen([[row(16, 100, one=90, two=50)]]) == {16: TWO}
+def test_what_enables_something_is_a_constant_of_a_kernel(sweep_experts):
+    """Releases give enable_fused_moe_sum_all_reduce to the kernel; Triton refuses other objects."""
+    options = sweep_experts.Off()
+    assert options.enable_fused_moe_sum_all_reduce is False
+    assert options().moe.enable_fused_moe_sum_all_reduce is False
 
 
-def test_no_tile_is_slower_than_the_default(sweep):
+@pytest.mark.parametrize("group", [(512, 512), (256, 512), (128, 1856)])
+def test_every_launch_that_is_timed_is_compiled_before(sweep_experts, group):
+    """At a few tokens too, where moe_align_block_size pads by another rule: a GPU run compiled 72
+    tiles one after the other there."""
+
+    def kernel(experts, tile, count):
+        """What of a launch Triton and moe_align_block_size go by (0.5.12.post1)."""
+        routed = count * experts.top_k
+        if routed < experts.experts + 1:
+            padded = routed * tile[0]
+        else:
+            padded = routed + (experts.experts + 1) * (tile[0] - 1)
+        return tile, routed % 16 == 0, padded % 16 == 0
+
+    [experts, *_] = sweep_experts.SHAPES[group]
+    work = sweep_experts.variants(experts, sweep_experts.TOKENS)
+    compiled = {kernel(experts, *one) for one in work}
+    for count in sweep_experts.TOKENS:
+        tiles = sweep_experts.candidates(count, experts)
+        assert {kernel(experts, tile, count) for tile in tiles} <= compiled
+    assert len(work) < 600
+
+
+def test_the_fastest_tile_is_chosen(sweep_experts):
+    assert sweep_experts.chosen([[row(16, 100, one=90, two=50)]]) == {16: TWO}
+
+
+def test_no_tile_is_slower_than_the_default(sweep_experts):
     rows = [row(16, 40, one=90, two=50), row(32, 60, one=90, two=50)]
-    assert sweep.chosen([rows]) == {32: TWO}
+    assert sweep_experts.chosen([rows]) == {32: TWO}
     defaults = {16: {"BLOCK_SIZE_M": 16}, 32: {"BLOCK_SIZE_M": 1}}
-    table = sweep.table_of([rows], defaults)
-    assert table == {"16": {"BLOCK_SIZE_M": 16}, "32": sweep.as_words(TWO)}
+    table = sweep_experts.table_of([rows], defaults)
+    assert table == {"16": {"BLOCK_SIZE_M": 16}, "32": sweep_experts.as_words(TWO)}
 
 
-def test_of_equal_tiles_the_one_that_serves_the_neighbours_is_chosen(sweep):
-    rows = [
-        row(16, 100, one=50, two=80),
-        row(32, 100, one=51, two=50),
-        row(64, 100, one=50, two=90),
-    ]
-    assert sweep.chosen([rows]) == {16: ONE, 32: ONE, 64: ONE}
-    rows[1] = row(32, 100, one=60, two=50)  # too far from the best
-    assert sweep.chosen([rows])[32] == TWO
+def test_of_equal_tiles_the_one_that_serves_the_neighbours_is_chosen(sweep_experts):
+    for near, found in ((51, ONE), (60, TWO)):  # too far from the best
+        rows = [row(16, 100, one=50, two=80), row(32, 100, one=near, two=50)]
+        rows.append(row(64, 100, one=50, two=90))
+        assert sweep_experts.chosen([rows]) == {16: ONE, 32: found, 64: ONE}
 
 
-def test_a_table_serves_all_hidden_sizes(sweep):
+def test_a_table_serves_all_hidden_sizes(sweep_experts):
     narrow, wide = [row(16, 100, one=50, two=51)], [row(16, 100, one=80, two=50)]
-    assert sweep.chosen([narrow, wide]) == {16: TWO}
-    assert sweep.chosen([narrow, [row(16, 49, one=48, two=50)]]) == {16: ONE}
-    assert sweep.chosen([narrow, [row(16, 100, three=50)]]) == {}
+    assert sweep_experts.chosen([narrow, wide]) == {16: TWO}
+    assert sweep_experts.chosen([narrow, [row(16, 49, one=48, two=50)]]) == {16: ONE}
+    assert sweep_experts.chosen([narrow, [row(16, 100, three=50)]]) == {}
 
 
-def test_no_miscompiled_tile_is_chosen(sweep):
+def test_no_miscompiled_tile_is_chosen(sweep_experts):
     """Nor one that would come in its place; what cannot be chosen is not looked at."""
     rows = [row(16, 100, one=50, two=60, three=90), row(32, 40, one=90, two=60, three=50)]
     asked = []
@@ -71,36 +86,36 @@ def test_no_miscompiled_tile_is_chosen(sweep):
         asked.append(tiles)
         return tiles & {ONE}
 
-    assert sweep.leave_out_miscompiled(rows, miscompiled) == {ONE}
+    assert sweep_experts.leave_out_miscompiled(rows, miscompiled) == {ONE}
     assert asked == [{ONE}, {TWO}]
-    assert sweep.chosen([rows]) == {16: TWO}
+    assert sweep_experts.chosen([rows]) == {16: TWO}
 
 
-def test_a_host_without_a_gpu_is_refused(sweep, monkeypatch, tmp_path):
+def test_a_host_without_a_gpu_is_refused(sweep_experts, monkeypatch, tmp_path):
     torch = SimpleNamespace(
         cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(hip=None)
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(SystemExit, match="no NVIDIA GPU"):
-        sweep.main(["--out", str(tmp_path), "--inside"])
+        sweep_experts.main(["--out", str(tmp_path), "--inside"])
 
 
-def test_only_what_was_near_an_anchor_is_timed_beside_it(sweep):
+def test_only_what_was_near_an_anchor_is_timed_beside_it(sweep_experts):
     anchors = [row(16, 100, one=50, two=60), row(128, 100, two=90, three=50)]
-    assert sweep.promising(anchors, 64) == [ONE, TWO, THREE]
-    assert sweep.promising(anchors, 8) == [ONE, TWO]
-    assert sweep.promising(anchors, 512) == [THREE]
+    assert sweep_experts.promising(anchors, 64) == [ONE, TWO, THREE]
+    assert sweep_experts.promising(anchors, 8) == [ONE, TWO]
+    assert sweep_experts.promising(anchors, 512) == [THREE]
 
 
 @pytest.mark.parametrize("text", ["512", "512,511", "a,b", "1,2,3"])
-def test_a_shape_that_is_none_is_refused(sweep, text):
+def test_a_shape_that_is_none_is_refused(sweep_experts, text):
     with pytest.raises(argparse.ArgumentTypeError, match="is none of 512,1024"):
-        sweep.shape(text)
+        sweep_experts.shape(text)
 
 
-def test_another_model_s_shape_is_taken(sweep):
-    assert sweep.shape("512,512") == sweep.SHAPES[512, 512]
-    (own,) = sweep.shape("64,1408,2048,6")
+def test_another_model_s_shape_is_taken(sweep_experts):
+    assert sweep_experts.shape("512,512") == sweep_experts.SHAPES[512, 512]
+    (own,) = sweep_experts.shape("64,1408,2048,6")
     assert (own.experts, own.size, own.hidden, own.top_k) == (64, 1408, 2048, 6)
-    (plain,) = sweep.shape("128,1856,2688,6,relu2")
+    (plain,) = sweep_experts.shape("128,1856,2688,6,relu2")
     assert own.gated and not plain.gated

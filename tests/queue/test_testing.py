@@ -13,42 +13,30 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG
+from fakes import ROOT, TAG
 
 from patchqueue.commands import cli
 from patchqueue.commands import testing as command
 from patchqueue.environments import testing
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def ran(project, monkeypatch, capsys):
+def ran(project, monkeypatch, tool):
     """Run `test` with these words where tests do nothing: exit code, output, and what would have
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
-    monkeypatch.setattr(
-        command, "build_environment", lambda root, pin: done.append(f"built {pin.tag}")
-    )
-    monkeypatch.setattr(command, "test_tool", lambda root: done.append("tool") or 0)
-    monkeypatch.setattr(
-        command,
-        "prepare",
-        lambda root, pin, *_: testing.Prepared(
-            pin, root, testing.environment.Environment(root, {}), False
-        ),
-    )
-    monkeypatch.setattr(
-        command,
-        "test_release",
-        lambda root, one, *_: done.append(one.pin.tag) or testing.Result(one.pin, 0, False),
-    )
+    monkeypatch.setattr(testing, "build", lambda root, pin: done.append(f"built {pin.tag}"))
+    monkeypatch.setattr(testing, "test_tool", lambda root: done.append("tool") or 0)
+    empty = testing.Environment(project.root, {})
+    ready = testing.Prepared(project.pin, project.root, empty, False)
+    monkeypatch.setattr(testing, "prepare", lambda *_: ready)
+    monkeypatch.setattr(testing, "test_release", lambda _, one, *__: done.append(one.pin.tag) or 0)
 
     def call(*words: str) -> tuple[int, str, list[str]]:
-        code = cli.main(["--root", str(project.root), "test", *words])
-        return code, capsys.readouterr().out, sorted(done)
+        code, out, _ = tool(project, "test", *words)
+        return code, out, sorted(done)
 
     call.monkeypatch, call.project = monkeypatch, project
     return call
@@ -75,7 +63,7 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
 
 
 def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(command, "test_tool", lambda root: 3)
+    ran.monkeypatch.setattr(testing, "test_tool", lambda root: 3)
     code, _, done = ran()
     assert code == 1 and TAG not in done
 
@@ -90,7 +78,7 @@ def test_an_environment_that_cannot_be_built_is_said(ran):
     def refuse(root, pin):
         raise command.Refused(command.Problem("no-environment", pin.tag, "no network"))
 
-    ran.monkeypatch.setattr(command, "build_environment", refuse)
+    ran.monkeypatch.setattr(testing, "build", refuse)
     assert ran()[0] == 1
 
 
@@ -122,10 +110,8 @@ def pythons(project, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
     def make(line: str) -> fakes.Project:
-        python = fakes.program(project.root / "python", line)
-        monkeypatch.setattr(
-            testing, "build_environment", lambda *_: testing.environment.Environment(python, {})
-        )
+        own = testing.Environment(fakes.program(project.root / "python", line), {})
+        monkeypatch.setattr(testing, "build", lambda *_: own)
         return project
 
     return make
@@ -134,8 +120,8 @@ def pythons(project, monkeypatch):
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; echo told >&2; exit 3')
     prepared, log = testing.prepare(project.root, project.pin), project.root / "log"
-    result = testing.test_release(project.root, prepared, ["-k", "steps"], 1, log)
-    assert (result.exit_code, result.passed, result.as_it_stands) == (3, False, False)
+    code = testing.test_release(project.root, prepared, ["-k", "steps"], 1, log)
+    assert (code, prepared.passes(code), prepared.as_it_stands) == (3, False, False)
     assert log.read_text() == f"-m pytest {project.root}/tests/revision -k steps threads=1\ntold\n"
 
 
@@ -153,11 +139,8 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
     said = capfd.readouterr().out
     *_, first, one, second, other, passed, failed = said.splitlines()
     assert (first.split()[0], second.split()[0]) == (TAG, "v9.9.3"), said
-    assert (
-        one.startswith("9.9.1: after ")
-        and other.startswith("9.9.3: after ")
-        and "after 100" not in said
-    )
+    assert one.startswith("9.9.1: after ") and other.startswith("9.9.3: after ")
+    assert "after 100" not in said
     assert (passed, failed) == (f"{TAG}: passed ", "v9.9.3: failed (pytest exit code 1) ")
 
 
@@ -175,7 +158,7 @@ def test_releases_are_tested_side_by_side_and_told_one_after_the_other(pythons, 
     ],
 )
 def test_processors_are_shared_by_releases_first(revisions, processors, side_by_side, workers):
-    assert testing.share(revisions, processors) == testing.Share(side_by_side, workers)
+    assert testing.share(revisions, processors) == (side_by_side, workers)
 
 
 def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
@@ -224,23 +207,17 @@ def test_files_that_start_processes_come_first(tmp_path):
 
 def test_processes_share_the_one_that_interprets_kernels(tmp_path):
     """It imports for ten seconds before it runs anything."""
-    (tmp_path / "tree/python").mkdir(parents=True)
-    noted = "open(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tmp_path / "tree/python/aiohttp.py").write_text(
-        f"import os\n{noted.format('imported', 'once')}"
-    )
-    (tmp_path / "tree/python/ran.py").write_text(
-        f"import os, sys\n{noted.format('ran', 'twice')}sys.exit(7)\n"
-    )
-    called = (
-        "from host import interpreted\ndef test_one(): assert interpreted.call('ran').returncode"
-        " == 7\n"
-    )
+    tree = tmp_path / "tree"
+    (tree / "python").mkdir(parents=True)
+    noted = "import os, sys\nopen(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
+    (tree / "python/aiohttp.py").write_text(noted.format("imported", "once"))
+    (tree / "python/ran.py").write_text(f"{noted.format('ran', 'twice')}sys.exit(7)\n")
+    called = "from host import interpreted\n"
+    called += "def test_one(): assert interpreted.call('ran').returncode == 7\n"
     said = spread_run(tmp_path, called, called)
     assert "2 passed" in said, said
-    assert (tmp_path / "tree/imported").read_text() == "once " and (
-        tmp_path / "tree/ran"
-    ).read_text() == "twice twice "
+    assert (tree / "imported").read_text() == "once "
+    assert (tree / "ran").read_text() == "twice twice "
 
 
 def test_the_workflow_tests_every_release_that_has_an_environment():

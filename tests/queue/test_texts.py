@@ -5,44 +5,33 @@ code alone.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
-from patchqueue.laying.apply import load_queue
+import pytest
+from fakes import ROOT
+
+from patchqueue.applying.apply import load_queue
+from patchqueue.queue.patchfile import FileDiff, Line
 from patchqueue.upstream import pins
 
-ROOT = Path(__file__).resolve().parents[2]
 
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    # releases may have no line beside a change in common, or an order that is not theirs
+    [(" +-", 0), ("+-", 7)],
+    ids=["other line numbers", "other surroundings"],
+)
+def test_few_texts_of_a_patch_make_the_same_changes(kinds, most):
+    def changes(file: FileDiff) -> tuple[str, tuple[Line, ...]]:
+        lines = (line for hunk in file.hunks for line in hunk.lines)
+        return file.path, tuple(line for line in lines if line.kind in kinds)
 
-def test_no_two_texts_differ_in_line_numbers_alone():
     queue = load_queue(ROOT)
     texts = Counter(
-        (
-            queue.base(name),
-            tuple((file.path, tuple(hunk.lines for hunk in file.hunks)) for file in patch.files),
-        )
-        for name, patch in queue.patches.items()
-    )
-    assert [text[0] for text, count in texts.items() if count > 1] == []
-
-
-def test_few_texts_make_the_same_changes_in_other_surroundings():
-    """Where the releases have no line beside a change in common, or an order that is not theirs."""
-    queue = load_queue(ROOT)
-    texts = Counter(
-        (
-            queue.base(name),
-            tuple(
-                (
-                    file.path,
-                    tuple(line for hunk in file.hunks for line in hunk.lines if line.kind != " "),
-                )
-                for file in patch.files
-            ),
-        )
+        (queue.base(name), tuple(map(changes, patch.files)))
         for name, patch in queue.patches.items()
     )
     again = {text[0]: count for text, count in texts.items() if count > 1}
-    assert sum(again.values()) - len(again) <= 7, again
+    assert sum(again.values()) - len(again) <= most, again
 
 
 def test_a_patch_that_no_pull_request_can_carry_is_not_pending():

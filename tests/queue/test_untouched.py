@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import zipfile
-from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
 from bundle import untouched
 from patchqueue.files.tree import hash_python, list_package
 from patchqueue.wheels import build
 
-ROOT = Path(__file__).resolve().parents[2]
 OVERLAY = "sglang/srt/steps/__init__.py"
 
 

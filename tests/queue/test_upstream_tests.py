@@ -13,9 +13,8 @@ import fakes
 import pytest
 from fakes import TAG
 
-from patchqueue.commands import cli
 from patchqueue.environments import testing, upstream_tests
-from patchqueue.environments.environment import Environment
+from patchqueue.environments.testing import Environment
 
 UNIT = "test/registered/unit"
 MARK = "def register_cpu_ci(**_): pass\n\n\nregister_cpu_ci(est_time=1, suite='cpu')\n"
@@ -56,10 +55,10 @@ def test_of_the_queue():
 
 
 @pytest.fixture
-def ran(project, tmp_path, monkeypatch, capsys):
+def ran(project, tmp_path, monkeypatch, tool):
     """Run `test --upstream` on a checkout that holds these files of tests: exit code and output."""
     here = Environment(Path(sys.executable), {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-    monkeypatch.setattr(testing, "build_environment", lambda *_: here)
+    monkeypatch.setattr(testing, "build", lambda *_: here)
     checkout = project.checkout(tmp_path / "checkout")
 
     def call(files: dict[str, str], *words: str) -> tuple[int, str]:
@@ -67,10 +66,8 @@ def ran(project, tmp_path, monkeypatch, capsys):
             path = checkout / (name if "/" in name else f"{UNIT}/{name}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        options = ["--upstream", str(checkout), *words]
-        code = cli.main(["--root", str(project.root), "test", TAG, *options])
-        out = capsys.readouterr()
-        return code, out.out + out.err
+        code, out, err = tool(project, "test", TAG, "--upstream", checkout, *words)
+        return code, out + err
 
     call.checkout, call.monkeypatch = checkout, monkeypatch
     return call
@@ -106,21 +103,15 @@ def test_all_is_well_where_none_is(ran):
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        (
-            "if PATCHED:\n    import gone",
-            "error: ModuleNotFoundError: No module named 'gone'",
-        ),
-        ("if PATCHED:\n    os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
-        ("if PATCHED:\n    time.sleep(60)", "timed out after 5 s"),
-        (
-            "if PATCHED:\n    pytest.skip('as yet', allow_module_level=True)",
-            "skipped: ",
-        ),
+        ("import gone", "error: ModuleNotFoundError: No module named 'gone'"),
+        ("os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+        ("time.sleep(60)", "timed out after 5 s"),
+        ("pytest.skip('as yet', allow_module_level=True)", "skipped: "),
     ],
 )
 def test_a_file_that_ends_early_breaks_all_its_tests(ran, broken, why):
     ran.monkeypatch.setattr(upstream_tests, "LIMIT", 5)
-    code, said = ran({"test_steps.py": STEPS + broken})
+    code, said = ran({"test_steps.py": f"{STEPS}if PATCHED:\n    {broken}"})
     assert code == 1
     reason = said.partition(f"{UNIT}/test_steps.py::test_steps_count\n")[2].splitlines()[0]
     assert why in reason and counts(said) == (0, 1)
@@ -188,54 +179,42 @@ def test_only_some_files(ran):
     assert "'nothing': is in no path of a file of tests for CPUs [no-tests]" in said
 
 
+FILE = f"{UNIT}/test_steps.py"
+
+
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "name"),
     [
-        (
-            lambda folder: folder.rename(folder.with_name("gone")),
-            "has no python/sglang [no-checkout]",
-        ),
-        (
-            lambda folder: (folder / "python").rename(folder / "other"),
-            "is no checkout of sglang: it has no python/sglang [no-checkout]",
-        ),
+        (lambda folder: folder.rename(folder.with_name("gone")), "no-checkout"),
+        (lambda folder: (folder / "python").rename(folder / "other"), "no-checkout"),
         (
             lambda folder: (folder / "python/sglang/srt/page.py").write_text("other = 1\n"),
-            f"is not {TAG}: 1 of its files differ, as python/sglang/srt/page.py [tree mismatch]",
+            "as python/sglang/srt/page.py [tree mismatch",
         ),
-        (
-            lambda folder: (folder / UNIT / "test_steps.py").unlink(),
-            "holds no unit tests for CPUs in test/registered or test/srt [no-tests]",
-        ),
-        (
-            lambda folder: (folder / UNIT / "test_steps.py").write_text(MARK + "import gone\n"),
-            "no test passed on the pristine tree, so that nothing is compared [nothing-passed]",
-        ),
+        (lambda folder: (folder / FILE).unlink(), "no-tests"),
+        (lambda folder: (folder / FILE).write_text(MARK + "import gone\n"), "nothing-passed"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_a_sentence(ran, make, words):
-    path = ran.checkout / UNIT / "test_steps.py"
+def test_what_cannot_be_compared_is_said_in_a_sentence(ran, make, name):
+    path = ran.checkout / FILE
     path.parent.mkdir(parents=True)
     path.write_text(STEPS)
     make(ran.checkout)
     code, said = ran({})
-    assert code == 1 and words in said
+    assert code == 1 and f"{name}]" in said
     assert "Traceback" not in said and said.count("\n    next: ") == 1
 
 
-def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, capsys):
+def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, tool):
     (tmp_path / "cache/archives").rename(tmp_path / "elsewhere")
-    words = ["test", TAG, "--upstream", str(tmp_path / "gone")]
-    assert cli.main(["--root", str(project.root), *words]) == 1
-    said = capsys.readouterr().err
-    assert "has no python/sglang [no-checkout]" in said and "fetching" not in said
+    code, _, err = tool(project, "test", TAG, "--upstream", tmp_path / "gone")
+    assert code == 1 and "[no-checkout]" in err and "fetching" not in err
 
 
-def test_one_release_at_a_time(project, capsys):
-    project.release("9.9.2", fakes.release_of("9.9.2"))
-    words = ["test", TAG, "v9.9.2", "--upstream", "."]
-    assert cli.main(["--root", str(project.root), *words]) == 1
-    assert "names several releases; a checkout is at the tag of one" in capsys.readouterr().err
+def test_one_release_at_a_time(project, tool):
+    project.release("9.9.2")
+    code, _, err = tool(project, "test", TAG, "v9.9.2", "--upstream", ".")
+    assert code == 1 and "names several releases" in err
 
 
 def test_an_edited_pristine_tree_is_made_anew(ran, project):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
-from patchqueue.commands import cli
+from patchqueue.rebasing import forecast
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKFLOW = (ROOT / ".github/workflows/watch.yml").read_text(encoding="utf-8")
 NEXT = "9.9.2"
 GH = """#!/bin/bash
@@ -26,21 +26,23 @@ esac
 
 
 def released(project: fakes.Project, version: str, **changes: str) -> None:
-    files = fakes.release_of(version) | {
-        f"sglang/srt/{stem}.py": content for stem, content in changes.items()
-    }
-    fakes.write_wheel(project.wheels / f"sglang-{version}-py3-none-any.whl", files)
+    own = {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
+    wheel = project.wheels / f"sglang-{version}-py3-none-any.whl"
+    fakes.write_wheel(wheel, fakes.release_of(version) | own)
 
 
-def watch(project: fakes.Project, out: Path) -> int:
-    return cli.main(["--root", str(project.root), "rebase", "--newer", str(out)])
+@pytest.fixture
+def watch(project, tool):
+    """Ask for reports in a folder: exit code, standard output and errors."""
+    return lambda *out: tool(project, "rebase", "--newer", *out)
 
 
-def test_each_new_release_gets_a_report(project, tmp_path, capsys):
+def test_each_new_release_gets_a_report(project, watch, tmp_path):
+    """The same one each time, so that the issue's history shows what changed, and no times."""
     released(project, NEXT, runner=fakes.numbered(40, "_other_"))
     released(project, "10.0")
-    assert watch(project, tmp_path / "reports") == 0
-    assert f"{tmp_path}/reports/{NEXT}.md: the report on {NEXT}" in capsys.readouterr().out
+    code, out, _ = watch(tmp_path / "reports")
+    assert code == 0 and f"{tmp_path}/reports/{NEXT}.md: the report on {NEXT}" in out
     found = {path.name: path.read_text() for path in (tmp_path / "reports").iterdir()}
     assert found.keys() == {f"{NEXT}.md", "10.0.md"}
     text = found[f"{NEXT}.md"]
@@ -48,51 +50,40 @@ def test_each_new_release_gets_a_report(project, tmp_path, capsys):
         f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged"
         " upstream, 1 in conflict.\n\n| patch | outcome | why |\n| --- | --- | --- |\n"
     )
-    assert (
-        "| `steps/count-once-more` | conflict | python/sglang/srt/runner.py: hunk 1 fits nowhere;"
-        in text
-    )
+    row = "| `steps/count-once-more` | conflict | python/sglang/srt/runner.py: hunk 1 fits nowhere;"
+    assert row in text
     assert text.endswith(f"`scripts/nox pin {NEXT}`, then `scripts/nox rebase {NEXT}`.\n")
+    assert watch(tmp_path / "again")[0] == 0
+    assert (tmp_path / f"again/{NEXT}.md").read_text() == text
 
 
-def test_an_unchanged_report_has_the_same_bytes(project, tmp_path):
-    """The issue's history shows what changed, and no times."""
-    released(project, NEXT, runner=fakes.numbered(40, "other"))
-    for name in ("one", "two"):
-        assert watch(project, tmp_path / name) == 0
-    one, two = (tmp_path / name / f"{NEXT}.md" for name in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
-
-
-def test_without_a_folder_no_report_is_written(project, tmp_path, monkeypatch):
-    released(project, NEXT)
+@pytest.mark.parametrize("new", [True, False])
+def test_without_a_folder_or_a_release_no_report_is_written(
+    project, watch, tmp_path, monkeypatch, new
+):
+    if new:
+        released(project, NEXT)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert cli.main(["--root", str(project.root), "rebase", "--newer"]) == 0
+    code, out, _ = watch(*([] if new else ["reports"]))
+    assert code == 0 and ("no release is newer" in out) is not new
     assert not [*(tmp_path / "here").iterdir()]
 
 
-def test_nothing_new_leaves_no_report(project, tmp_path, capsys):
-    assert watch(project, tmp_path / "reports") == 0
-    assert "no release is newer" in capsys.readouterr().out
-    assert not (tmp_path / "reports").exists()
-
-
-def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, tmp_path, capsys):
+def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, watch, tmp_path):
     (project.wheels / f"sglang-{NEXT}-py3-none-any.whl").write_text("no archive")
     released(project, "10.0")
-    assert watch(project, tmp_path / "reports") == 1
-    said = capsys.readouterr()
-    assert "sglang 10.0, with the patches" in said.out and NEXT in said.err
+    code, out, err = watch(tmp_path / "reports")
+    assert code == 1 and "sglang 10.0, with the patches" in out and NEXT in err
     text = (tmp_path / f"reports/{NEXT}.md").read_text()
     assert text.startswith(f"sglang {NEXT} could not be tried:\n\n- ")
     assert (tmp_path / "reports/10.0.md").exists()
 
 
-def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
+def test_a_file_is_no_folder_for_reports(watch, tmp_path):
     (tmp_path / "reports").write_text("mine")
-    assert watch(project, tmp_path / "reports") == 1
-    assert f"{tmp_path}/reports: is a file" in capsys.readouterr().err
+    code, _, err = watch(tmp_path / "reports")
+    assert code == 1 and f"{tmp_path}/reports: is a file" in err
     assert (tmp_path / "reports").read_text() == "mine"
 
 
@@ -106,9 +97,7 @@ def test_a_file_is_no_folder_for_reports(project, tmp_path, capsys):
     ],
 )
 def test_code_stays_as_it_is_in_a_table(why, cell):
-    from patchqueue.rebasing.forecast import _escaped
-
-    assert _escaped(why) == cell
+    assert forecast._escaped(why) == cell
 
 
 # The workflow.

@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NOX = 'shift 2\nfor word in "$@"; do echo "<$word>"; done'
 
 
@@ -28,10 +27,9 @@ def call(tmp_path):
     fakes.program(tools / "bin/nox", NOX)
     fakes.program(tools / "bin/python", ":")
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [tmp_path / "queue/scripts/nox", *words], cwd=tmp_path, capture_output=True, text=True
-        )
+    def run(*words: str, folder: str = "queue") -> subprocess.CompletedProcess[str]:
+        command = [tmp_path / folder / "scripts/nox", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     return run
 
@@ -53,9 +51,8 @@ def call(tmp_path):
 )
 def test_what_nox_gets(call, words, handed):
     done = call(*words)
-    assert (done.returncode, done.stderr) == (0, "") and tuple(done.stdout.splitlines()) == tuple(
-        f"<{word}>" for word in handed
-    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [f"<{word}>" for word in handed]
 
 
 def test_every_session_is_a_word(call):
@@ -69,28 +66,26 @@ def test_every_session_is_a_word(call):
     assert len(names) > 18 and [name for name in names if call(name).returncode] == []
 
 
-@pytest.mark.parametrize("word", ["aply", "v0.5.9", "nox", "", "app.y", "called_from", "*", "a b"])
-def test_a_word_that_is_no_session_is_refused_at_once(call, word):
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        *((word, "") for word in ("v0.5.9", "nox", "", "app.y", "called_from", "*", "a b")),
+        *(("aply", "apply"), ("chekc", "check"), ("instal", "install"), ("BUILD", "build")),
+    ],
+)
+def test_a_word_that_is_no_session_is_refused_at_once(call, word, meant):
     done = call(word)
-    assert (
-        (done.returncode, done.stdout)
-        == (
-            2,
-            "",
-        )
-        and f"there is no command '{word}'" in done.stderr
-        and "`scripts/nox` lists" in done.stderr
-    )
+    assert (done.returncode, done.stdout) == (2, "") and "`scripts/nox` lists" in done.stderr
+    near = f" (did you mean {meant}?)" if meant else ""
+    assert f"there is no command '{word}'{near}" in done.stderr
 
 
 def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
     shutil.rmtree(tmp_path / "queue/.nox")
     (tmp_path / "queue/.nox").write_text("")
     done = call("apply")
-    assert done.returncode == 1 and done.stderr.splitlines() == [
-        f"{tmp_path}/queue/.nox cannot be written, and the tools are kept there: use a clone that"
-        " can be written"
-    ]
+    [said] = done.stderr.splitlines()
+    assert done.returncode == 1 and said.startswith(f"{tmp_path}/queue/.nox cannot be written, ")
 
 
 @pytest.mark.parametrize(
@@ -120,37 +115,25 @@ def test_an_environment_that_does_not_run_here_is_made_anew(call, tmp_path, monk
 
 def test_an_environment_behind_a_link_stays(call, tmp_path):
     """As in a copy that shares its environment."""
-    tools = tmp_path / "queue/.nox/tools"
     (tmp_path / "copy/.nox").mkdir(parents=True)
-    (tmp_path / "copy/.nox/tools").symlink_to(tools)
-    for name in ("scripts", "noxfile.py"):
+    for name in (".nox/tools", "scripts", "noxfile.py"):
         (tmp_path / "copy" / name).symlink_to(tmp_path / "queue" / name)
-    done = subprocess.run(
-        [tmp_path / "copy/scripts/nox", "-s", "x"], capture_output=True, text=True, check=True
-    )
-    assert (done.stdout, done.stderr) == ("<-s>\n<x>\n", "")
+    done = call("-s", "x", folder="copy")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<-s>\n<x>\n", "")
 
 
 def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):
     (tmp_path / "queue/.nox/tools/made-from.txt").unlink()
-    python = tmp_path / "python"
-    venv = (
-        'mkdir -p "$4/bin"; printf "#!/bin/sh\\necho no network >&2; exit 1\\n" >"$4/bin/python";'
-        ' chmod +x "$4/bin/python"'
-    )
-    python.write_text(f'#!/bin/sh\nif [ "$2" = venv ]; then {venv}; fi\n')
-    python.chmod(0o755)
+    fakes.program(tmp_path / "broken", "echo no network >&2; exit 1")
+    venv = f'mkdir -p "$4/bin"; cp {tmp_path}/broken "$4/bin/python"'
+    python = fakes.program(tmp_path / "python", f'if [ "$2" = venv ]; then {venv}; fi')
     monkeypatch.setenv("PYTHON", str(python))
     done = call("apply")
-    assert (done.returncode, done.stdout) == (1, "") and not (
-        tmp_path / "queue/.nox/tools/made-from.txt"
-    ).exists()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not (tmp_path / "queue/.nox/tools/made-from.txt").exists()
     first, *_, reason, last = done.stderr.splitlines()
-    assert (
-        "about 100 MB" in first
-        and reason == "no network"
-        and "check the network, the disk's free space and `pip config list`" in last
-    )
+    assert "about 100 MB" in first and reason == "no network"
+    assert "check the network, the disk's free space and `pip config list`" in last
 
 
 @pytest.mark.parametrize("words", [(), ("-l",), ("-h",), ("--help",), ("help",)])
@@ -163,19 +146,8 @@ def test_without_a_command_the_list_is_printed(call, tmp_path, words):
     assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
     listed = re.findall(r"(?m)^  ([a-z-]+) {2,}\S", done.stdout)
     assert listed[0] == "apply" and set(listed) == {*fakes.sessions(), "clean"} - {"linted"}
-    assert (
-        done.stdout.index("  test ")
-        < done.stdout.index("For maintainers")
-        < done.stdout.index("  check ")
-    )
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("aply", "apply"), ("chekc", "check"), ("instal", "install"), ("BUILD", "build")],
-)
-def test_a_word_that_is_nearly_a_command_names_the_command(call, word, meant):
-    assert f"there is no command '{word}' (did you mean {meant}?)" in call(word).stderr
+    places = [done.stdout.index(text) for text in ("  test ", "For maintainers", "  check ")]
+    assert places == sorted(places)
 
 
 def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypatch):

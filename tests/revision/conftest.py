@@ -10,12 +10,15 @@ Every file here is collected on every release: sglang is imported as host/late.p
 
 import functools
 import importlib.util
+import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # whose modules tests import
 from host import interpreted, late, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
@@ -183,42 +186,15 @@ def default_server_args():
     return process.default_server_args
 
 
-@functools.lru_cache(maxsize=1)
-def _pristine_package():
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    code = "import importlib.util as u; print(u.find_spec('sglang').origin)"
-    return Path(
-        subprocess.check_output(
-            [sys.executable, "-c", code], env=variables, cwd="/", text=True
-        ).strip()
-    ).parent
+@pytest.fixture
+def resolve(tmp_path):
+    """resolve(config, **options): the release's own server arguments as at start-up on a GPU, for a
+    model of which there is only a config."""
+    from sglang.srt.server_args import ServerArgs
 
+    def run(config, **options):
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return ServerArgs(model_path=str(tmp_path), device="cuda", **options)
 
-@pytest.fixture(scope="session")
-def pristine():
-    """Folder of the unpatched release's package, installed beside the tree: the control to compare
-    source with."""
-    return _pristine_package()
-
-
-@pytest.fixture(scope="session")
-def run_pristine():
-    """run_pristine(code): what Python `code` prints when it runs on the unpatched release, with the
-    same stand-ins.
-
-    Raises subprocess.CalledProcessError, its stderr attached, when the code fails there.
-    """
-
-    def run(code):
-        variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        preamble = "from host import standin_packages; standin_packages.install()\n"
-        return subprocess.run(
-            [sys.executable, "-c", preamble + code],
-            env=variables,
-            cwd="/",
-            text=True,
-            capture_output=True,
-            check=True,
-        ).stdout
-
-    return run
+    with mock.patch.dict(os.environ):  # resolving sets some variables
+        yield run

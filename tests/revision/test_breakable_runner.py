@@ -62,33 +62,22 @@ class CausalAttention:
 
 def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
-    tokens, starts = sum(lengths), torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    source = torch.Generator().manual_seed(tokens)
-    count = "num_token_non_padded_cpu"
-    if hasattr(forward_batch_info.ForwardBatch, f"global_{count}"):  # from 0.5.20
-        count = f"global_{count}"
-    return graph.prefill_batch(
-        tokens,
-        **dict(
-            batch_size=len(lengths),
-            input_ids=torch.randint(1, 200, (tokens,), generator=source),
-            positions=torch.cat([torch.arange(n) for n in lengths]),
-            seq_lens=torch.tensor(lengths),
-            seq_lens_cpu=torch.tensor(lengths),
-            orig_seq_lens=torch.tensor(lengths),
-            extend_seq_lens=torch.tensor(lengths),
-            extend_prefix_lens=torch.zeros(len(lengths), dtype=torch.int64),
-            extend_start_loc=starts,
-            extend_seq_lens_cpu=list(lengths),
-            extend_prefix_lens_cpu=[0] * len(lengths),
-            extend_logprob_start_lens_cpu=list(lengths),
-            out_cache_loc=torch.arange(1, tokens + 1),
-            req_pool_indices=torch.arange(len(lengths)),
-            capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
-            return_logprob=False,
-            **{count: tokens},
-            **fields,
-        ),
+    tokens, source = sum(lengths), torch.Generator().manual_seed(sum(lengths))
+    count = "global_num_token_non_padded_cpu"  # from 0.5.20
+    count = count if hasattr(forward_batch_info.ForwardBatch, count) else count[len("global_") :]
+    return graph.batch_of(
+        list(lengths),
+        input_ids=torch.randint(1, 200, (tokens,), generator=source),
+        positions=torch.cat([torch.arange(n) for n in lengths]),
+        seq_lens_cpu=torch.tensor(lengths),
+        orig_seq_lens=torch.tensor(lengths),
+        extend_logprob_start_lens_cpu=list(lengths),
+        out_cache_loc=torch.arange(1, tokens + 1),
+        req_pool_indices=torch.arange(len(lengths)),
+        capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
+        return_logprob=False,
+        **{count: tokens},
+        **fields,
     )
 
 
@@ -182,12 +171,78 @@ BATCHES = [
 ]
 
 
+# whose layers ask the forward's context for the attention backend
+HYBRID = pytest.mark.revision(">=0.5.13")
+KINDS = [
+    "llama",
+    "qwen3_vl",
+    "qwen3_vl, axes apart",
+    "falcon_h1",
+    pytest.param("nemotron_h", marks=HYBRID),
+    pytest.param("qwen3_5", marks=HYBRID),
+]
+
+
+@pytest.fixture
+def captured_kind(captured, monkeypatch):
+    """captured_kind(kind): captured() of another model, and what its layers with states were given:
+    batches, or the calls of mixers beside attention.
+
+    Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU.
+    """
+    known = (*multimodal.KNOWN, "Qwen3VLForConditionalGeneration")
+    config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
+
+    def capture(kind, **changes):
+        seen = hybrids.on_cpu(monkeypatch) if kind in ("nemotron_h", "qwen3_5") else []
+        attention = CausalAttention()
+        if kind == "falcon_h1":
+            attention = beside.backend(seen)
+        elif kind in ("nemotron_h", "qwen3_5"):
+            attention = hybrids.recurrent(attention, seen)
+        if kind.startswith("qwen3_"):
+            monkeypatch.setattr(multimodal, "KNOWN", known)
+            changes |= dict(is_multimodal=True, dtype=torch.float32, model_config=config)
+        return *captured(kind.partition(",")[0], attn_backend=attention, **changes), seen
+
+    return capture
+
+
+def axes_of(lengths, steps=(1, 1, 1)):
+    """Positions of requests as the scheduler makes them of a multimodal model: three rows. steps:
+    how far each axis goes per token."""
+    return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
+
+
+def batch_for(kind, lengths):
+    if not kind.startswith("qwen3_"):
+        return batch_of(lengths)
+    steps = (1, 2, 5) if "axes apart" in kind else (1, 1, 1)
+    return batch_of(lengths, mrope_positions=axes_of(lengths, steps))
+
+
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_any_number_of_requests_gets_eager_prefills_logits(captured, lengths):
-    runner, graph = captured()
-    wanted, found = eager(runner, batch_of(lengths)), replayed(runner, graph, batch_of(lengths))
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_requests_gets_eager_prefills_logits(captured_kind, kind, lengths):
+    """A multimodal model embeds the tokens, and hands its layers no ids: the replay fell back to
+    eager prefill. Layers with states break, and get the rows of the batch at hand, or the batch
+    itself, which says which states the prefix cache keeps."""
+    runner, graph, seen = captured_kind(kind)
+    wanted, batch = eager(runner, batch_for(kind, lengths)), batch_for(kind, lengths)
+    sizes = []
+    seen.clear()
+    for size, one in graph.graphs.items():
+        one.replay = lambda size=size, replay=one.replay: sizes.append(size) or replay()
+    found = replayed(runner, graph, batch)
     assert found.shape[0] == len(lengths)
     assert_alike(found, wanted)
+    assert sizes == [min(size for size in SIZES if size >= sum(lengths))]
+    if kind == "falcon_h1":
+        rows = sum(lengths)
+        assert [(call.layer_id, call.rows) for call in seen] == [(0, rows), (1, rows)]
+        assert all(call.batch in (None, batch) for call in seen)
+    elif kind in ("nemotron_h", "qwen3_5"):
+        assert seen and all(given is batch for given in seen)
 
 
 def test_every_size_stays_right_after_every_other(captured):
@@ -223,10 +278,11 @@ def handed_on(runner, monkeypatch):
     return seen
 
 
-def test_padding_stays_inside(captured, monkeypatch):
+@pytest.mark.parametrize("kind", ["llama", "falcon_h1"])
+def test_padding_stays_inside(captured_kind, monkeypatch, kind):
     """Nothing behind the stack sees padded rows, and what was only allocated (here NaN) does not
-    stay in them."""
-    runner, graph = captured()
+    stay in them: it would go on through every layer."""
+    runner, graph, _ = captured_kind(kind)
     seen = handed_on(runner, monkeypatch)
     replayed(runner, graph, batch_of([32]))
     replayed(runner, graph, batch_of([6, 3]))
@@ -466,59 +522,17 @@ def test_hybrid_pools_get_slots_of_their_own_in_the_placeholder(captured, monkey
     assert {len(slots) for slots in seen} == set(SIZES) and not any(slots.any() for slots in seen)
 
 
-@pytest.fixture
-def with_images(captured, monkeypatch):
-    """with_images(): the same of a multimodal model. Qwen3-VL stands for Qwen3.5, whose wrapper it
-    is: its layers run on a CPU."""
-    monkeypatch.setattr(multimodal, "KNOWN", ("Qwen3VLForConditionalGeneration",))
-    config = SimpleNamespace(context_len=4096, num_hidden_layers=3, hidden_size=128)
-    return lambda: captured(
-        "qwen3_vl", is_multimodal=True, dtype=torch.float32, model_config=config
-    )
-
-
-def axes_of(lengths, steps=(1, 1, 1)):
-    """Positions of requests as the scheduler makes them of such a model: three rows. steps: how far
-    each axis goes per token."""
-    return torch.cat([torch.arange(n) for n in lengths]) * torch.tensor(steps)[:, None]
-
-
-@pytest.mark.parametrize("steps", [(1, 1, 1), (1, 2, 5)], ids=["text", "axes apart"])
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_text_of_a_multimodal_model_gets_eager_prefills_logits(with_images, lengths, steps):
-    """The model embeds the tokens, and hands its layers no ids: the replay fell back to eager
-    prefill."""
-    runner, graph = with_images()
-    wanted, found = (
-        ask(runner, batch_of(lengths, mrope_positions=axes_of(lengths, steps)))
-        for ask in (eager, lambda runner, batch: replayed(runner, graph, batch))
-    )
-    assert_alike(found, wanted)
-
-
-def test_text_of_a_multimodal_model_is_replayed(with_images, monkeypatch):
-    runner, graph = with_images()
-    sizes = []
-    for size, one in graph.graphs.items():
-        monkeypatch.setattr(
-            one, "replay", lambda size=size, replay=one.replay: sizes.append(size) or replay()
-        )
-    for lengths in ([5], [7, 6], [8]):
-        replayed(runner, graph, batch_of(lengths, mrope_positions=axes_of(lengths)))
-    assert sizes == [8, 16, 8]
-
-
-def test_padding_of_a_multimodal_model_is_zero(with_images):
-    runner, graph = with_images()
-    replayed(runner, graph, batch_of([32], mrope_positions=axes_of([32])))
+def test_padding_of_a_multimodal_model_is_zero(captured_kind):
+    runner, graph, _ = captured_kind("qwen3_vl")
+    replayed(runner, graph, batch_for("qwen3_vl", [32]))
     assert graph.inputs["positions"][:, 9:16].ne(0).all()
-    replayed(runner, graph, batch_of([6, 3], mrope_positions=axes_of([6, 3])))
+    replayed(runner, graph, batch_for("qwen3_vl", [6, 3]))
     assert graph.inputs["positions"][:, 9:16].eq(0).all()
     assert graph.inputs["out_cache_loc"][9:16].eq(0).all()
 
 
-def test_batches_with_images_run_eagerly(with_images):
-    _, graph = with_images()
+def test_batches_with_images_run_eagerly(captured_kind):
+    _, graph, _ = captured_kind("qwen3_vl")
     image = schedule_batch.MultimodalInputs(
         mm_items=[schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)]
     )
@@ -527,46 +541,7 @@ def test_batches_with_images_run_eagerly(with_images):
     assert graph.can_run(batch_of([4, 2], mm_inputs=[None, None]))
 
 
-@pytest.fixture
-def hybrid(captured, monkeypatch):
-    """hybrid(kind): the same of a hybrid model, and the batches that its recurrent layers were
-    given."""
-    seen = hybrids.on_cpu(monkeypatch)
-
-    def capture(kind):
-        config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
-        changes = (
-            dict(is_multimodal=True, dtype=torch.float32, model_config=config)
-            if kind == "qwen3_5"
-            else {}
-        )
-        return (
-            *captured(kind, attn_backend=hybrids.recurrent(CausalAttention(), seen), **changes),
-            seen,
-        )
-
-    return capture
-
-
-# where layers ask the forward's context for the attention backend
-@pytest.mark.revision(">=0.5.13")
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
-def test_hybrids_get_eager_prefills_logits(hybrid, kind, lengths):
-    """Their recurrent layers break with the batch itself: with what it says of the states that the
-    prefix cache keeps."""
-    runner, graph, seen = hybrid(kind)
-    fields = dict(mrope_positions=axes_of(lengths)) if kind == "qwen3_5" else {}
-    wanted, batch = eager(runner, batch_of(lengths, **fields)), batch_of(lengths, **fields)
-    sizes = []
-    seen.clear()
-    for size, one in graph.graphs.items():
-        one.replay = lambda size=size, replay=one.replay: sizes.append(size) or replay()
-    assert_alike(replayed(runner, graph, batch), wanted)
-    assert seen and all(given is batch for given in seen) and len(sizes) == 1
-
-
-@pytest.mark.revision(">=0.5.13")
+@HYBRID
 def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
     """A model runner publishes it around its forward alone, and a draft's worker may have published
     another."""
@@ -621,47 +596,52 @@ def _sums_by_table(now, hidden_states, output, layer_id):
     return output, torch.where(real, (summed - before) / cu[-1], 0)
 
 
-@pytest.fixture
-def captured_states(captured, monkeypatch):
-    """captured_states(): NemotronH whose Mamba2 layers are captured; their launches are stood in
-    for."""
-    seen = hybrids.on_cpu(monkeypatch)
-    monkeypatch.setattr(layers.mamba2, "why_not", lambda *_: None)
-    monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
+def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
+    """What hybrids.recurrent does, of what the tables say instead of the batch."""
+    layer = ops.forward_context().attention_layers[layer_id]
+    values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(
+        -1, (layer.num_v_heads, layer.head_v_dim)
+    )
+    gated = (values * a.sigmoid()[..., None] * b.sigmoid()[..., None]).flatten(1)
+    _, sums = _sums_by_table(now, gated, output, layer_id)
+    return output, sums.view_as(output)
 
-    def capture(**changes):
-        changes = (
-            dict(
-                req_to_token_pool=state_pool.Named(),
-                dtype=torch.float32,
-                attn_backend=hybrids.recurrent(CausalAttention(), seen),
-            )
-            | changes
-        )
-        return *captured("nemotron_h", **changes), seen
+
+@pytest.fixture
+def captured_states(captured_kind, monkeypatch):
+    """captured_states(kind): captured_kind() of NemotronH or Qwen3.5, whose layers with states are
+    captured; their launches are stood in for."""
+    for module in (layers.mamba2, layers.gdn):
+        monkeypatch.setattr(module, "why_not", lambda *_: None)
+    monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
+    monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
+    monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
+
+    def capture(kind="nemotron_h", **changes):
+        if kind == "qwen3_5":
+            monkeypatch.setenv(layers.SWITCH, "all")
+        given = dict(req_to_token_pool=state_pool.Named(), dtype=torch.float32)
+        return captured_kind(kind, **given | changes)
 
     return capture
 
 
 @stood_in
-def test_captured_states_get_eager_prefills_logits(captured_states):
-    """Every batch after every other: each replay reads what its own batch left in the tables."""
-    runner, graph, seen = captured_states()
+@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
+def test_captured_states_get_eager_prefills_logits(captured_states, kind):
+    """Every batch after every other: each replay reads what its own batch left in the tables.
+    Attention breaks, and it alone."""
+    runner, graph, seen = captured_states(kind)
+    assert attention_alone(runner, breaks_of(graph))
     # more have no place in these sizes
     fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
-    wanted = {str(lengths): eager(runner, batch_of(lengths)) for lengths in fitting}
+    wanted = {str(lengths): eager(runner, batch_for(kind, lengths)) for lengths in fitting}
     seen.clear()
     for first in fitting:
         for lengths in (first, *fitting[::3]):
-            batch = batch_of(lengths)
-            assert_alike(replayed(runner, graph, batch), wanted[str(lengths)])
-    assert not seen, "a Mamba2 layer ran eagerly"
-
-
-@stood_in
-def test_attention_alone_breaks_where_states_are_captured(captured_states):
-    runner, graph, _ = captured_states()
-    assert attention_alone(runner, breaks_of(graph))
+            found = replayed(runner, graph, batch_for(kind, lengths))
+            assert_alike(found, wanted[str(lengths)])
+    assert not seen, "a layer with states ran eagerly"
 
 
 @stood_in
@@ -780,7 +760,8 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
         assert not seen, "a Mamba2 layer ran eagerly"
         plan = graph.tables[32].plan
         assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
-        assert plan.track_slots[: len(rows)].tolist() == list(range(9, 9 + len(rows)))
+        slots = [109 + i for i in range(len(rows))]  # their names inside of the pool
+        assert plan.track_slots[: len(rows)].tolist() == slots
 
 
 @from_extra_buffer
@@ -822,83 +803,6 @@ def test_sizes_that_were_asked_for_stay_and_the_report_says_so(captured):
     assert told_of(*captured()) == "captured 3 sizes, 8 to 32 tokens: those that were asked for"
 
 
-# --- gated delta nets inside the graph
-
-
-def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
-    """What hybrids.recurrent does, of what the tables say instead of the batch."""
-    layer = ops.forward_context().attention_layers[layer_id]
-    values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(
-        -1, (layer.num_v_heads, layer.head_v_dim)
-    )
-    gated = (values * a.sigmoid()[..., None] * b.sigmoid()[..., None]).flatten(1)
-    _, sums = _sums_by_table(now, gated, output, layer_id)
-    return output, sums.view_as(output)
-
-
-@pytest.fixture
-def captured_nets(captured, monkeypatch):
-    """captured_nets(): Qwen3.5, which mixes gated delta nets with attention; the nets are captured,
-    their launches stood in for."""
-    seen = hybrids.on_cpu(monkeypatch)
-    monkeypatch.setenv(layers.SWITCH, "all")
-    monkeypatch.setattr(layers.gdn, "why_not", lambda *_: None)
-    monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
-    monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
-    config = SimpleNamespace(context_len=4096, num_hidden_layers=8, hidden_size=128)
-    changes = dict(
-        req_to_token_pool=state_pool.Named(),
-        dtype=torch.float32,
-        attn_backend=hybrids.recurrent(CausalAttention(), seen),
-        is_multimodal=True,
-        model_config=config,
-    )
-    return lambda: (*captured("qwen3_5", **changes), seen)
-
-
-@stood_in
-def test_captured_nets_get_eager_prefills_logits(captured_nets):
-    """Every batch after every other. Attention breaks, and it alone."""
-    runner, graph, seen = captured_nets()
-    assert attention_alone(runner, breaks_of(graph))
-    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
-    make = lambda lengths: batch_of(lengths, mrope_positions=axes_of(lengths))  # noqa: E731
-    wanted = {str(lengths): eager(runner, make(lengths)) for lengths in fitting}
-    seen.clear()
-    for first in fitting:
-        for lengths in (first, *fitting[::3]):
-            assert_alike(replayed(runner, graph, make(lengths)), wanted[str(lengths)])
-    assert not seen, "a gated delta net ran eagerly"
-
-
-@pytest.fixture
-def with_mixers(captured):
-    """with_mixers(): the same of a Falcon-H1, whose Mamba2 mixers run beside its attention, and the
-    calls of these."""
-    calls = []
-    return lambda: (*captured("falcon_h1", attn_backend=beside.backend(calls)), calls)
-
-
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_mixers_beside_attention_get_eager_prefills_logits(with_mixers, lengths):
-    """They break the graph: a replay runs them on the rows of the batch at hand."""
-    runner, graph, calls = with_mixers()
-    wanted = eager(runner, batch_of(lengths))
-    calls.clear()
-    batch = batch_of(lengths)
-    found = replayed(runner, graph, batch)
-    assert_alike(found, wanted)
-    assert [(call.layer_id, call.rows) for call in calls] == [(0, sum(lengths)), (1, sum(lengths))]
-    assert all(call.batch in (None, batch) for call in calls)
-
-
-def test_padded_rows_behind_a_mixer_are_zero(with_mixers):
-    """What was only allocated is NaN here, and would go on through every layer."""
-    runner, graph, _ = with_mixers()
-    replayed(runner, graph, batch_of([6, 3]))
-    assert graph.output[:16].isfinite().all()
-
-
-def test_two_breaks_a_layer_and_nothing_else_runs_eagerly(with_mixers):
-    _, graph, _ = with_mixers()
+def test_two_breaks_a_layer_with_a_mixer_beside_attention(captured_kind):
+    _, graph, _ = captured_kind("falcon_h1")
     assert len(breaks_of(graph)) == 2 * 2

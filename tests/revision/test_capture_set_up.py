@@ -1,18 +1,43 @@
-"""What the set-up of the prefill graph returns where it captures nothing, and which layers it
-captures."""
+"""What the release's own set-up of the prefill graph captures, of which layers, and what it warns
+of; captures are stood in for."""
+
+import argparse
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
-from host import logged, prefill
+from host import beside, late, logged, models, prefill
 
-pytestmark = pytest.mark.revision(">=0.5.17,<0.5.24")
+with late.modules():
+    from sglang.srt import server_args
+    from sglang.srt.prefill_graph.compat import headroom
+    from sglang.srt.prefill_graph.model import layers as model_layers
+
+pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
+FULL = pytest.mark.revision(">=0.5.16")
+PIECEWISE = pytest.mark.revision("<0.5.22")
 GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that have attention
+WITH_MIXER = {"falcon_h1.py", "granitemoehybrid.py", "mamba2.py", "nemotron_h.py"}
+UNCOVERED = "runs a Mamba2 mixer outside of every graph break"
 
 
-def warned(caplog):
-    return logged.warnings(caplog, loggers=logged.SET_UP)
+@pytest.fixture
+def set_up(caplog):
+    """set_up(model, …): whether the release's own set-up captures `model`, and what it warned
+    of."""
+
+    def run(model, *words, layers=None, **more):
+        caplog.clear()
+        layers = len(model.model.layers) if layers is None else layers
+        found = prefill.capture(model, *words, layers=layers, **more)
+        captured = getattr(found, "runner", found) is not None
+        return captured, logged.warnings(caplog, loggers=logged.SET_UP)
+
+    return run
 
 
+@pytest.mark.revision(">=0.5.17")
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
     """It read `.runner` off an eager runner, and the server died at start: a short context, few
     requests, large sizes."""
@@ -21,8 +46,11 @@ def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
         build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager
     )
     assert found.runner is eager and (found.memory_usage_gb, found.capture_time) == (0, 0)
-    [text] = warned(caplog)
+    [text] = logged.warnings(caplog, loggers=logged.SET_UP)
     assert "no configured capture size fits" in text
+
+
+# --- layers without state
 
 
 @GATE
@@ -30,31 +58,25 @@ def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
     "sm120", [False, True], ids=["any GPU", "SM120, which 0.5.23 lets MoE layers in for"]
 )
 @pytest.mark.parametrize("pattern", ["M-M*M-", "MEM*EM", "M*-E"])
-def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, pattern, sm120):
+def test_mlp_and_moe_layers_need_no_break(build_model, set_up, monkeypatch, pattern, sm120):
     """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no
     state, were counted as lacking attention."""
     monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
-    model = build_model(
-        "nemotron_h_moe",
-        hybrid_override_pattern=pattern,
-        num_hidden_layers=len(pattern),
-    )
-    assert prefill.capture(model, layers=len(pattern)).runner is not None
-    assert warned(caplog) == []
+    changes = dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
+    assert set_up(build_model("nemotron_h_moe", **changes)) == (True, [])
 
 
 @GATE
-def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
+def test_other_backends_keep_out_what_they_kept_out(build_model, set_up):
     """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts
     of these releases."""
-    assert prefill.capture(build_model("nemotron_h"), "full", layers=6).runner is None
-    [text] = warned(caplog)
-    assert "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
+    captured, [text] = set_up(build_model("nemotron_h"), "full")
+    assert not captured and "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
     assert "no attention, which the full graph needs" in text and "no MLP" not in text
 
 
 @GATE
-def test_a_layer_that_nobody_knows_is_named(build_model, caplog):
+def test_a_layer_that_nobody_knows_is_named(build_model, set_up):
     class ConvMixer(torch.nn.Module):
         """Keeps state, in a way that no break is known for."""
 
@@ -65,13 +87,125 @@ def test_a_layer_that_nobody_knows_is_named(build_model, caplog):
 
     model = build_model("nemotron_h")
     model.model.layers[2] = ConvLayer()
-    assert prefill.capture(model, layers=len(model.model.layers)).runner is None
-    [text] = warned(caplog)
-    assert "decoder layer 2 (ConvLayer)" in text
+    captured, [text] = set_up(model)
+    assert not captured and "decoder layer 2 (ConvLayer)" in text
 
 
 @GATE
-def test_too_few_layers_stay_eager(build_model, caplog):
-    assert prefill.capture(build_model("llama"), layers=100).runner is None
-    [text] = warned(caplog)
-    assert "decoder layer 4 (missing)" in text
+def test_too_few_layers_stay_eager(build_model, set_up):
+    captured, [text] = set_up(build_model("llama"), layers=100)
+    assert not captured and "decoder layer 4 (missing)" in text
+
+
+# --- layers with a Mamba2 mixer
+
+
+@pytest.fixture
+def unbroken(build_model):
+    return beside.unbroken(build_model("falcon_h1"))
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("tc_piecewise", marks=PIECEWISE), pytest.param("full", marks=FULL)],
+)
+def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backend):
+    """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the
+    dummy batch. These graphs have no break for it."""
+    captured, [text] = set_up(build_model("falcon_h1"), backend)
+    assert not captured
+    assert text.startswith(
+        "Disable prefill CUDA graph because decoder layer 0 (FalconH1HybridAttentionDecoderLayer)"
+        f" {UNCOVERED}"
+    )
+
+
+def test_a_mixer_without_its_break_is_refused_by_name(unbroken, set_up):
+    captured, [text] = set_up(unbroken)
+    assert not captured and f"decoder layer 0 (Unbroken) {UNCOVERED}" in text
+
+
+def test_only_the_first_rank_warns(unbroken, set_up):
+    assert set_up(unbroken, tp_rank=1) == (False, [])
+
+
+def test_a_mixer_without_attention_is_told_in_the_same_words(set_up):
+    """Granite's layers were refused before, at INFO and without a name."""
+    captured, [text] = set_up(models.family("granitemoehybrid.GraniteMoeHybridForCausalLM"))
+    assert not captured
+    assert "decoder layer 1 (GraniteMoeHybridMambaDecoderLayer) runs a Mamba2 mixer" in text
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "nemotron_h", "qwen3_next", "llama"])
+def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind):
+    assert set_up(build_model(kind)) == (True, [])
+
+
+def test_state_of_another_kind_is_judged_as_before(set_up, monkeypatch):
+    """LFM2: its convolutions are no Mamba2, and its set-up had another word to say."""
+    model = models.family("lfm2.Lfm2ForCausalLM")
+    first = set_up(model)
+    monkeypatch.setattr(model_layers, "captures_mixer", lambda *_: False)
+    assert first == set_up(model) and not first[0]
+
+
+def test_no_model_has_a_mixer_that_is_not_looked_at_here(tree):
+    """Every other model is captured or not as it was: only a layer with a MambaMixer2 is
+    refused."""
+    found = {
+        file.name
+        for file in (tree / "python/sglang/srt/models").rglob("*.py")
+        if "MambaMixer2(" in file.read_text("utf-8")
+    }
+    assert {"falcon_h1.py", "granitemoehybrid.py", "nemotron_h.py"} <= found <= WITH_MIXER
+
+
+def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, caplog):
+    layers = build_model("falcon_h1").model.layers
+    holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))
+    assert not model_layers.captures_mixer(runner([None, layers[1].attn], "breakable"), holder)
+    assert model_layers.captures_mixer(runner([None, layers[1].attn]), holder)
+    assert "decoder layer 1 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
+    assert not model_layers.captures_mixer(runner([None, layers[1]]), holder)
+    holder.layers = torch.nn.ModuleDict({"here": layers[1]})
+    assert model_layers.captures_mixer(runner([None]), holder)
+    assert "decoder layer 0 (FalconH1HybridAttentionDecoderLayer)" in caplog.text
+
+
+def runner(breaks, backend="full"):
+    """A model runner whose release makes its breaks for `breaks`."""
+    config = SimpleNamespace(prefill=SimpleNamespace(backend=backend))
+    return SimpleNamespace(
+        tp_rank=0,
+        attention_layers=breaks,
+        get_cuda_graph_layers=lambda owner: (breaks,),
+        server_args=SimpleNamespace(cuda_graph_config=config),
+    )
+
+
+# --- memory that is left
+
+
+def test_less_memory_than_the_graph_took_is_one_warning_with_figures(build_model, set_up):
+    """The graph stays: whether its memory is needed otherwise is the user's to know. 0.5.16 has
+    none below 4 GB."""
+    captured, [message] = set_up(build_model("llama"), memory=(9.0, 4.2))
+    assert captured
+    assert message.startswith("The prefill CUDA graph took 4.80 GB, and 4.20 GB are left.")
+
+
+@pytest.mark.parametrize(
+    "before, after, rank", [(80.0, 78.0, 0), (9.0, 4.5, 0), (80.0, 80.0, 0), (9.0, 4.2, 1)]
+)
+def test_enough_memory_or_another_rank_is_no_warning(build_model, set_up, before, after, rank):
+    found = set_up(build_model("llama"), memory=(before, after), tp_rank=rank)
+    assert found == (True, [])
+
+
+def test_the_options_that_it_names_are_the_releases():
+    named = re.findall(r"--[a-z-]+", headroom.shortage(2.0, 1.0))
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    assert len(named) == 4 and set(named) <= {
+        option for one in parser._actions for option in one.option_strings
+    }

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from host import late
-from test_captured_gdn import net, runner
+from test_captured_gdn import runner
 
 with late.modules():
     from sglang.srt.model_executor import forward_batch_info
@@ -105,10 +105,6 @@ REFUSED = {
         "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
     ),
     "switched off": (dict(switch="break"), "SGLANG_PREFILL_GRAPH_STATES=break is set"),
-    "three convolutions": (
-        dict(net=lambda: net(conv_weights=(None,) * 3)),
-        "layer 0: its convolution has weights for queries, keys and values apart",
-    ),
 }
 
 

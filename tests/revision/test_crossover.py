@@ -1,9 +1,7 @@
 """From how many tokens on eager prefill is as fast as a graph, by the weights of real shapes."""
 
-import pathlib
-import sys
-
 import pytest
+import subjects
 import torch
 from host import late, models
 
@@ -11,9 +9,6 @@ with late.modules():
     from sglang.srt.prefill_graph.breakable import crossover as breakable_crossover
     from sglang.srt.prefill_graph.breakable import sizes
     from sglang.srt.prefill_graph.kernels import tiles
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / "gpu"))
-import subjects
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 CPU = torch.device("cpu")

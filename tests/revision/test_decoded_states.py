@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late, process
+from host import graph, late, process, state_pool
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
@@ -21,25 +21,11 @@ def attention(monkeypatch):
     """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state
     is one number."""
     process.use_server_args(process.default_server_args())
-    made = hybrid_linear_attn_backend.Mamba2AttnBackend.__new__(
-        hybrid_linear_attn_backend.Mamba2AttnBackend
-    )
     kept = SimpleNamespace(conv=[torch.arange(SLOTS)], temporal=torch.arange(SLOTS))
-    made.device, made.pad_slot_id, made.topk, made.enable_unified_memory = "cpu", -1, 0, False
-    for name in ("state_indices", "query_start_loc", *RETRIEVED):
-        setattr(made, f"{name}_list", [])
-    made.req_to_token_pool = SimpleNamespace(
-        get_mamba_indices=lambda requests: requests.to(torch.int32),
-        translate_mamba_indices=lambda slots: slots,
-        mamba2_layer_cache=lambda layer: kept,
-        mamba_pool=SimpleNamespace(enable_linear_replayssm=False),
-    )
+    made = state_pool.backend(hybrid_linear_attn_backend.Mamba2AttnBackend, kept)
     monkeypatch.setattr(hybrid_linear_attn_backend, "track_mamba_states_if_needed", copy_states)
     made.init_cuda_graph_state(LARGEST, LARGEST)
     return made
-
-
-RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")
 
 
 def copy_states(conv, ssm, sources, mask, targets, count, **_):
@@ -53,15 +39,13 @@ def copy_states(conv, ssm, sources, mask, targets, count, **_):
 def decode(attention, requests, slots, tracked):
     """One step in the graph for so many requests; `tracked` of them leave the state that they have
     now in their slot."""
-    batch = forward_batch_info.ForwardBatch(
+    batch = graph.batch_of(
+        [1] * len(requests),
+        [255] * len(requests),
         forward_mode=forward_batch_info.ForwardMode.DECODE,
-        batch_size=len(requests),
-        input_ids=torch.zeros(len(requests), dtype=torch.int64),
+        extend_num_tokens=None,
         req_pool_indices=torch.tensor(requests),
-        seq_lens=torch.full((len(requests),), 256),
         seq_lens_cpu=torch.full((len(requests),), 256),
-        out_cache_loc=None,
-        seq_lens_sum=256 * len(requests),
         mamba_track_indices=torch.tensor(slots),
         mamba_track_mask=torch.tensor(tracked),
     )

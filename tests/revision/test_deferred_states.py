@@ -5,12 +5,12 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from host import graph, late
+from host import graph, late, state_pool
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.layers.attention.linear import lightning_backend
-    from sglang.srt.managers import schedule_batch, scheduler
+    from sglang.srt.managers import schedule_batch
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.prefill_graph.compat import capture
 
@@ -98,31 +98,14 @@ def test_a_replay_with_captured_layers_begins_at_the_cached_state():
     assert prepare("mamba2", "EXTEND", 2, through=replay) == [70, 0]
 
 
-def turned_away(monkeypatch, request, source):
-    """The release's scheduler matches `request` at the cached state of slot `source`, and finds no
-    room."""
-
-    def match(*_, **__):
-        request.mamba_pool_idx, request.mamba_cow_src_index = torch.tensor(1), source
-
-    request.init_next_round_input = match
-    adder = MagicMock(can_run_list=[])
-    adder.add_one_req.return_value = scheduler.AddReqResult.NO_TOKEN
-    monkeypatch.setattr(scheduler, "PrefillAdder", lambda *_, **__: adder)
-    one = MagicMock(waiting_queue=[request], chunked_req=None, dllm_config=None)
-    one.enable_lora = one.enable_hierarchical_cache = one.enable_hicache_storage = False
-    one.enable_priority_preemption = one.running_batch.batch_is_full = False
-    one._should_delay_dflash_prefill_for_batching.return_value = False
-    one.grammar_manager.has_waiting_grammars.return_value = False
-    one.get_num_allocatable_reqs.return_value = 8
-    assert scheduler.Scheduler._get_new_batch_prefill_raw(one, None) is None
-    assert adder.add_one_req.called
-
-
 def test_a_request_that_finds_no_room_forgets_its_cached_state(monkeypatch):
     """Its next try finds nothing in the cache, and gets an empty slot."""
     request = MagicMock(mamba_pool_idx=None, mamba_cow_src_index=None, session=None)
-    turned_away(monkeypatch, request, source=torch.tensor([7]))
+
+    def match(*_, **__):
+        request.mamba_pool_idx, request.mamba_cow_src_index = torch.tensor(1), torch.tensor([7])
+
+    state_pool.turn_away(monkeypatch, request, match)
     assert request.mamba_pool_idx is None
     request.mamba_pool_idx, request.mamba_needs_clear = torch.tensor(2), True
     batch = SimpleNamespace()

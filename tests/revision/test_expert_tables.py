@@ -19,7 +19,6 @@ from host import late, launches, logged
 with late.modules():
     from sglang.srt.prefill_graph.kernels import expert_tiles
 
-GPU = Path(__file__).resolve().parents[1] / "gpu"
 NAME = "NVIDIA H100 80GB HBM3"
 FILE = "E=512,N=512,device_name=NVIDIA_H100_80GB_HBM3.json"
 GOOD, OTHER = (16, 32, 64, 1, 4, 3), (128, 128, 64, 1, 8, 3)
@@ -28,8 +27,7 @@ UP, DOWN = (512, 1024, 2048), (512, 2048, 512)  # shapes of Qwen3-Next's weights
 
 
 @pytest.fixture
-def sweep(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
+def sweep():
     yield importlib.import_module("sweep_experts")
     sys.modules.pop("sweep_experts", None)
 

@@ -1,7 +1,7 @@
 """The norm behind each Mamba2 layer: groups of channels in the release's one kernel."""
 
 import pytest
-from host import interpreted, late
+from host import late
 from host.compiled import compiled
 
 with late.modules():
@@ -32,9 +32,7 @@ NATIVE = {
 }
 
 
-@pytest.fixture(scope="module")
-def compared():
-    return interpreted.run("host.references.compare_gated_norm", KERNEL | NATIVE)
+REFERENCE, CASES = "compare_gated_norm", KERNEL | NATIVE
 
 
 @pytest.mark.parametrize("case", KERNEL)

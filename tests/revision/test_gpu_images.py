@@ -3,17 +3,20 @@ its prompts."""
 
 import asyncio
 import inspect
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import images
 import pytest
 import torch
-from host import filled
+from host import checkpoints, late
+from host import models as host_models
+from host import process as host_process
 
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import images
-import models
+with late.modules():
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.managers import io_struct, multimodal_processor
+    from sglang.srt.models import qwen3_5
+    from sglang.srt.utils import hf_transformers_utils
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19")
 
@@ -23,14 +26,8 @@ def folder(tmp_path_factory):
     return images.write_small(tmp_path_factory.mktemp("qwen3-5"))
 
 
-def read(folder):
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
-    return get_config(str(folder), trust_remote_code=False)
-
-
 def test_the_release_reads_it_as_its_own_kind(folder):
-    found = read(folder)
+    found = checkpoints.read(folder)
     assert type(found).__module__ == "sglang.srt.configs.qwen3_5" and found.architectures == [
         "Qwen3_5ForConditionalGeneration"
     ]
@@ -40,13 +37,9 @@ def test_the_release_reads_it_as_its_own_kind(folder):
 
 
 def test_it_fills_every_parameter(folder):
-    from host import models as host
-    from sglang.srt.models.qwen3_5 import Qwen3_5ForConditionalGeneration
-
-    model = host.construct(Qwen3_5ForConditionalGeneration, read(folder), device="cpu")
-    shapes = models.shapes(images.CONFIG)
-    tensors = {name: models.draw(name, shape, kind) for name, shape, kind in shapes}
-    left, drawn, held = filled.by(model, tensors)
+    kind = qwen3_5.Qwen3_5ForConditionalGeneration
+    model = host_models.construct(kind, checkpoints.read(folder), device="cpu")
+    left, drawn, held = checkpoints.fill(model, checkpoints.drawn(images.CONFIG))
     assert left == [] and drawn == held
 
 
@@ -54,10 +47,6 @@ def test_it_fills_every_parameter(folder):
 def process(folder, default_server_args):
     """process(call): each prompt with images, as the release's tokenizer manager has it
     processed."""
-    from host import process as host
-    from sglang.srt.managers import multimodal_processor
-    from sglang.srt.utils.hf_transformers_utils import get_processor
-
     # the fast one wants a GPU
     args = default_server_args(
         str(folder),
@@ -65,11 +54,14 @@ def process(folder, default_server_args):
         mm_process_config={},
         disable_fast_image_processor=True,
     )
-    host.use_server_args(args)
+    host_process.use_server_args(args)
     images.prepare()
     multimodal_processor.import_processors("sglang.srt.multimodal.processors")
     made = multimodal_processor.get_mm_processor(
-        read(folder), args, get_processor(str(folder), use_fast=True), "default"
+        checkpoints.read(folder),
+        args,
+        hf_transformers_utils.get_processor(str(folder), use_fast=True),
+        "default",
     )
 
     def run(prompt, pictures):
@@ -103,13 +95,10 @@ def test_the_releases_processor_puts_images_in_their_places(process, name):
 
 
 def test_the_release_takes_a_call_of_both_kinds():
-    from sglang.srt.entrypoints.engine import Engine
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
     call = next(one for one in images.asks() if one.kind == images.MIXED)
     words = images.request(call)
-    assert words.keys() <= inspect.signature(Engine.generate).parameters.keys()
-    asked = GenerateReqInput(**words)
+    assert words.keys() <= inspect.signature(engine.Engine.generate).parameters.keys()
+    asked = io_struct.GenerateReqInput(**words)
     asked.normalize_batch_and_arguments()
     assert [bool(asked[number].contains_mm_input()) for number in range(3)] == [False, True, False]
 

@@ -1,19 +1,17 @@
 """The checkpoints that tests/gpu makes, against the release's own classes: what is left unfilled is
 whatever memory held."""
 
-import sys
-from pathlib import Path
-
-import pytest
-import torch
-from host import filled, late
-
-with late.modules():
-    from sglang.srt import server_args
-
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+import asleep
 import launch
 import models
+import pytest
+import torch
+from host import checkpoints, late
+
+with late.modules():
+    from sglang.srt import environ, server_args
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.managers import io_struct
 
 KINDS = {
     "nemotron-h": "nemotron_h",
@@ -51,10 +49,6 @@ MARKS = {
 }
 
 
-def drawn(config):
-    return {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=MARKS.get(name, ())) for name in models.MODELS]
 )
@@ -68,7 +62,7 @@ def test_a_checkpoint_fills_every_parameter(build_model, name, monkeypatch):
     model = build_model(KINDS[name], device="cpu", **config)
     # its layers make norms that they never call, and published checkpoints do not have
     unused = ("q_norm.weight", "k_norm.weight") if name == "falcon-h1" else ()
-    left, _, held = filled.by(model, tensors := drawn(config), unused)
+    left, _, held = checkpoints.fill(model, tensors := checkpoints.drawn(config), unused)
     assert left == []
     of_target = [tensor for name, tensor in tensors.items() if not name.startswith("mtp.")]
     assert sum(map(torch.Tensor.numel, of_target)) == held
@@ -81,7 +75,7 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
     draft = build_model("nemotron_h_mtp", device="cpu", **config)
     of_target = [name for name, _ in draft.named_parameters()]
     of_target = tuple(n for n in of_target if "embed" in n or n.startswith("lm_head."))
-    left, _, held = filled.by(draft, tensors := drawn(config), of_target)
+    left, _, held = checkpoints.fill(draft, tensors := checkpoints.drawn(config), of_target)
     assert left == []
     of_draft = [tensor for name, tensor in tensors.items() if name.startswith("mtp.")]
     assert sum(map(torch.Tensor.numel, of_draft)) == held
@@ -121,8 +115,7 @@ def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(names, na
 def test_sparse_attention_is_asked_for_in_short_prompts_too(monkeypatch):
     """A server that finds no limit of the dense branch sets one by itself, of 2048 tokens. 0.5.13
     does not look for the old name there (server_args.py)."""
-    from sglang.srt.environ import envs
-
+    envs = environ.envs
     for name, value in launch.SETTINGS.items():
         monkeypatch.setenv(name, value)
     names = [f"SGLANG_{kind}_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD" for kind in ("DSA", "NSA")]
@@ -134,11 +127,7 @@ def test_sparse_attention_is_asked_for_in_short_prompts_too(monkeypatch):
 @pytest.mark.revision(">=0.5.15")
 def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
     """As an engine reads config.json: what this gives is what the class above is made from."""
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
-    read = get_config(
-        str(models.write_config(tmp_path, models.MODELS["falcon-h1"])), trust_remote_code=False
-    )
+    read = checkpoints.read(tmp_path, models.MODELS["falcon-h1"])
     assert type(read).__module__ == "sglang.srt.configs.falcon_h1" and read.architectures == [
         "FalconH1ForCausalLM"
     ]
@@ -150,16 +139,12 @@ def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
 
 def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args):
     """tests/gpu/asleep.py."""
-    import asleep
-    from sglang.srt.entrypoints.engine import Engine
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
     assert default_server_args(**asleep.WORDS).enable_memory_saver
-    assert UpdateWeightFromDiskReqInput(
+    assert io_struct.UpdateWeightFromDiskReqInput(
         model_path="other", recapture_cuda_graph=True
     ).recapture_cuda_graph
     assert {
         "update_weights_from_tensor",
         "release_memory_occupation",
         "resume_memory_occupation",
-    } <= vars(Engine).keys()
+    } <= vars(engine.Engine).keys()

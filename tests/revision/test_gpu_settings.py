@@ -6,16 +6,23 @@ import inspect
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
 import models
 import modes
+import pytest
 import settings
+import test_prefill_counts as counts
+from host import checkpoints, late
 from test_gpu_models import known
+
+with late.modules():
+    from sglang.srt import prefill_graph
+    from sglang.srt.entrypoints import engine
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.compat import eager
+    from sglang.srt.utils import hf_transformers_utils
+
 
 SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus == 1]
 
@@ -53,12 +60,9 @@ def test_every_setting_runs_in_the_releases_modes(mode):
 
 @pytest.mark.revision(">=0.5.9")
 def test_answers_are_asked_for_in_the_releases_words():
-    from sglang.srt.entrypoints.engine import Engine
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-    words = inspect.signature(Engine.generate).parameters
+    words = inspect.signature(engine.Engine.generate).parameters
     assert settings.RETURNS.keys() <= words.keys()
-    assert ForwardMode.MIXED.name == "MIXED"
+    assert forward_batch_info.ForwardMode.MIXED.name == "MIXED"
 
 
 @pytest.mark.revision(">=0.5.9")
@@ -84,12 +88,10 @@ def test_data_parallel_attention_is_taken(default_server_args, tmp_path):
 
 @pytest.mark.revision(">=0.5.9")
 def test_a_short_context_is_read_from_the_checkpoint(tmp_path):
-    from sglang.srt.utils.hf_transformers_utils import get_config, get_context_length
-
     setting = settings.SETTINGS["context-config"]
     config = models.MODELS[setting.models[0]] | setting.config
-    read = get_config(str(models.write_config(tmp_path, config)), trust_remote_code=False)
-    assert get_context_length(read) == settings.cases.SHORT_CONTEXT
+    read = checkpoints.read(tmp_path, config)
+    assert hf_transformers_utils.get_context_length(read) == settings.cases.SHORT_CONTEXT
 
 
 @pytest.mark.revision(">=0.5.9")
@@ -104,8 +106,6 @@ def test_a_router_whose_experts_are_returned_knows_its_layer(build_model):
 @pytest.mark.revision(">=0.5.13,<0.5.17")
 def test_what_a_control_leaves_out_is_what_the_patch_calls():
     """Looked up when it is called: an engine's hook replaces the module's name."""
-    from sglang.srt import prefill_graph
-
     module, _, function = settings.FORGOTTEN["track-under-graph"].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
     runners = Path(prefill_graph.__file__).parents[1] / "model_executor"
@@ -146,49 +146,22 @@ for name in reversed(sitecustomize.LAST):
 def test_a_refused_prefill_has_the_runners_own_reason(monkeypatch):
     """Every runner that the release has refuses a batch that is longer than its largest graph. The
     queue's report says so too, though the runner's method is another one then."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-    from sglang.srt.prefill_graph.compat import eager
-
     spec = importlib.util.spec_from_file_location("watch", WATCH)
     watch = importlib.util.module_from_spec(spec)
     monkeypatch.delenv("PREFILL_WATCH", raising=False)
     spec.loader.exec_module(watch)
-    batch = types.SimpleNamespace(
-        input_ids=range(600),
-        batch_size=1,
-        return_logprob=False,
-        input_embeds=None,
-        replace_embeds=None,
-        forward_mode=ForwardMode.EXTEND,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-        global_num_tokens_cpu=None,
-        extend_prefix_lens_cpu=[0],
-        contains_mm_inputs=lambda: False,
-    )
-    seen = {}
+    batch, seen = counts.batch_of(600), {}
     for module, name in watch.RUNNERS.items():
-        try:
-            kind = getattr(importlib.import_module(module), name)
-        except ImportError:
+        if not late.has(module):
             continue
-        runner = kind.__new__(kind)
-        vars(runner).update(
-            max_num_tokens=512,
-            capture_num_tokens=[16, 512],
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            layer_model=object(),
-            hidden_modes=(CaptureHiddenMode.NULL,),
-            given=(),
-            _is_full_backend=False,
-            has_mha_companion_layers=False,
-            prefill_backend_name="",
-        )
+        runner = counts.captured(module, name)
         for method in ("can_run", "can_run_graph"):
-            if method in vars(kind):
-                monkeypatch.setattr(kind, method, watch.noting_refusals(vars(kind)[method]))
+            if method in vars(type(runner)):
+                noting = watch.noting_refusals(vars(type(runner))[method])
+                monkeypatch.setattr(type(runner), method, noting)
                 assert not getattr(runner, method)(batch)
                 seen[name] = watch.state["why"]
                 assert eager.OTHER not in eager._why(None, runner, batch)
     assert seen
     for name, why in seen.items():
-        assert "the largest size, 512" in why or "max_num_tokens" in why, (name, why)
+        assert "the largest size, 128" in why or "max_num_tokens" in why, (name, why)

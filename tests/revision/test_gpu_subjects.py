@@ -1,15 +1,11 @@
 """The configs that the bench and the gain time, as the releases read them."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import pytest
-from host import models as host_models
-
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
-import models
 import subjects
+from host import checkpoints
+from host import models as host_models
 
 # Of one request: the states' shape, and in how many layers.
 STATES = {
@@ -25,10 +21,8 @@ STATES = {
 @pytest.mark.revision(">=0.5.9")
 @pytest.mark.parametrize("name", STATES)
 def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
     config = subjects.SUBJECTS[name].config
-    read = get_config(str(models.write_config(tmp_path, config)), trust_remote_code=False)
+    read = checkpoints.read(tmp_path, config)
     read, config = getattr(read, "text_config", read), config.get("text_config", config)
     assert type(read).__module__.startswith("sglang.srt.configs.")
     assert read.num_hidden_layers == config["num_hidden_layers"]
@@ -48,10 +42,8 @@ def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
 @pytest.mark.revision(">=0.5.10")
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
 def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
-    from sglang.srt.utils.hf_transformers_utils import get_config
-
     subject = subjects.SUBJECTS[name]
-    read = get_config(str(models.write_config(tmp_path, subject.config)), trust_remote_code=False)
+    read = checkpoints.read(tmp_path, subject.config)
     module = importlib.import_module("sglang.srt.models.qwen3_5")
     built = host_models.construct(getattr(module, subject.config["architectures"][0]), read)
     gib = sum(weight.numel() * weight.element_size() for weight in built.parameters()) / 2**30

@@ -1,4 +1,5 @@
-"""Keys of a sparse attention's indexer for a prompt that needs no queries: the release's own."""
+"""Keys of a sparse attention's indexer: the release's own way of turning, writing and reading
+them."""
 
 import inspect
 from types import SimpleNamespace
@@ -7,7 +8,13 @@ import pytest
 import torch
 from host import late
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19")
+with late.modules():
+    from sglang.srt.layers.attention.nsa import nsa_indexer
+    from sglang.srt.mem_cache import memory_pool
+
+GUARDED = pytest.mark.revision(">=0.5.11,<0.5.13")  # the write-back compares addresses
+ROPE = 4
+FIRST_LAYER, LAYER = 3, 5
 
 
 def in_place(positions, query, key):
@@ -17,7 +24,9 @@ def in_place(positions, query, key):
     return query, key
 
 
+@pytest.mark.revision(">=0.5.9,<0.5.19")
 def test_a_key_is_turned_once(monkeypatch):
+    """That of a prompt that needs no queries."""
     attention = "sglang.srt.layers.attention"  # with the latter up to 0.5.12
     module = late.first(f"{attention}.dsa.dsa_indexer", f"{attention}.nsa.nsa_indexer")
     monkeypatch.setattr(module, "rotate_activation", lambda key: key)
@@ -36,3 +45,52 @@ def test_a_key_is_turned_once(monkeypatch):
     taken = {name: asked[name] for name in inspect.signature(compute).parameters if name in asked}
     key = compute(indexer, **taken)
     assert key[:, :2].eq(positions[:, None]).all() and not key[:, 2:].any()
+
+
+def write_back(key, rotated):
+    nsa_indexer.Indexer._update_rope_guarded(key[..., :ROPE], rotated)
+    return key * 2
+
+
+@GUARDED
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_full_graph_compile_writes_the_rotated_keys_back(in_place):
+    """Compiling a DeepSeek-V3.2 indexer stopped at the address comparison. With an in-place rope
+    kernel the rotated keys already are where they belong."""
+    key = torch.arange(3 * 2 * ROPE, dtype=torch.float32).view(3, 2 * ROPE)
+    rotated = key[..., :ROPE] if in_place else -torch.ones(3, ROPE)
+    expected = torch.cat([rotated, key[..., ROPE:]], dim=-1)
+
+    result = torch.compile(write_back, fullgraph=True, backend="aot_eager")(key, rotated)
+
+    torch.testing.assert_close(key, expected)
+    torch.testing.assert_close(result, expected * 2)
+
+
+@GUARDED
+def test_eager_still_skips_the_copy_onto_itself():
+    key = torch.ones(3, 2 * ROPE)
+    before = key._version
+    write_back(key, key[..., :ROPE])
+    assert key._version == before, "the same memory was written again"
+    write_back(key, torch.zeros(3, ROPE))
+    assert key[..., :ROPE].eq(0).all() and key[..., ROPE:].eq(1).all()
+
+
+@pytest.mark.revision(">=0.5.9,<0.5.10")
+def test_keys_are_read_behind_the_load_of_their_layer(monkeypatch):
+    """That of a layer that is loaded from the host."""
+    order = []
+    pool = SimpleNamespace(
+        start_layer=FIRST_LAYER,
+        index_k_with_scale_buffer=["keys"] * (LAYER + 1 - FIRST_LAYER),
+        layer_transfer_counter=SimpleNamespace(wait_until=lambda layer: order.append(layer)),
+    )
+    accessor = memory_pool.index_buf_accessor.GetKAndS
+    monkeypatch.setattr(accessor, "execute", lambda *_, **__: order.append("read"))
+    read = memory_pool.NSATokenToKVPool.get_index_k_scale_buffer
+    read(pool, LAYER, 64, None)
+    assert order == [LAYER - FIRST_LAYER, "read"]
+    pool.layer_transfer_counter = None  # without a cache on the host
+    read(pool, LAYER, 64, None)
+    assert order[2:] == ["read"]

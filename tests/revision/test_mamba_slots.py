@@ -10,7 +10,6 @@ from host import late, state_pool
 
 with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
-    from sglang.srt.managers import scheduler
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.prefill_graph.cache import state_slots
 
@@ -71,37 +70,15 @@ def test_a_flush_writes_no_state_and_a_request_gets_an_empty_one(pool):
     assert all(not states[:, slot].any() for states in state_pool.states_of(pool))
 
 
-def turned_away(pool, monkeypatch, answer):
-    """A request that the release's scheduler matched in the prefix cache, and found no room for."""
+@pytest.mark.parametrize("answer", ["NO_TOKEN", "OTHER"])
+def test_a_request_that_finds_no_room_keeps_no_slot(pool, monkeypatch, answer):
+    """The next try may find its beginning evicted, and would start from what the slot holds."""
     request = MagicMock(mamba_pool_idx=None)
 
     def match(cache):
         request.mamba_pool_idx = pool.mamba_pool.alloc(1)[0]
 
-    request.init_next_round_input = match
-    adder = MagicMock(can_run_list=[])
-    adder.add_one_req.return_value = getattr(scheduler.AddReqResult, answer)
-    monkeypatch.setattr(scheduler, "PrefillAdder", lambda *_, **__: adder)
-    off = dict.fromkeys(
-        ("try_preemption", "enable_lora", "enable_hierarchical_cache", "enable_hicache_storage"),
-        False,
-    )
-    one = MagicMock(waiting_queue=[request], chunked_req=None, req_to_token_pool=pool, **off)
-    one.grammar_queue, one.running_batch.batch_is_full = [], False
-    one.grammar_manager.has_waiting_grammars.return_value = False
-    one.get_num_allocatable_reqs.return_value = SLOTS
-    kind = scheduler.Scheduler
-    if hasattr(kind, "_get_new_batch_prefill_raw"):
-        assert kind._get_new_batch_prefill_raw(one, None) is None
-    else:
-        assert kind.get_new_batch_prefill(one) is None
-    return request
-
-
-@pytest.mark.parametrize("answer", ["NO_TOKEN", "OTHER"])
-def test_a_request_that_finds_no_room_keeps_no_slot(pool, monkeypatch, answer):
-    """The next try may find its beginning evicted, and would start from what the slot holds."""
-    request = turned_away(pool, monkeypatch, answer)
+    state_pool.turn_away(monkeypatch, request, match, answer, req_to_token_pool=pool)
     assert request.mamba_pool_idx is None
     assert pool.mamba_pool.available_size() == SLOTS
 

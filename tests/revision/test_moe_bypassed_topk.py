@@ -1,10 +1,7 @@
 """Which prefill graph the server's arguments end up with, for MoE kernels that bypass top-k."""
 
 import dataclasses
-import json
 import logging
-import os
-from unittest.mock import patch
 
 import pytest
 from host import late, logged, models
@@ -15,19 +12,6 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
 
 CONFIGS = models.read("unbuilt")
-
-
-@pytest.fixture
-def resolve(tmp_path):
-    """Real server arguments, resolved as at start-up, for a model of which there is only a
-    config."""
-
-    def build(name="Qwen3-MoE", **options):
-        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-        return server_args.ServerArgs(model_path=str(tmp_path), device="cuda", **options)
-
-    with patch.dict(os.environ):  # resolving sets some variables
-        yield build
 
 
 def chosen(backend):
@@ -60,9 +44,9 @@ def decode_graph_is_on(args):
 def settled(resolve, caplog):
     """settled(**options): the server arguments, and the warnings about top-k."""
 
-    def settle(**options):
+    def settle(name="Qwen3-MoE", **options):
         with caplog.at_level(logging.WARNING):
-            args = resolve(**options)
+            args = resolve(CONFIGS[name], **options)
         return args, logged.warnings(caplog, "top-k")
 
     return settle

@@ -1,5 +1,5 @@
-"""NemotronH on a rank without requests, under data-parallel attention: the release's own layer and
-metadata, on the CPU."""
+"""NemotronH and other models with recurrent states on a rank without requests, under data-parallel
+attention: the release's own layer and metadata, on the CPU."""
 
 import ast
 import importlib
@@ -10,11 +10,13 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from host import graph, late, replayed
+from host import graph, late, replayed, state_pool
 
 with late.modules():
     from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.model_executor import forward_batch_info as info
+    from sglang.srt.models import nemotron_h
 
 pytestmark = pytest.mark.revision(">=0.5.15,<0.5.21")
 REQUEST = 4  # tokens
@@ -22,8 +24,8 @@ REQUEST = 4  # tokens
 
 def idle(tokens):
     """A batch as ForwardBatch.prepare_mlp_sync_batch leaves it where the rank has no request and
-    another rank prefills: one made-up request of as many tokens."""
-    batch = graph.prefill_batch(tokens)
+    another rank prefills: one made-up request of as many tokens, number 0, which no other has."""
+    batch = graph.batch_of([tokens], [0], req_pool_indices=torch.arange(1))
     batch._original_batch_size = 0
     batch.num_token_non_padded_cpu = tokens
     return batch
@@ -37,8 +39,7 @@ def layer(build_model):
 
 def test_a_rank_without_requests_runs_no_mixer(layer, monkeypatch):
     """It did: the server died at "got split_sizes=[1, -1]", or wrote into a slot of the pool."""
-    module = importlib.import_module("sglang.srt.models.nemotron_h")
-    monkeypatch.setattr(module, "get_attn_backend", lambda: pytest.fail("the mixer ran"))
+    monkeypatch.setattr(nemotron_h, "get_attn_backend", lambda: pytest.fail("the mixer ran"))
     rows = torch.randn(REQUEST, 128, dtype=torch.bfloat16)
     output = layer._forward_mamba(rows, idle(REQUEST))
     assert output.shape == rows.shape and not output.any()
@@ -46,18 +47,23 @@ def test_a_rank_without_requests_runs_no_mixer(layer, monkeypatch):
 
 @pytest.mark.parametrize("own", [None, 1], ids=["alone", "a rank with a request"])
 def test_others_run_it(layer, monkeypatch, own):
-    class Ran(Exception):
-        pass
-
-    def backend():
-        raise Ran
-
-    module = importlib.import_module("sglang.srt.models.nemotron_h")
-    monkeypatch.setattr(module, "get_attn_backend", backend)
+    monkeypatch.setattr(nemotron_h, "get_attn_backend", MagicMock(side_effect=EOFError))
     batch = idle(REQUEST)
     batch._original_batch_size = own
-    with pytest.raises(Ran):
+    with pytest.raises(EOFError):
         layer._forward_mamba(torch.randn(REQUEST, 128, dtype=torch.bfloat16), batch)
+
+
+@pytest.mark.parametrize("mode, slot", [("EXTEND", 101), ("TARGET_VERIFY", -1)])
+def test_a_made_up_prefill_has_the_slot_of_request_0(mode, slot):
+    """Kernels of decodes and drafts skip slot -1; for those of prefills it is in front of the pool.
+    On 0.5.16 Qwen3-Next's server died: "an illegal memory access was encountered"."""
+    kind = hybrid_linear_attn_backend.MambaAttnBackendBase
+    backend, batch = kind.__new__(kind), idle(REQUEST)
+    backend.device, backend.topk, backend.req_to_token_pool = "cpu", 0, state_pool.Named()
+    batch.forward_mode = getattr(info.ForwardMode, mode)
+    batch.spec_info = MagicMock(draft_token_num=REQUEST)
+    assert backend._forward_metadata(batch).mamba_cache_indices.tolist() == [slot]
 
 
 def test_the_batch_of_a_graphs_runner_is_told_so():

@@ -1,18 +1,14 @@
 """Which models with sparse attention the piecewise graph is open to, and what is said where it is
 not."""
 
-import json
 import logging
-import os
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
 from host import late, logged, models, process
 
 with late.modules():
-    from sglang.srt import server_args
     from sglang.srt.prefill_graph.compat import features
     from sglang.srt.prefill_graph.piecewise import nsa, sparse
     from sglang.srt.prefill_graph.report import verdict as report_verdict
@@ -26,18 +22,9 @@ SPARSE = ("DeepSeek-V3.2", "GLM-5")
 
 
 @pytest.fixture
-def resolve(tmp_path, monkeypatch):
-    """resolve(name, **options): real server arguments for a model of which there is only a config,
-    as at start-up on a Hopper GPU."""
+def hopper(monkeypatch):
     monkeypatch.setattr(features, "on_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-
-    def build(name, **options):
-        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-        return server_args.ServerArgs(model_path=str(tmp_path), device="cuda", **options)
-
-    with patch.dict(os.environ):  # resolving sets some variables
-        yield build
 
 
 @LISTED
@@ -52,8 +39,8 @@ def resolve(tmp_path, monkeypatch):
         ("Qwen3-Next", False),
     ],
 )
-def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on):
-    args = resolve(name)
+def test_sparse_attention_is_let_in_and_nobody_else_is_touched(hopper, resolve, name, on):
+    args = resolve(CONFIGS[name])
     assert args.disable_piecewise_cuda_graph is not on
     assert features.has_sparse_attention(args.get_model_config()) is (name in SPARSE)
 
@@ -76,8 +63,10 @@ def test_sparse_attention_is_let_in_and_nobody_else_is_touched(resolve, name, on
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("name", SPARSE)
-def test_anything_unproven_stays_eager_and_the_report_says_why(resolve, name, options, said):
-    args = resolve(name, **options)
+def test_anything_unproven_stays_eager_and_the_report_says_why(
+    hopper, resolve, name, options, said
+):
+    args = resolve(CONFIGS[name], **options)
     assert args.disable_piecewise_cuda_graph
     verdict = report_verdict.explain(
         SimpleNamespace(server_args=args, model_config=args.get_model_config())

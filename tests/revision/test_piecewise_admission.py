@@ -1,7 +1,8 @@
-"""What the piecewise graph refuses by name before it is captured: drafts that would never replay
-it, and Mamba2 mixers outside of split ops."""
+"""What the piecewise graph refuses by name before it is captured: models without a known stack of
+layers, drafts that would never replay it, and Mamba2 mixers outside of split ops."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 from host import graph, late, logged, runner
@@ -13,6 +14,7 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
 WITH_REPORT = pytest.mark.revision(">=0.5.9")
+WITH_NETS = pytest.mark.revision(">=0.5.6")  # which have a split op of gated delta nets
 # releases whose graph replays only what wants the hidden states of its capture
 COMPARES_MODES = pytest.mark.revision(">=0.5.11")
 
@@ -28,6 +30,29 @@ def decided(caplog):
         return made, logged.warnings(caplog, "CUDA graph")
 
     return decide
+
+
+@pytest.mark.parametrize(
+    "model, reason",
+    [
+        (
+            SimpleNamespace(model=SimpleNamespace(), language_model=SimpleNamespace()),
+            "no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace),"
+            " model (SimpleNamespace)",
+        ),
+        (
+            SimpleNamespace(layers=[SimpleNamespace()]),
+            "the release does not look for decoder layers in the model itself",
+        ),
+    ],
+    ids=["none", "elsewhere"],
+)
+def test_a_model_without_a_stack_prefills_eagerly_with_one_warning(decided, model, reason):
+    """It died at start: up to 0.5.9 with an AttributeError; later the line did not say what was
+    looked at."""
+    runner, warnings = decided(model)
+    assert runner.piecewise_cuda_graph_runner is None
+    assert warnings == [f"Prefill runs without a CUDA graph: {reason}"]
 
 
 def wanted_of_the_target(algorithm):
@@ -127,7 +152,10 @@ def test_only_the_first_rank_warns(build_model, decided):
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", pytest.param("qwen3_next", marks=WITH_NETS), "nemotron_h"],
+)
 def test_models_whose_state_split_ops_cover_are_captured(build_model, decided, kind):
     runner, warnings = decided(build_model(kind))
     assert runner.piecewise_cuda_graph_runner is not None and not warnings

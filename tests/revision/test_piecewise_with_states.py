@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import bodies, graph, late, process, replayed
+from host import bodies, graph, late, process, replayed, state_pool
 from test_breakable_runner import _sums_by_table, batch_of
 
 with late.modules():
@@ -151,17 +151,9 @@ def test_the_pieces_read_the_tables(traced):
 # --- the runner
 
 
-class Pool:
-    def mamba2_layer_cache(self, layer_id):
-        return f"the states of layer {layer_id}"
-
-    def get_mamba_indices(self, requests):
-        return requests + 1
-
-
 @pytest.fixture
 def states():
-    return captured_states.States(layers.Captured(Pool(), chunk=16))
+    return captured_states.States(layers.Captured(state_pool.Named(), chunk=16))
 
 
 def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_layers(states):
@@ -240,7 +232,7 @@ def test_a_batch_replays_a_size_with_places_for_its_requests(lengths, size, repl
     batch = batch_of(lengths)
     assert made.runner.can_run(batch)
     made.run(batch)
-    assert told == [(size, sum(lengths), [i + 1 for i in range(len(lengths))])]
+    assert told == [(size, sum(lengths), [101 + i for i in range(len(lengths))])]
     assert attention.prepared == ["full"] and attention.before == [batch]
     assert attention.attn_backend_list == [
         attention.full_attn_backend,
@@ -298,7 +290,7 @@ def of(monkeypatch, caplog):
 
 
 def test_a_server_with_such_layers_captures_them(of):
-    found = layers.Captured(Pool())
+    found = layers.Captured(state_pool.Named())
     made, told = of(found)
     assert made.captured is found and not told
 
@@ -311,7 +303,7 @@ def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
     )
     assert of("no tiles", tp_rank=1) == (None, [])
     assert of(None) == (None, [])
-    made, told = of(layers.Captured(Pool()), enable_dp_attention=True)
+    made, told = of(layers.Captured(state_pool.Named()), enable_dp_attention=True)
     assert made is None and told == [
         said + "layers gather tokens of other ranks, which may be idle"
     ]

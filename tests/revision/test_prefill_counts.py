@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
-from host import late, prefill
+from host import late
 from host import runner as host_runner
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -93,7 +93,11 @@ def batch_of(tokens=32, **fields):
 
 def graph_of(kind, **fields):
     """The release's own runner of `kind`, its capture stood in for: 64 and 128 tokens."""
-    module, name = OWN[kind]
+    return captured(*OWN[kind], **fields)
+
+
+def captured(module, name, **fields):
+    """A runner of the class `name` whose capture is stood in for."""
     own = getattr(importlib.import_module(module), name)
     values = dict(
         capture_num_tokens=[64, 128],
@@ -119,6 +123,8 @@ def graph_of(kind, **fields):
         _qwen_bcg_mtp_draft=False,
         _backend_can_run_prefill_cuda_graph=None,
         _uses_eager_prefill_tail=lambda: True,
+        hidden_modes=(hidden("NULL"),),  # the overlay's
+        given=(),
     )
     graph = object.__new__(own)
     for field, value in (values | fields).items():
@@ -452,20 +458,15 @@ def test_counts_reach_the_file(tmp_path, monkeypatch, build_model):
     """From a model runner that the release decided for, by way of the hooks."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(counts, "INTERVAL", 0.01)
-    model, made = build_model("llama"), []
-    if later():
-        prefill.capture(
-            model,
-            layers=4,
-            sizes=[64, 128],
-            then=lambda runner: made.extend([runner, verdict.report_prefill_graph(runner)]),
-        )
-    else:
-        made.append(host_runner.decide(model))
-        made.append(verdict.report_prefill_graph(made[0]))
-    record = made[1]
+    made = []
+
+    def report(runner):
+        made.extend([runner, verdict.report_prefill_graph(runner)])
+
+    host_runner.set_up(build_model("llama"), report)
+    runner, record = made
     assert record and (record.verdict, record.sizes) == ("on", (64, 128))
-    counts.ran_on_graph(made[0])
+    counts.ran_on_graph(runner)
     [path] = tmp_path.glob("sglang-prefill-graph-*/*.json")
     deadline = time.perf_counter() + 10
     while json.loads(path.read_text())["on_graph"] != 1:

@@ -193,10 +193,7 @@ def reported(model, tp_rank=0, draft=False):
         found.append(verdict.report_prefill_graph(runner))
 
     found = []
-    if hasattr(importlib.import_module(MODEL_RUNNER).ModelRunner, "init_prefill_cuda_graph"):
-        prefill.capture(model, tp_rank=tp_rank, layers=4, sizes=[64, 128], then=report)
-    else:
-        report(host_runner.decide(model, tp_rank=tp_rank))
+    host_runner.set_up(model, report, tp_rank=tp_rank)
     return found[0]
 
 

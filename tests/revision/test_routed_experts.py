@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from host import late, prefill
+from host import late
 
 with late.modules():
     from sglang.srt.layers import dp_attention
@@ -228,25 +228,3 @@ def test_earlier_capturers_get_the_rows_of_a_decode_graph_in_tokens(monkeypatch,
     runner.server_args.elastic_ep_backend = None
     model_runner.ModelRunner.forward(runner, MarkedBatch())
     assert capturer.on_forward_end.call_args.kwargs["cuda_graph_batch"] == 8 * width
-
-
-@LATER
-@pytest.mark.parametrize(
-    ("experts", "attention", "ranks", "captured"),
-    [(True, True, 2, False), (True, True, 1, True), (True, False, 2, True), (False, True, 2, True)],
-)
-def test_the_graph_is_off_beside_both_flags(
-    build_model, caplog, experts, attention, ranks, captured
-):
-    """Until a GPU has shown that each rank gets its own; the report says the same sentence."""
-    runners = []
-    arguments = dict(
-        enable_return_routed_experts=experts, enable_dp_attention=attention, dp_size=ranks
-    )
-    found = prefill.capture(build_model("llama"), arguments=arguments, then=runners.append)
-    assert (getattr(found, "runner", found) is not None) is captured
-    refusal = getattr(runners[0], "prefill_graph_refusal", None)
-    assert (refusal is None) is captured
-    if refusal:
-        assert "--enable-return-routed-experts beside --enable-dp-attention" in refusal
-        assert refusal in caplog.text

@@ -1,26 +1,53 @@
-"""What attention's ops leave in the rows behind the batch, on the releases whose prefill graph is
-breakable by default."""
+"""What split ops leave in the rows behind the batch: zero, whatever an allocator left there."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
-from host import bodies, late, segments
-from host.served import published
+from host import bodies, graph, late, recorded, segments
+from host import served as host_served
 
 with late.modules():
-    from sglang.srt.layers import radix_attention
+    from sglang.srt.layers import radix_attention, radix_linear_attention
     from sglang.srt.model_executor.runner_utils import prefill_graph
+    from sglang.srt.prefill_graph.breakable import runner
 
-pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
-ops = pytest.mark.revision("<0.5.23")  # attention is a method from 0.5.23 on
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
+OPS = pytest.mark.revision("<0.5.23")  # later attention is a method
+REPLAYED = pytest.mark.revision(">=0.5.9,<0.5.14")
+OF_RUNNER = pytest.mark.revision(">=0.5.14")  # the release's runner counts the batch's tokens
+ATTENTION, LINEAR = "unified_attention_with_output", "unified_linear_attention_with_output"
 HEADS, DIM, ROWS = 2, 4, 8
 KEYS = torch.zeros(ROWS, HEADS, DIM)
-GATES = {"as GDN": [(-1, HEADS)] * 2, "as KDA": [(1, -1, HEADS, DIM), (1, -1, HEADS)]}
+WITH_HEADS = pytest.mark.revision(">=0.5.9")
+SHAPES = pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((-1, HEADS * DIM), id="rows"),
+        pytest.param((-1, HEADS, DIM), id="heads", marks=WITH_HEADS),
+        pytest.param((1, -1, HEADS, DIM), id="a batch of one, as Gemma3", marks=WITH_HEADS),
+    ],
+)
+GATES = pytest.mark.parametrize(
+    "gates",
+    [[(ROWS, HEADS)] * 2, [(1, ROWS, HEADS, DIM), (1, ROWS, HEADS)]],
+    ids=["as GDN", "as KDA"],
+)
+TOKENS = pytest.mark.parametrize(
+    "tokens",
+    [5, 1, ROWS, pytest.param(None, id="drafts", marks=pytest.mark.revision("<0.5.11"))],
+)
 
 
 class Backend:
-    """Gives every row times two; refuses more of them than the batch has tokens."""
+    """Gives every row times two, of attention or of linear attention. calls: how many rows each
+    had. exact: refuses more of them than the batch has tokens."""
+
+    exact = True
+
+    def __init__(self):
+        self.calls = []
 
     def forward(
         self,
@@ -31,18 +58,25 @@ class Backend:
         forward_batch=None,
         save_kv_cache=True,
         mixed_qkv=None,
+        a=None,
+        b=None,
         **kwargs,
     ):
         query = mixed_qkv if q is None else q
-        assert query.numel() == forward_batch.num_token_non_padded_cpu * HEADS * DIM, (
-            f"{tuple(query.shape)} for {forward_batch.num_token_non_padded_cpu} tokens"
-        )
-        for gate, size in ((kwargs.get("a"), (HEADS, HEADS * DIM)), (kwargs.get("b"), (HEADS,))):
-            assert gate is None or gate.numel() / forward_batch.num_token_non_padded_cpu in size, (
-                tuple(gate.shape)
-            )
+        count = query.numel() // (HEADS * DIM)
+        self.calls.append(count)
+        if self.exact:
+            assert count == forward_batch.num_token_non_padded_cpu
+        assert a is None or (a.numel() in (count * HEADS, count * HEADS * DIM))
+        assert b is None or b.numel() == count * HEADS
         result = torch.empty_like(query).copy_(query * 2)
         return result.view(1, -1, HEADS, DIM) if q is None else result
+
+
+class BackendOfAllRows(Backend):
+    """Is given the rows behind the batch, too, as in the piecewise graph of these releases."""
+
+    exact = False
 
 
 class BackendWithLse(Backend):
@@ -52,22 +86,37 @@ class BackendWithLse(Backend):
         return super().forward(q, *args, **kwargs), q.new_ones(len(q), HEADS)
 
 
+def attention():
+    return radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
+
+
+def linear_attention():
+    return radix_linear_attention.RadixLinearAttention(0, HEADS, HEADS, HEADS, DIM, DIM, DIM)
+
+
 @contextlib.contextmanager
 def served(tokens, handed=None, backend=Backend):
     """The release's own contexts around a replay of ROWS rows for a batch of `tokens`; handed: how
-    many it was padded to before the runner had it, where another rank has more."""
+    many it was padded to before the runner had it, where another rank has more. None tokens: drafts
+    that are verified, which all are real."""
     batch = segments.batch_of(
-        tokens, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS)
+        tokens or ROWS, out_cache_loc=torch.arange(ROWS), positions=torch.arange(ROWS)
     )
-    layer = radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
-    with published(backend()), segments.forward_context_of(batch, [layer], ROWS, handed or tokens):
-        yield batch
+    if late.has(segments.tc_piecewise_cuda_graph.__name__):
+        context = segments.forward_context_of(batch, [attention()], ROWS, handed or tokens)
+        with host_served.published(backend()), context:
+            yield batch
+    else:
+        batch.attn_backend, batch.extend_num_tokens = BackendOfAllRows(), tokens
+        with graph.forward_context(batch, [attention()]):
+            yield batch
 
 
 def rows(tokens):
     """ROWS rows, of which those behind `tokens` are what an allocator left."""
     made = torch.randn(ROWS, HEADS * DIM)
-    made[tokens:] = float("nan")
+    if tokens is not None:
+        made[tokens:] = float("nan")
     return made
 
 
@@ -80,20 +129,18 @@ def poisoned(*shape):
 
 
 def check(output, given, tokens):
-    found = output.view(ROWS, HEADS * DIM)
+    found, tokens = output.view(ROWS, HEADS * DIM), ROWS if tokens is None else tokens
     torch.testing.assert_close(found[:tokens], given[:tokens] * 2)
     assert found[tokens:].eq(0).all()
 
 
-@ops
-@pytest.mark.parametrize("tokens", [5, 1, ROWS])
-@pytest.mark.parametrize(
-    "shape",
-    [(-1, HEADS * DIM), (-1, HEADS, DIM), (1, -1, HEADS, DIM)],
-    ids=["rows", "heads", "a batch of one, as Gemma3"],
-)
+@OPS
+@TOKENS
+@SHAPES
 def test_attention_leaves_zero(monkeypatch, shape, tokens):
-    op = op_of("layers.radix_attention", "unified_attention_with_output", monkeypatch)
+    """A NaN in them reached real rows in the next attention layer, and the server answered token
+    0."""
+    op = op_of("layers.radix_attention", ATTENTION, monkeypatch)
     given = rows(tokens)
     output = torch.full_like(given.view(shape), float("nan"))
     with served(tokens):
@@ -101,18 +148,43 @@ def test_attention_leaves_zero(monkeypatch, shape, tokens):
     check(output, given, tokens)
 
 
-@ops
-@pytest.mark.parametrize("tokens", [5, 1, ROWS])
-@pytest.mark.parametrize("shapes", GATES.values(), ids=GATES)
-def test_linear_attention_leaves_zero(monkeypatch, shapes, tokens):
-    op = op_of("layers.radix_linear_attention", "unified_linear_attention_with_output", monkeypatch)
+@OPS
+@WITH_HEADS
+@TOKENS
+@GATES
+def test_linear_attention_leaves_zero(monkeypatch, gates, tokens):
+    """Kimi-Linear's rows come from an allocation that nothing fills."""
+    op = op_of("layers.radix_linear_attention", LINEAR, monkeypatch)
     given, output = rows(tokens), poisoned(1, ROWS, HEADS, DIM)
-    a, b = (torch.zeros(ROWS, *shape[shape.index(-1) + 1 :]).view(shape) for shape in shapes)
     with served(tokens):
-        op(given, a, b, output, 0)
+        op(given, *map(torch.zeros, gates), output, 0)
     check(output, given, tokens)
 
 
+@pytest.mark.revision(">=0.5.10,<0.5.11")
+@pytest.mark.parametrize(
+    "counts, tokens",
+    [
+        (dict(num_prefill_tokens=5), 5),
+        (dict(num_prefill_tokens=3, num_decodes=2), 5),
+        (dict(num_decodes=2, draft_token_num=3, is_target_verify=True), 6),
+        (dict(num_prefill_tokens=8), 8),
+    ],
+    ids=["prefill", "mixed", "target-verify", "no padding"],
+)
+def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
+    op = op_of("models.nemotron_h", "nemotron_mamba2_with_output", monkeypatch)
+    none = dict(num_prefill_tokens=0, num_decodes=0, draft_token_num=0, is_target_verify=False)
+    linear = SimpleNamespace(forward_metadata=SimpleNamespace(**none | counts))
+    batch = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear))
+    layer = SimpleNamespace(_forward_mamba=lambda hidden_states, _: hidden_states * 2)
+    given, output = rows(tokens), poisoned(ROWS, HEADS * DIM)
+    with graph.forward_context(batch, [layer]):
+        op(given, output, 0)
+    check(output, given, tokens)
+
+
+@OF_RUNNER
 @pytest.mark.parametrize("tokens", [5, 1, ROWS])
 def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
     op = op_of("models.deepseek_v4", "deepseek_v4_attention_with_output", monkeypatch)
@@ -122,10 +194,57 @@ def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
     check(output, given, tokens)
 
 
-@ops
+def check_replays(monkeypatch, op, layer, given, forward):
+    """Capture forward(layer, batch), whose layer calls `op`, and replay it for other batches.
+    given: what it reads."""
+    backend, own = Backend(), runner.primitive()
+    body = op_of(layer.__module__.removeprefix("sglang.srt."), op, monkeypatch)
+    with recorded.recording(monkeypatch, **{op: body}):
+        made, placeholder = own.graph(), host_served.batch_of(ROWS, backend)
+        with (
+            own.capturing(),
+            host_served.served(placeholder, layer, backend),
+            own.capture(made, (0, 1), None),
+        ):
+            output = forward(layer, placeholder) + 1
+        for tokens in (5, ROWS, 1):
+            given.copy_(rows(tokens))
+            batch, backend.calls = host_served.batch_of(tokens, backend), []
+            with own.replaying(), host_served.served(batch, layer, backend):
+                made.replay()
+            assert backend.calls == [tokens]
+            check(output - 1, given, tokens)
+
+
+@REPLAYED
+@SHAPES
+def test_attention_leaves_zero_in_a_replay(monkeypatch, shape):
+    given = torch.zeros(ROWS, HEADS * DIM)
+
+    def forward(layer, batch):
+        return layer((given * 1).view(shape), KEYS * 1, KEYS * 1, batch)
+
+    check_replays(monkeypatch, ATTENTION, attention(), given, forward)
+
+
+@REPLAYED
+@GATES
+def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
+    """Captured, it would go on with the capture's own batch: the state slots and lengths of one
+    request."""
+    given, (a, b) = torch.zeros(ROWS, HEADS * DIM), map(torch.zeros, gates)
+
+    def forward(layer, batch):
+        return layer(batch, given * 1, a * 1, b * 1)
+
+    check_replays(monkeypatch, LINEAR, linear_attention(), given, forward)
+
+
+@OF_RUNNER
+@OPS
 def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
     """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
-    op = op_of("layers.radix_attention", "unified_attention_with_output", monkeypatch)
+    op = op_of("layers.radix_attention", ATTENTION, monkeypatch)
     given, output = rows(3), poisoned(ROWS, HEADS * DIM)
     with served(3, handed=6):
         op(given, KEYS, KEYS, output, True, 0)
@@ -135,7 +254,7 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypat
 @pytest.mark.revision(">=0.5.18,<0.5.23")
 def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
     """What it returns has as many rows as its output, which is how the graph was captured."""
-    op = op_of("layers.radix_attention", "unified_attention_with_output_and_lse", monkeypatch)
+    op = op_of("layers.radix_attention", f"{ATTENTION}_and_lse", monkeypatch)
     given, output = rows(3), poisoned(ROWS, HEADS, DIM)
     with served(3, handed=6, backend=BackendWithLse):
         lse = op(given.view(ROWS, HEADS, DIM), KEYS, KEYS, output, True, 0)
@@ -148,8 +267,7 @@ def attend(monkeypatch, tokens, handed, backend, given, output, **more):
     scope = prefill_graph.prefill_graph_scope(full_graph=False, raw_num_tokens=handed)
     with served(tokens, backend=backend) as batch, scope:
         monkeypatch.setattr(radix_attention, "get_forward_batch", lambda: batch)
-        layer = radix_attention.RadixAttention(HEADS, DIM, 1.0, num_kv_heads=HEADS, layer_id=0)
-        layer._eager_attention(given, KEYS, KEYS, output, **more)
+        attention()._eager_attention(given, KEYS, KEYS, output, **more)
 
 
 @pytest.mark.revision(">=0.5.23")

@@ -1,9 +1,5 @@
 """Capture sizes that a server with a short context gets: none for which the context has no room."""
 
-import json
-import os
-from unittest import mock
-
 import pytest
 from host import late, logged, prefill
 from host import runner as host_runner
@@ -22,15 +18,11 @@ CONTEXT = 2048
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(resolve):
     """served(flag): the release's own sizes and context for a llama, from --context-length or from
     config.json."""
 
-    def resolve(flag):
-        longest = 65536 if flag else CONTEXT
-        (tmp_path / "config.json").write_text(
-            json.dumps({**KINDS["llama"].values, "max_position_embeddings": longest})
-        )
+    def sizes_for(flag):
         asked = {
             name: True
             for name in ("enable_piecewise_cuda_graph",)
@@ -38,9 +30,8 @@ def served(tmp_path):
         }
         if flag:
             asked["context_length"] = CONTEXT
-        args = server_args.ServerArgs(
-            model_path=str(tmp_path),
-            device="cuda",
+        args = resolve(
+            KINDS["llama"].values | {"max_position_embeddings": 65536 if flag else CONTEXT},
             skip_tokenizer_init=True,
             mem_fraction_static=0.5,
             chunked_prefill_size=8192,
@@ -53,8 +44,7 @@ def served(tmp_path):
         )
         return list(sizes), model_config.ModelConfig.from_server_args(args).context_len
 
-    with mock.patch.dict(os.environ):  # resolving sets some variables
-        yield resolve
+    return sizes_for
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ CASES = {
     "states before chunks": dict(kernel="carried", heads=2**18),
 }
 release = Version(os.environ["PATCHQUEUE_REVISION"])
-if release >= Version("0.5.10"):  # test_gdn_copies.py has those before
-    for layout in ("", "_contiguous"):
-        CASES[f"projections{layout}"] = dict(kernel="split", layout=layout, tokens=180000)
+for layout in ("", "_contiguous") if release >= Version("0.5.10") else ("",):
+    CASES[f"projections{layout}"] = dict(kernel="split", layout=layout, tokens=180000)
 if release >= Version("0.5.7"):
     CASES["decoded states"] = dict(kernel="tracked", stride=LIMIT // 3 + 64)
 

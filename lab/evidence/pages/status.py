@@ -11,11 +11,9 @@ from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
-from ..cells import Cells
-from ..cells import load as load_cells
+from .. import cells
+from ..cells import Cells, Question
 from ..matrix import Cell, State, answers, matrix
-from ..questions import Question
-from ..questions import load as load_questions
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
@@ -76,8 +74,8 @@ def in_page(text: str, made: str) -> str:
 
 def tables(root: Path, pins: Pins) -> str:
     """The matrix of today."""
-    questions = load_questions(root).values()
-    return markdown(load_cells(root), matrix(root, pins), questions, answers(root, pins))
+    asked = cells.questions(root).values()
+    return markdown(cells.load(root), matrix(root, pins), asked, answers(root, pins))
 
 
 def write(root: Path, pins: Pins) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..hint import PACKAGED, in_wheel
 from . import handover, install, maintain, rebase, terminal, testing, trees
-from .arguments import Command
+from .terminal import Command
 
 COMMANDS: tuple[Command, ...] = (
     *trees.COMMANDS,

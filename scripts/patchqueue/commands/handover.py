@@ -9,17 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+from ..applying.apply import load_queue
 from ..files import atomic
-from ..handover import backport, onefile, pull_requests, release
+from ..handover import backport, pull_requests, release
 from ..hint import counted
-from ..laying.apply import load_queue
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build
-from . import arguments
-from .arguments import FROM, ONLY, Command, chosen_releases, flag, option, shown
-from .terminal import ERR, OUT
+from . import terminal
+from .terminal import ERR, FROM, ONLY, OUT, Command, chosen_releases, flag, option, shown
 
 MB = 10**6
 DIST = Path("dist")
@@ -30,7 +29,7 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def _build(options: argparse.Namespace) -> int:
     if options.release:
-        arguments.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
+        terminal.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
         return _release(options)
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
@@ -74,7 +73,7 @@ def _release(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
     made = release.make(options.root, chosen)
-    folder = arguments.relative(made.folder, options.root)
+    folder = terminal.relative(made.folder, options.root)
     OUT.print(
         f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
         f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
@@ -86,7 +85,7 @@ def _release(options: argparse.Namespace) -> int:
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
         beside = "with --pull-requests, which names its branches"
-        arguments.refuse_ineffective(options, beside, "--release", "--without", "--only")
+        terminal.refuse_ineffective(options, beside, "--release", "--without", "--only")
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -96,7 +95,9 @@ def _backport(options: argparse.Namespace) -> int:
         options.onto,
         options.branch,
         options.base,
-        backport.Wishes(options.release, tuple(options.without), options.only),
+        options.release,
+        options.without,
+        options.only,
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -115,7 +116,7 @@ def _patches(options: argparse.Namespace) -> int:
     (pin,) = chosen_releases(options, pins)
     out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
     console = ERR if atomic.is_output(out) else OUT
-    made = onefile.write(options.root, pin, options.base, out, options.only)
+    made = release.write_patch(options.root, pin, options.base, out, options.only)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
@@ -184,17 +185,17 @@ COMMANDS = (
         "write a release's wheel with the queue on it to dist/",
         "v0.5.12.post1 --python 3.12",
         (
-            arguments.releases(f"{arguments.DEFAULT}; with --release, every one"),
+            terminal.releases(f"{terminal.DEFAULT}; with --release, every one"),
             FROM,
             option(
                 "--python",
-                type=arguments.python,
-                help="for this Python, as 3.12 (default: the one that runs this)",
+                "for this Python, as 3.12 (default: the one that runs this)",
+                type=terminal.python,
             ),
             option(
                 "--machine",
-                type=arguments.machine,
-                help="for this machine, x86_64 or aarch64 (default: this host's)",
+                "for this machine, x86_64 or aarch64 (default: this host's)",
+                type=terminal.machine,
             ),
             ONLY,
             flag(
@@ -211,47 +212,40 @@ COMMANDS = (
         "--onto ~/sglang --base v0.5.9 graphs-on-0.5.9",
         (
             option(
-                "branch",
+                "branch BRANCH",
+                "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
                 nargs="?",
-                metavar="BRANCH",
-                help="the new branch's name, as release/0.5.9-graphs; an existing branch is never"
-                " moved",
             ),
             option(
-                "--onto",
-                type=arguments.place,
+                "--onto REPO",
+                "a git checkout or repository of sglang",
+                type=terminal.place,
                 required=True,
-                metavar="REPO",
-                help="a git checkout or repository of sglang",
             ),
             option(
-                "--base",
+                "--base COMMIT",
+                "begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
                 default="HEAD",
-                metavar="COMMIT",
-                help="begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
             ),
             option(
-                "--release",
+                "--release VERSION",
+                "the release that a fork is made of, where its tags do not say",
                 default="",
-                metavar="VERSION",
-                help="the release that a fork is made of, where its tags do not say",
             ),
             option(
-                "--without",
+                "--without PATCH",
+                "leave this patch out, as prefill-graph/log-tree, with the files that it alone"
+                " needs",
                 action="append",
                 default=[],
-                metavar="PATCH",
-                help="leave this patch out, as prefill-graph/log-tree, with the files that it alone"
-                " needs",
             ),
             ONLY,
             option(
-                "--pull-requests",
-                nargs="*",
-                metavar="PATCH",
-                help="make a branch and a text for the pull request of each patch that is Pending"
+                "--pull-requests PATCH",
+                "make a branch and a text for the pull request of each patch that is Pending"
                 " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic, as"
                 f" breakable (default: every one). The texts go to {PULL_REQUESTS}/",
+                nargs="*",
             ),
         ),
         "Make a release branch in a git checkout of sglang, with a commit for each patch. The"
@@ -263,25 +257,17 @@ COMMANDS = (
         "write overlay and patches as one file, for `git apply` and `patch -p1`",
         "v0.5.15.post1 --out sglang-0.5.15.post1.patch",
         (
+            option("release VERSION", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
-                "release",
-                nargs="?",
-                metavar="VERSION",
-                help=f"v0.5.9 or 0.5.9 (default: {arguments.DEFAULT})",
-            ),
-            option(
-                "--out",
-                type=arguments.file,
-                metavar="FILE",
-                help=f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
+                "--out FILE",
+                f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
+                type=terminal.file,
             ),
             ONLY,
             option(
-                "--base",
-                type=arguments.path,
-                metavar="PATH",
-                help="write it for this tree: a checkout or folder with the release and edits of"
-                " others",
+                "--base PATH",
+                "write it for this tree: a checkout or folder with the release and edits of others",
+                type=terminal.path,
             ),
         ),
     ),

@@ -13,9 +13,8 @@ from ..install import inplace, launch, undo
 from ..install.installed import Report, site_packages
 from ..install.ownership import named_tree
 from ..outcome import Outcome
-from . import arguments
-from .arguments import ONLY, Argument, Command, flag, option
-from .terminal import OUT
+from . import terminal
+from .terminal import ONLY, OUT, Argument, Command, flag, option
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -40,19 +39,13 @@ def _install(options: argparse.Namespace) -> int:
     if options.verify:
         beside = "with --verify, which writes no file of yours"
         others = "--discard", "--pristine", "--check", "--only"
-        arguments.refuse_ineffective(options, beside, *others)
+        terminal.refuse_ineffective(options, beside, *others)
         return _verify(options)
     if options.check:
-        arguments.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
+        terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options)
-    report = inplace.install(
-        options.root,
-        options.site,
-        options.discard,
-        options.release,
-        options.pristine,
-        options.only,
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.install(options.root, options.site, options.discard, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
@@ -78,9 +71,8 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    report = inplace.check(
-        options.root, options.site, options.release, options.pristine, options.only
-    )
+    how = options.release, options.pristine, options.only
+    report = inplace.check(options.root, options.site, *how)
     for note in report.notes:
         OUT.print(f"note: {note}")
     version = f"sglang {report.record['version']} in {report.site}"
@@ -133,7 +125,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     )
     if report.others:
         OUT.print("edits of others, made since the install, were kept:")
-        _show_files(report.others)
+        OUT.print(*(f"  {name}" for name in report.others), sep="\n")
     for note in report.notes:
         OUT.print(f"note: {note}")
     OUT.print(
@@ -149,10 +141,10 @@ def _verify(options: argparse.Namespace) -> int:
     for said, names in (("before", report.before), ("since then", report.others)):
         if names:
             OUT.print(f"edits of others, {said} ({counted(len(names), 'file')}):")
-            _show_files(names)
+            OUT.print(*(f"  {name}" for name in names), sep="\n")
     if report.faults:
         OUT.print(f"not as the queue made them ({counted(len(report.faults), 'file')}):")
-        _show_files(report.faults)
+        OUT.print(*(f"  {name}" for name in report.faults), sep="\n")
         OUT.print(f"next: {report.next_step}")
         return 1
     pristine = report.outcome is Outcome.EMPTY
@@ -179,30 +171,23 @@ def _show_named(report: Report) -> None:
         OUT.print(f"tree {named}, as the server's first line and --require have it")
 
 
-def _show_files(names: Sequence[str]) -> None:
-    for name in names:
-        OUT.print(f"  {name}")
-
-
 def _command(
     name: str, run: Callable[[argparse.Namespace], int], help: str, *more: Argument
 ) -> Command:
     """A command on one installed sglang."""
     which = (
         option(
-            "--python",
-            type=arguments.program,
-            default="",
-            metavar="PATH",
-            help="the Python whose sglang is meant (default: the activated environment's, else the"
+            "--python PATH",
+            "the Python whose sglang is meant (default: the activated environment's, else the"
             " one on PATH that has an sglang)",
+            type=terminal.program,
+            default="",
         ),
         option(
-            "--site-packages",
+            "--site-packages DIR",
+            "the folder that holds sglang/: site-packages, or python/ of an editable checkout",
             dest="site",
-            type=arguments.path,
-            metavar="DIR",
-            help="the folder that holds sglang/: site-packages, or python/ of an editable checkout",
+            type=terminal.path,
         ),
     )
     discard = flag("--discard", "throw away edits of the files that install made or changed")
@@ -227,10 +212,9 @@ COMMANDS = (
         flag("--pristine", "refuse an sglang that carries edits of others"),
         ONLY,
         option(
-            "--release",
+            "--release VERSION",
+            "the release that it is made of, where its files do not say",
             default="",
-            metavar="VERSION",
-            help="the release that it is made of, where its files do not say",
         ),
     ),
     _command("uninstall", _uninstall, "take the patches off again: every file as it was"),

@@ -13,19 +13,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..applying.check import CheckReport, check, write
+from ..applying.refresh import new, refresh
+from ..applying.selection import Finding
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
 from ..hint import counted, to_type
-from ..laying.check import CheckReport, check, write
-from ..laying.refresh import new, refresh
-from ..laying.selection import Finding
 from ..outcome import Outcome, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..upstream.release import add_pin, named_version
-from . import arguments
-from .arguments import Command, chosen_releases, flag, option, relative
-from .terminal import COLOURS, OUT, show_problems
+from . import terminal
+from .terminal import COLOURS, OUT, Command, chosen_releases, flag, option, relative, show_problems
 
 LOG = logging.getLogger(__name__)
 SHOWN = 12  # digits of a tree's hash, as many as a server logs
@@ -83,8 +82,7 @@ def _show_gaps(findings: Sequence[Finding]) -> None:
     """The gaps of each patch, one entry for each reason."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        reason = finding.reason or "no reason given"
-        gaps.setdefault((finding.patch, reason), []).append(finding.pin.tag)
+        gaps.setdefault((finding.patch, finding.why), []).append(finding.pin.tag)
     if gaps:
         title = "Gaps: releases that lack a change and do not get the patch"
         OUT.print(f"\n{title}", style="bold")
@@ -130,9 +128,16 @@ def _pin(options: argparse.Namespace) -> int:
     if not options.words:
         raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     if options.lock:
-        arguments.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
+        terminal.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
         pins = pinning.load(options.root)
-        return _lock(options.root, [pins.find(word) for word in options.words])
+        for pin in [pins.find(word) for word in options.words]:
+            file, day = lock_file(options.root, pin), pin.resolve_as_of
+            LOG.info(f"resolving {pin.tag}'s environment as of {day} (about a minute)")
+            compile_lock(str(pin.version), day, file)
+            OUT.print(f"{relative(file, options.root)}: as of {day}")
+            step = f"{to_type('test', pin.tag)} builds the environment and runs the tests in it"
+            OUT.print(f"next: {step}")
+        return 0
     for word in options.words:
         named_version(word)  # all of them before the first is fetched
     for word in options.words:
@@ -145,18 +150,6 @@ def _pin(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lock(root: Path, chosen: Sequence[Pin]) -> int:
-    """Resolve the test environments of pinned releases."""
-    for pin in chosen:
-        file = lock_file(root, pin)
-        LOG.info(f"resolving {pin.tag}'s environment as of {pin.resolve_as_of} (about a minute)")
-        compile_lock(str(pin.version), pin.resolve_as_of, file)
-        OUT.print(f"{relative(file, root)}: as of {pin.resolve_as_of}")
-        step = f"{to_type('test', pin.tag)} builds the environment and runs the tests in it"
-        OUT.print(f"next: {step}")
-    return 0
-
-
 COMMANDS = (
     Command(
         "check",
@@ -164,7 +157,7 @@ COMMANDS = (
         "lint the queue, and replay it in memory on each release",
         "v0.5.9",
         (
-            arguments.releases("every pinned release"),
+            terminal.releases("every pinned release"),
             flag(
                 "--write",
                 "write the trees that the queue makes now to upstream/pins.toml, for a change that"
@@ -178,7 +171,7 @@ COMMANDS = (
         "write the edits of work/TAG/ back to patches/, series and overlay/",
         "v0.5.9",
         (
-            arguments.releases(),
+            terminal.releases(),
             flag("--add", "put edits of files that are in no patch into the top one"),
         ),
     ),
@@ -189,11 +182,10 @@ COMMANDS = (
         "v0.5.9 nsa/skip-pointer-check",
         (
             option(
-                "words",
-                nargs="*",
-                metavar="WORD",
-                help="the patch's name, as nsa/skip-pointer-check; before it a release, where the"
+                "words WORD",
+                "the patch's name, as nsa/skip-pointer-check; before it a release, where the"
                 " default is not meant",
+                nargs="*",
             ),
         ),
     ),
@@ -203,18 +195,12 @@ COMMANDS = (
         "add a release to upstream/pins.toml",
         "0.5.24",
         (
+            option("words VERSION", "a release that is not pinned yet, as 0.5.24", nargs="*"),
             option(
-                "words",
-                nargs="*",
-                metavar="VERSION",
-                help="a release that is not pinned yet, as 0.5.24",
-            ),
-            option(
-                "--from",
+                "--from FOLDER",
+                "a folder that holds all wheels of the release",
                 dest="origin",
-                type=arguments.place,
-                metavar="FOLDER",
-                help="a folder that holds all wheels of the release",
+                type=terminal.place,
             ),
             flag(
                 "--lock",

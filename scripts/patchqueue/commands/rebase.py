@@ -12,21 +12,21 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.apply import load_queue
 from ..environments.testing import has_environment
 from ..files import atomic
 from ..hint import counted, to_type
-from ..laying.apply import load_queue
 from ..outcome import Outcome, Refused
 from ..rebasing import forecast as report
 from ..rebasing import rebase
+from ..rebasing.conflictrepo import Repository
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import Release, find, newer, version_of
-from . import arguments
-from .arguments import FROM, Command, flag, option, shown
-from .terminal import OUT, show_rows
+from . import terminal
+from .terminal import FROM, OUT, Command, flag, option, show_rows, shown
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
 The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
@@ -37,7 +37,7 @@ def _rebase(options: argparse.Namespace) -> int:
     started = time.monotonic()
     root, pins = options.root, pinning.load(options.root)
     if options.newer is not None:
-        arguments.refuse_ineffective(options, "with --newer, which names no release", "--from")
+        terminal.refuse_ineffective(options, "with --newer, which names no release", "--from")
         return _show_newer(root, pins, options.newer or None)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
@@ -53,7 +53,7 @@ def _rebase(options: argparse.Namespace) -> int:
         return 0
     version = _version(root, pins, options.release)
     if options.abort:
-        arguments.refuse_ineffective(options, "with --abort, which reads no release", "--from")
+        terminal.refuse_ineffective(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version)
         OUT.print(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
@@ -109,8 +109,8 @@ def _release(
     root: Path, pins: Pins, options: argparse.Namespace, version: Version
 ) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
-    if rebase.laid_out(root, version):
-        arguments.refuse_ineffective(
+    if Repository(root, version).state is not None:
+        terminal.refuse_ineffective(
             options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
         )
         yield None
@@ -221,12 +221,11 @@ COMMANDS = (
         "0.5.24",
         (
             option(
-                "release",
-                nargs="?",
-                type=arguments.release,
-                metavar="RELEASE",
-                help="a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
+                "release RELEASE",
+                "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
                 " needed while one rebase is under way",
+                nargs="?",
+                type=terminal.release,
             ),
             FROM,
             (
@@ -236,20 +235,17 @@ COMMANDS = (
                     dest="proceed",
                 ),
                 option(
-                    "--skip",
-                    metavar="REASON",
-                    help="leave this patch out of the release; REASON goes into its header, as a"
-                    " Gap",
+                    "--skip REASON",
+                    "leave this patch out of the release; REASON goes into its header, as a Gap",
                 ),
                 flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
                 option(
-                    "--newer",
-                    nargs="?",
-                    type=arguments.path,
-                    const=False,
-                    metavar="DIR",
-                    help="say what the queue does on each release that is newer than the newest"
+                    "--newer DIR",
+                    "say what the queue does on each release that is newer than the newest"
                     " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
+                    nargs="?",
+                    type=terminal.path,
+                    const=False,
                 ),
             ),
         ),

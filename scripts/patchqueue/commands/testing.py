@@ -7,33 +7,19 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.text import Text
 
-from ..environments import upstream_tests
-from ..environments.environment import SIZE
-from ..environments.testing import (
-    Result,
-    build_environment,
-    has_environment,
-    is_built,
-    measure_coverage,
-    prepare,
-    share,
-    test_release,
-    test_tool,
-)
-from ..environments.upstream_tests import Compared
+from ..environments import testing, upstream_tests
 from ..hint import counted, to_type
 from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
-from . import arguments
-from .arguments import Command, chosen_releases, flag, option
+from . import terminal
 from .maintain import show_check
-from .terminal import OUT
+from .terminal import OUT, Command, chosen_releases, flag, option
 
 TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
 NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage make ineffective
@@ -42,32 +28,37 @@ NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage
 def _test(options: argparse.Namespace) -> int:
     if options.coverage:
         beside = "with --coverage, which runs the tool's tests"
-        arguments.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
-        return measure_coverage(options.root)
+        terminal.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
+        return testing.measure_coverage(options.root)
     if options.upstream:
         beside = "with --upstream, which runs upstream's tests"
-        arguments.refuse_ineffective(options, beside, *NARROW)
+        terminal.refuse_ineffective(options, beside, *NARROW)
         return _test_upstream(options)
     pins = pinning.load(options.root)
     tool, chosen = _chosen(options, pins)
-    without = [pin for pin in chosen if not has_environment(options.root, pin)]
+    without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
     if without and not options.all:
-        raise Refused(map(_no_lock, without))
+        what, problems = "has no lock in upstream/locks/", list[Problem]()
+        for pin in without:
+            step = f"{to_type('pin', pin.tag, '--lock')} makes one"
+            problems.append(Problem("no-environment", pin.tag, what, step))
+        raise Refused(problems)
     chosen = [pin for pin in chosen if pin not in without]
     _show_plan(options.root, tool, chosen)
     if options.plan:
         return 0
     if tool and (not show_check(options.root, pins.all) or _test_tool(options.root, chosen)):
         return 1
-    results = _test_releases(options, chosen)
-    for result in results:
-        failed = f"failed (pytest exit code {result.exit_code})"
-        verdict = Text("passed", "green") if result.passed else Text(failed, "red")
-        edits = "(the tree has edits of yours)" if result.as_it_stands else ""
-        OUT.print(f"{result.pin.tag}:", verdict, edits)
+    prepared = [testing.prepare(options.root, pin) for pin in chosen]
+    codes = _test_releases(options, prepared)
+    passed = [each.passes(code) for each, code in zip(prepared, codes)]
+    for each, code, is_good in zip(prepared, codes, passed):
+        failed = Text(f"failed (pytest exit code {code})", "red")
+        edits = "(the tree has edits of yours)" if each.as_it_stands else ""
+        OUT.print(f"{each.pin.tag}:", Text("passed", "green") if is_good else failed, edits)
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
-    return 0 if all(result.passed for result in results) else 1
+    return 0 if all(passed) else 1
 
 
 def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
@@ -84,18 +75,13 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
     return options.tool or not narrowed, chosen_releases(options, pins, default)
 
 
-def _no_lock(pin: Pin) -> Problem:
-    step = f"{to_type('pin', pin.tag, '--lock')} makes one"
-    return Problem("no-environment", pin.tag, "has no lock in upstream/locks/", step)
-
-
 def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     """Test the tool, and meanwhile build the environments that are needed next; pytest's exit
     code."""
     _begin("the tool")
     with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(build_environment, root, pin) for pin in chosen]
-        if code := test_tool(root):
+        built = [beside.submit(testing.build, root, pin) for pin in chosen]
+        if code := testing.test_tool(root):
             beside.shutdown(cancel_futures=True)
             return code
         for environment in built:
@@ -103,38 +89,33 @@ def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
     return 0
 
 
-def _test_releases(options: argparse.Namespace, chosen: Sequence[Pin]) -> list[Result]:
-    """Test releases in parallel. The output of the first comes as it is written, that of the others
-    when they have ended."""
-    prepared = [prepare(options.root, pin) for pin in chosen]
+def _test_releases(options: argparse.Namespace, chosen: Sequence[testing.Prepared]) -> list[int]:
+    """Test releases in parallel; pytest's exit codes. The output of the first comes as it is
+    written, that of the others when they have ended."""
     narrowed = ["-k", options.expression] if options.expression else []
     colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    shared = share(len(chosen), os.cpu_count() or 1)
-    workers = 1 if narrowed else shared.workers
+    parallel, workers = testing.share(len(chosen), os.cpu_count() or 1)
+    workers = 1 if narrowed else workers
     with (
         tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
-        ThreadPoolExecutor(shared.releases) as beside,
+        ThreadPoolExecutor(parallel) as beside,
     ):
-        logs = [None, *(Path(space, pin.tag) for pin in chosen[1:])]
-        runs = []
+        logs = [None, *(Path(space, each.pin.tag) for each in chosen[1:])]
+        runs, codes = [], []
         try:
-            for one, log in zip(prepared, logs):
+            for each, log in zip(chosen, logs):
                 if not log:
-                    _begin(one.pin.tag)
-                words = (options.root, one, [*narrowed, *colour], workers, log)
-                runs.append(beside.submit(test_release, *words))
-            return [_shown(run, pin, log) for run, pin, log in zip(runs, chosen, logs)]
+                    _begin(each.pin.tag)
+                words = (options.root, each, [*narrowed, *colour], workers, log)
+                runs.append(beside.submit(testing.test_release, *words))
+            for each, run, log in zip(chosen, runs, logs):
+                codes.append(run.result())
+                if log:
+                    _begin(each.pin.tag)
+                    OUT.file.write(log.read_text(errors="replace"))
         finally:
             beside.shutdown(cancel_futures=True)
-
-
-def _shown(run: Future[Result], pin: Pin, log: Path | None) -> Result:
-    """Wait for a release's tests, and print what they wrote to a log."""
-    result = run.result()
-    if log:
-        _begin(pin.tag)
-        OUT.file.write(log.read_text(errors="replace"))
-    return result
+    return codes
 
 
 def _begin(title: str) -> None:
@@ -147,9 +128,11 @@ def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
     names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
     minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
     OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
-    lacking = [pin.tag for pin in chosen if not is_built(root, pin)]
+    lacking = [pin.tag for pin in chosen if not testing.find(root, pin)]
     if lacking:
-        OUT.print(f"to be built first: the environment of {', '.join(lacking)} ({SIZE} each)")
+        OUT.print(
+            f"to be built first: the environment of {', '.join(lacking)} ({testing.SIZE} each)"
+        )
     OUT.file.flush()
 
 
@@ -169,8 +152,8 @@ def _test_upstream(options: argparse.Namespace) -> int:
         what = "is in no path of a file of tests for CPUs"
         raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
     OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
-    results: list[Compared] = []
-    with upstream_tests.trees(prepare(options.root, pin), checkout, pristine) as run:
+    results: list[upstream_tests.Compared] = []
+    with upstream_tests.trees(testing.prepare(options.root, pin), checkout, pristine) as run:
         for result in upstream_tests.run_all(run, files, os.cpu_count() or 1):
             results.append(result)
             OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")
@@ -200,26 +183,24 @@ COMMANDS = (
         "apply, build the release's environment, run tests/revision in it",
         "v0.5.9 -k scan",
         (
-            arguments.releases("the tool, and the releases that upstream/pins.toml calls tested"),
+            terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
             flag("--all", "every pinned release"),
             flag(
                 "--tool",
                 "test the tool itself: check, and tests/queue; without a release nothing else",
             ),
             option(
-                "-k",
-                dest="expression",
-                metavar="TEXT",
-                help="only the tests that pytest's -k selects; with --upstream, the files whose"
+                "-k TEXT",
+                "only the tests that pytest's -k selects; with --upstream, the files whose"
                 " path holds TEXT",
+                dest="expression",
             ),
             flag("--plan", "run nothing: say which releases would be tested"),
             option(
-                "--upstream",
-                type=arguments.path,
-                metavar="PATH",
-                help="run upstream's unit tests for CPUs instead, and list which the queue breaks;"
+                "--upstream PATH",
+                "run upstream's unit tests for CPUs instead, and list which the queue breaks;"
                 " PATH is a checkout of sglang at the release's tag, which is not written to",
+                type=terminal.path,
             ),
             flag("--coverage", "count the tool's lines that its tests run instead"),
         ),

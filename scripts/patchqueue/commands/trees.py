@@ -7,21 +7,20 @@ import subprocess
 import time
 from pathlib import Path
 
+from ..applying import quilt as quilts
+from ..applying.apply import Report, apply, no_tree, unapply
+from ..applying.worktree import State, WorkTree
 from ..hint import counted, to_type
-from ..laying import quilt as quilts
-from ..laying.apply import Report, apply, no_tree, unapply
-from ..laying.worktree import State, WorkTree
 from ..outcome import Outcome
 from ..upstream import pins as pinning
 from ..upstream.source import cache_folder
-from . import arguments
-from .arguments import FROM, Command, chosen_releases, flag, option
-from .terminal import OUT, show_rows
+from . import terminal
+from .terminal import FROM, OUT, Command, chosen_releases, flag, option, show_rows
 
 
 def _apply(options: argparse.Namespace) -> int:
     if options.base:
-        arguments.refuse_ineffective(options, "with --base, which is the tree", "--from")
+        terminal.refuse_ineffective(options, "with --base, which is the tree", "--from")
     chosen = chosen_releases(options, pinning.load(options.root))
     for pin in chosen:
         started = time.monotonic()
@@ -30,10 +29,13 @@ def _apply(options: argparse.Namespace) -> int:
         if options.verbose:
             show_rows(report.rows)
         elif len(chosen) == 1:
-            _show_left_out(report)
-        _show_summary(report, options.root, seconds)
-        if len(chosen) == 1 or options.verbose:
-            _show_tree(report, options.verbose)
+            applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+            kinds = [row.outcome for row in report.rows if row.outcome not in applied]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            if kinds:
+                OUT.print(f"not for {pin.tag}: {counts} (--verbose lists all patches)")
+        is_whole = len(chosen) == 1 or options.verbose
+        _show(report, options.root, seconds, is_whole, options.verbose)
     if len(chosen) > 1:
         OUT.print(f"next: {to_type('build', chosen[0].tag)} makes the wheel of one")
     return 0
@@ -64,30 +66,19 @@ def _quilt(options: argparse.Namespace) -> int:
         ).returncode
 
 
-def _show_left_out(report: Report) -> None:
-    """How many patches are not for the release."""
-    applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    kinds = [row.outcome for row in report.rows if row.outcome not in applied]
-    if kinds:
-        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        OUT.print(f"not for {report.pin.tag}: {counts} (--verbose lists all patches)")
-
-
-def _show_summary(report: Report, root: Path, seconds: float) -> None:
-    if report.outcome is Outcome.EMPTY:
-        OUT.print(f"No patch is for {report.pin.tag}: {report.pin.no_patches}.", style="yellow")
-    record = report.record
-    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = (
-        f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches,"
-        f" {counted(len(record['overlay']), 'overlay file')}"
-    )
-    OUT.print(f"{arguments.relative(report.path, root)}: {again}{counts}, {seconds:.1f} s")
-
-
-def _show_tree(report: Report, verbose: bool) -> None:
-    """The contents of the tree, and what to type next. verbose: also the pristine tree's hash."""
+def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool) -> None:
+    """The tree in a line; whole: its contents, and what to type next; verbose: also the pristine
+    tree's hash."""
     record, tag = report.record, report.pin.tag
+    if report.outcome is Outcome.EMPTY:
+        OUT.print(f"No patch is for {tag}: {report.pin.no_patches}.", style="yellow")
+    again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
+    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches"
+    files = counted(len(record["overlay"]), "overlay file")
+    path = terminal.relative(report.path, root)
+    OUT.print(f"{path}: {again}{counts}, {files}, {seconds:.1f} s")
+    if not whole:
+        return
     OUT.print(f"from {record['source']['name']}")
     if verbose:
         OUT.print(f"release {report.pin.tree}")
@@ -108,14 +99,12 @@ COMMANDS = (
         "lay the queue on a release, in work/TAG/",
         "v0.5.12.post1",
         (
-            arguments.releases(),
+            terminal.releases(),
             FROM,
             option(
-                "--base",
-                type=arguments.path,
-                metavar="PATH",
-                help="lay it on this tree: a checkout or folder with the release and edits of"
-                " others",
+                "--base PATH",
+                "lay it on this tree: a checkout or folder with the release and edits of others",
+                type=terminal.path,
             ),
             flag("--discard", "throw away edits of the work tree that no patch holds"),
             flag(
@@ -130,7 +119,7 @@ COMMANDS = (
         _unapply,
         "take every patch off work/TAG/ again, back to the pristine release",
         "v0.5.9",
-        (arguments.releases(),),
+        (terminal.releases(),),
     ),
     Command(
         "quilt",
@@ -138,12 +127,11 @@ COMMANDS = (
         "run quilt in work/TAG/, with the quilt that apply uses",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
-            option("release", metavar="VERSION", help="v0.5.9 or 0.5.9"),
+            option("release VERSION", "v0.5.9 or 0.5.9"),
             option(
-                "arguments",
+                "arguments QUILT COMMAND …",
+                "what quilt is to do, and its options",
                 nargs=argparse.REMAINDER,
-                metavar="QUILT COMMAND …",
-                help="what quilt is to do, and its options",
             ),
         ),
     ),

@@ -61,32 +61,36 @@ class Wants:
 
 
 @dataclass(frozen=True)
-class _Section:
+class Section:
+    """A section of an ELF file, by its header. kind, flags, link: sh_type, sh_flags, sh_link;
+    offset, size: of its bytes in the file."""
+
+    name: str
     kind: int
+    flags: int
     offset: int
     size: int
     link: int
 
-
-def _text(table: bytes, at: int) -> str:
-    return table[at : table.index(b"\0", at)].decode()
-
-
-def _sections(data: mmap.mmap) -> list[_Section]:
-    offset, entry, count = struct.unpack_from("<Q10xHH", data, 0x28)
-    found = []
-    for index in range(count):
-        kind, where, size, link = struct.unpack_from("<4xI16xQQI", data, offset + index * entry)
-        found.append(_Section(kind, where, size, link))
-    return found
+    def of(self, data: mmap.mmap) -> bytes:
+        """The section's bytes."""
+        return data[self.offset : self.offset + self.size]
 
 
-def _bytes(data: mmap.mmap, section: _Section) -> bytes:
-    return data[section.offset : section.offset + section.size]
+def _text(table: bytes | mmap.mmap, at: int) -> str:
+    return table[at : table.find(b"\0", at)].decode()
+
+
+def sections(data: mmap.mmap) -> list[Section]:
+    """The sections of a 64-bit little-endian ELF file."""
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    width, count, names = struct.unpack_from("<HHH", data, 0x3A)
+    rows = [struct.unpack_from("<IIQ8xQQI", data, table + n * width) for n in range(count)]
+    return [Section(_text(data, rows[names][3] + name), *fields) for name, *fields in rows]
 
 
 def _needed_versions(
-    data: mmap.mmap, section: _Section, strings: bytes
+    data: mmap.mmap, section: Section, strings: bytes
 ) -> dict[int, tuple[str, str]]:
     """Version index -> (library, version)."""
     versions: dict[int, tuple[str, str]] = {}
@@ -114,31 +118,31 @@ def read_wants(file: Path) -> Wants | None:
 
 
 def _wants(data: mmap.mmap) -> Wants | None:
-    sections = _sections(data)
-    by_kind = {section.kind: section for section in sections}
+    every = sections(data)
+    by_kind = {section.kind: section for section in every}
     if _SHT_DYNSYM not in by_kind or _SHT_DYNAMIC not in by_kind:
         return None
     dynamic, symtab = by_kind[_SHT_DYNAMIC], by_kind[_SHT_DYNSYM]
-    names = _bytes(data, sections[dynamic.link])
+    names = every[dynamic.link].of(data)
     libraries = {
         _text(names, value)
-        for tag, value in struct.iter_unpack("<qQ", _bytes(data, dynamic))
+        for tag, value in struct.iter_unpack("<qQ", dynamic.of(data))
         if tag == _DT_NEEDED
     }
 
-    strings = _bytes(data, sections[symtab.link])
+    strings = every[symtab.link].of(data)
     versions: dict[int, tuple[str, str]] = {}
     if _SHT_VERNEED in by_kind:
         need = by_kind[_SHT_VERNEED]
-        versions = _needed_versions(data, need, _bytes(data, sections[need.link]))
+        versions = _needed_versions(data, need, every[need.link].of(data))
     versym: Iterable[tuple[int]] = ()
     if _SHT_VERSYM in by_kind:
-        versym = struct.iter_unpack("<H", _bytes(data, by_kind[_SHT_VERSYM]))
+        versym = struct.iter_unpack("<H", by_kind[_SHT_VERSYM].of(data))
     chosen = [index for (index,) in versym]
 
     wanted = set()
     for number, (name, info, _, where) in enumerate(
-        struct.iter_unpack("<IBBH16x", _bytes(data, symtab))
+        struct.iter_unpack("<IBBH16x", symtab.of(data))
     ):
         if where or not name or info >> 4 == _STB_WEAK:
             continue

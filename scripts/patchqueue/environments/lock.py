@@ -101,9 +101,7 @@ def requirements(version: str) -> list[str]:
 
 def left_out(version: str) -> list[LeftOut]:
     """The rules that hold for a release."""
-    return [
-        rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, prereleases=True)
-    ]
+    return [rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, True)]
 
 
 def header(version: str, as_of: datetime.date) -> str:
@@ -120,10 +118,7 @@ def header(version: str, as_of: datetime.date) -> str:
 
 def until(as_of: datetime.date) -> str:
     """uv's --exclude-newer for everything published up to the end of `as_of` (UTC)."""
-    end = datetime.datetime.combine(
-        as_of + datetime.timedelta(days=1), datetime.time(), datetime.timezone.utc
-    )
-    return end.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{as_of + datetime.timedelta(days=1)}T00:00:00Z"
 
 
 def resolve(wanted: Iterable[str], words: Iterable[str], excluded: Iterable[str]) -> dict[str, Any]:
@@ -185,23 +180,14 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     excluded = [name for rule in left_out(version) for name in rule.names]
     try:
         pylock = resolve(requirements(version), words, excluded)
-    except run.Failed as failure:
-        raise _refused(
-            version,
-            f"uv found no resolution of sglang=={version} as of"
-            f" {as_of}:\n{textwrap.indent(failure.said, '    ')}",
-            "check resolve_as_of in upstream/pins.toml: it lies a few days after the release",
-        ) from None
-    try:
         text = header(version, as_of) + body(pylock)
+    except run.Failed as failure:
+        what = f"uv found no resolution of sglang=={version} as of {as_of}:"
+        what = f"{what}\n{textwrap.indent(failure.said, '    ')}"
+        step = "check resolve_as_of in upstream/pins.toml: it lies a few days after the release"
+        raise Refused.of("no-lock", f"v{version}", what, step) from None
     except ValueError as error:
-        raise _refused(
-            version,
-            f"sglang=={version} as of {as_of}: {error}",
-            "if CPU tests do without that package, name it in LEFT_OUT with the reason",
-        ) from None
+        what = f"sglang=={version} as of {as_of}: {error}"
+        step = "if CPU tests do without that package, name it in LEFT_OUT with the reason"
+        raise Refused.of("no-lock", f"v{version}", what, step) from None
     atomic.write(out, text.encode())
-
-
-def _refused(version: str, what: str, step: str) -> Refused:
-    return Refused.of("no-lock", f"v{version}", what, step)

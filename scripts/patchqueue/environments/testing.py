@@ -1,27 +1,42 @@
-"""Run the tests: tests/queue on the tool, tests/revision on a release in its environment."""
+"""Each release's environment, home/v<version>, made from its lock; and the tests run: tests/queue
+on the tool, tests/revision on a release in its environment."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import logging
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..applying import worktree
+from ..applying.apply import apply
 from ..files import run
-from ..laying import worktree
-from ..laying.apply import apply
+from ..files.atomic import locked
+from ..hint import to_type
+from ..outcome import Refused
 from ..upstream.pins import Pin
-from . import environment
-from .lock import version_of
+from . import cuda_stubs
+from .lock import PYTHON, version_of
 
 LOG = logging.getLogger(__name__)
 
+MARKER = "made-from.sha256"  # written last: an environment without it was never finished
+STAND_INS = "stand-ins"
+BYTECODE = "bytecode"
+SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
+# raise it when `build` makes something else of the same lock: environments made before then count
+# no more
+RECIPE = "1"
 HOME = Path(".nox/revisions")
 PARALLEL = 4  # releases, at most
 WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
@@ -33,17 +48,36 @@ NO_TESTS = 5
 
 
 @dataclass(frozen=True)
-class Result:
-    """One release's run. as_it_stands: the tree had edits that the queue does not hold, and was
-    tested with them."""
+class Environment:
+    """A finished environment: its interpreter, and the variables that a process using it needs on
+    top of the caller's."""
 
-    pin: Pin
-    exit_code: int
-    as_it_stands: bool
+    python: Path
+    variables: dict[str, str]
 
-    @property
-    def passed(self) -> bool:
-        return self.exit_code == 0 or (self.exit_code == NO_TESTS and bool(self.pin.no_patches))
+
+def stamp(lock: Path) -> str:
+    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
+    it is built."""
+    entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
+    recipe = [RECIPE.encode(), PYTHON.encode(), Path(cuda_stubs.__file__).read_bytes()]
+    return hashlib.sha256(b"\n".join([*recipe, *entries])).hexdigest()
+
+
+def _environment(folder: Path) -> Environment:
+    libraries = [str(folder / STAND_INS), os.environ.get("LD_LIBRARY_PATH", "")]
+    return Environment(
+        python=folder / "bin" / "python",
+        variables={
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+            "CUDA_VISIBLE_DEVICES": "",  # the same tests on a host that has a GPU
+            # sglang takes twice as long to import without byte code, and a work tree gets none
+            "PYTHONPYCACHEPREFIX": str(folder / BYTECODE),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONNOUSERSITE": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+    )
 
 
 def lock_file(root: Path, pin: Pin) -> Path:
@@ -60,14 +94,89 @@ def has_environment(root: Path, pin: Pin) -> bool:
     return lock_file(root, pin).is_file()
 
 
-def is_built(root: Path, pin: Pin) -> bool:
-    return environment.find(str(pin.version), lock_file(root, pin), root / HOME) is not None
+def find(root: Path, pin: Pin) -> Environment | None:
+    """The release's environment if it is finished and made from this very lock."""
+    folder = (root / HOME).absolute() / f"v{pin.version}"
+    try:
+        made_from = (folder / MARKER).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _environment(folder) if made_from == stamp(lock_file(root, pin)) else None
 
 
-def build_environment(root: Path, pin: Pin) -> environment.Environment:
-    """The release's environment, built from its lock where it is not there yet. Raises Refused
-    with the reason."""
-    return environment.build(str(pin.version), lock_file(root, pin), root / HOME)
+def build(root: Path, pin: Pin) -> Environment:
+    """The release's environment, built from its lock unless it was already made from that.
+
+    It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
+    leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
+
+    Raises Refused with the reason.
+    """
+    version, lock, home = str(pin.version), lock_file(root, pin), (root / HOME).absolute()
+    if not lock.is_file():
+        step = f"{to_type('pin', version, '--lock')} makes one"
+        raise _refused(version, f"{version} has no environment: there is no {lock}", step)
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
+        raise _refused(version, what, "run the tests there, or in CI")
+    with locked(home / f".v{version}.lock") as held:
+        aside, old = home / f".building-v{version}", home / f".old-v{version}"
+        for leftover in (aside, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if found := find(root, pin):
+            return found
+        LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
+        folder = home / f"v{version}"
+        try:
+            # its scripts must survive the rename
+            make = ("venv", "--relocatable", "--python", PYTHON, str(aside))
+            _uv(version, held, f"make a Python {PYTHON} environment", *make)
+            install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
+            where = ("--python", str(aside / "bin/python"), "--requirement", str(lock))
+            _uv(version, held, f"install {lock}", *install, *where)
+            packages = next((aside / "lib").glob("python*/site-packages"))
+            _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
+            (aside / MARKER).write_text(stamp(lock) + "\n")
+            if folder.exists():
+                folder.rename(old)
+            aside.rename(folder)
+        finally:
+            for leftover in (aside, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+        return _environment(folder)
+
+
+def _uv(version: str, held: int, what: str, *arguments: str) -> None:
+    try:
+        # held: where this process is killed, uv keeps the lock until it too has stopped writing
+        run.uv(*arguments, held=held)
+    except run.Failed as failure:
+        what = f"{version}: uv could not {what}:\n{textwrap.indent(failure.said, '    ')}"
+        again = "if the network or the disk failed, run it again; if a file is gone from the index,"
+        raise _refused(version, what, f"{again} {to_type('pin', version, '--lock')}") from None
+
+
+def _refused(version: str, what: str, step: str) -> Refused:
+    return Refused.of("no-environment", f"v{version}", what, step)
+
+
+def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
+    """torch and sgl_kernel must load here, or every test would fail with the loader's riddle
+    instead of a reason."""
+    environment = _environment(folder)
+    variables = os.environ | environment.variables
+    command = [str(environment.python), "-c", "import torch, sgl_kernel"]
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-4:])
+        last = last or f"killed by signal {-done.returncode}"
+        raise _refused(
+            version,
+            f"{version}: torch and sgl_kernel do not load with stand-ins for"
+            f" {' '.join(stand_ins)}:\n{textwrap.indent(last, '    ')}",
+            "a library named there is missing on this host, or belongs into STANDS_IN_FOR"
+            " (scripts/patchqueue/environments/cuda_stubs.py)",
+        )
 
 
 def test_tool(root: Path) -> int:
@@ -77,21 +186,16 @@ def test_tool(root: Path) -> int:
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)
-    command = [*_with_plots(root), "-m", "pytest", str(root / "tests/queue")]
+    python = [*with_packages(root, "plots"), "python"]  # with matplotlib, which plots alone need
+    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
+    if tried.returncode:
+        reason = tried.stderr.strip()
+        LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {reason}")
+        python = [sys.executable]
+    command = [*python, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
     return subprocess.run(command, cwd=root, env=variables).returncode
-
-
-def _with_plots(root: Path) -> list[str]:
-    """The Python that runs the tests of the tool: with matplotlib, which plots alone need; this one
-    with the reason logged where matplotlib cannot be had."""
-    python = [*with_packages(root, "plots"), "python"]
-    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
-    if tried.returncode == 0:
-        return python
-    LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {tried.stderr.strip()}")
-    return [sys.executable]
 
 
 def measure_coverage(root: Path) -> int:
@@ -115,12 +219,18 @@ def with_packages(root: Path, *names: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A release's tree and environment, ready for its tests. as_it_stands: as in Result."""
+    """A release's tree and environment, ready for its tests. as_it_stands: the tree has edits that
+    the queue does not hold, and is tested with them."""
 
     pin: Pin
     tree: Path
-    environment: environment.Environment
+    environment: Environment
     as_it_stands: bool
+
+    def passes(self, exit_code: int) -> bool:
+        """Whether pytest's exit code is good; of a release without patches it has no tests to
+        run."""
+        return exit_code == 0 or (exit_code == NO_TESTS and bool(self.pin.no_patches))
 
 
 def prepare(root: Path, pin: Pin) -> Prepared:
@@ -137,58 +247,44 @@ def prepare(root: Path, pin: Pin) -> Prepared:
         )
     else:
         apply(root, pin, None)
-    return Prepared(pin, tree.path.absolute(), build_environment(root, pin), as_it_stands)
+    return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
 
 
-@dataclass(frozen=True)
-class Share:
-    """How many releases are tested in parallel, and in how many processes each."""
-
-    releases: int
-    workers: int
-
-
-def share(releases: int, processors: int) -> Share:
-    """Releases first: a second process of one imports torch and sglang once more."""
+def share(releases: int, processors: int) -> tuple[int, int]:
+    """How many releases are tested in parallel, and in how many processes each. Releases first: a
+    second process of one imports torch and sglang once more."""
     parallel = max(1, min(releases, processors, PARALLEL))
-    return Share(parallel, min(processors // parallel, WORKERS))
+    return parallel, min(processors // parallel, WORKERS)
 
 
 def test_release(
     root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
-) -> Result:
-    """Run pytest in the release's environment. words: further words for it; log: the file for its
-    output, None for standard output."""
+) -> int:
+    """Run pytest in the release's environment; its exit code. words: further words for it; log: the
+    file for its output, None for standard output."""
     pin, tree = prepared.pin, prepared.tree
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
-    }
-    variables |= prepared.environment.variables | {
-        "PYTHONPATH": str(tree / "python"),
-        "PATCHQUEUE_TREE": str(tree),
-        "PATCHQUEUE_REVISION": str(pin.version),
-        # PyTorch's threads spin for each other wherever a processor has other work as well
-        "OMP_NUM_THREADS": "1",
-    }
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    variables = (
+        kept
+        | prepared.environment.variables
+        | {
+            "PYTHONPATH": str(tree / "python"),
+            "PATCHQUEUE_TREE": str(tree),
+            "PATCHQUEUE_REVISION": str(pin.version),
+            # PyTorch's threads spin for each other wherever a processor has other work as well
+            "OMP_NUM_THREADS": "1",
+        }
+    )
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [
-            str(prepared.environment.python),
-            "-m",
-            "pytest",
-            str(root / "tests/revision"),
-            *beside,
-            *words,
-        ]
+        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
+        command += [*beside, *words]
         with log.open("wb") if log else contextlib.nullcontext() as output:
-            code = subprocess.run(
-                command, cwd=root, env=variables, stdout=output, stderr=output
-            ).returncode
-    return Result(pin, code, prepared.as_it_stands)
+            done = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output)
+    return done.returncode
 
 
 def spread(folder: Path, workers: int) -> list[str]:
@@ -204,10 +300,5 @@ def spread(folder: Path, workers: int) -> list[str]:
         return []
     for name, origin in places.items():
         (folder / name).symlink_to(Path(origin).parent)
-    return [
-        "-p",
-        "xdist.plugin",
-        f"--numprocesses={workers}",
-        "--dist=loadfile",
-        "--no-loadscope-reorder",
-    ]
+    plugin = ["-p", "xdist.plugin", f"--numprocesses={workers}"]
+    return [*plugin, "--dist=loadfile", "--no-loadscope-reorder"]

@@ -32,8 +32,7 @@ from ..hint import some
 from ..outcome import Outcome, Refused
 from ..upstream import source
 from ..upstream.pins import Pin
-from .environment import Environment
-from .testing import Prepared
+from .testing import Environment, Prepared
 
 FOLDERS = ("test/registered", "test/srt")  # test/manual holds what upstream runs nowhere
 UNIT = "test/registered/unit"
@@ -62,8 +61,11 @@ STAND_IN = """def __getattr__(name):
         raise AttributeError(name)
     return missing
 """
-# variables of the caller that no test gets: other packages, and how upstream's CI runs them
-DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS", "CI", "GITHUB_ACTIONS")
+# variables of the caller that no test gets: other packages, how upstream's CI runs them, and those
+# that change sglang and its tests
+DROPPED = re.compile(
+    "(?:PYTHONPATH|PYTHONHOME|VIRTUAL_ENV|PYTEST_ADDOPTS|CI|GITHUB_ACTIONS)$|SGLANG_"
+)
 
 
 def find(checkout: Path) -> tuple[list[str], int]:
@@ -80,20 +82,17 @@ def find(checkout: Path) -> tuple[list[str], int]:
         for path in paths
         if path.name not in NO_TESTS and path.is_file()
     }
-    chosen = [name for name, text in names.items() if _is_for_cpus(text, name.startswith(units))]
+    chosen = []
+    for name, text in names.items():
+        # a unit test with the mark of a GPU alone often needs none
+        is_unit = name.startswith(units) and TEST.search(text) and not SERVERS.search(text)
+        if (MARK.search(text) or is_unit) and not DISABLED.search(text):
+            chosen.append(name)
     if not chosen:
         what = f"holds no unit tests for CPUs in {' or '.join(FOLDERS)}"
         step = "name a whole checkout of sgl-project/sglang at the release's tag"
         raise Refused.of("no-tests", str(checkout), what, step)
     return chosen, len(names) - len(chosen)
-
-
-def _is_for_cpus(text: str, is_unit: bool) -> bool:
-    """Whether a file is run. A unit test with the mark of a GPU alone often needs none."""
-    if DISABLED.search(text):
-        return False
-    is_test = is_unit and TEST.search(text) and not SERVERS.search(text)
-    return bool(MARK.search(text) or is_test)
 
 
 @dataclass(frozen=True)
@@ -225,8 +224,13 @@ def read(report: str, file: str) -> Results:
     tests: dict[str, str] = {}
     ended = ""
     for case in ElementTree.fromstring(report).iter("testcase"):
-        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        why = " ".join(f"{child.tag}: {_reason(child)}" for child in bad)
+        reasons = []
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                marked = re.findall(r"(?m)^E {2,}(\S.*)$", child.text or "")  # by pytest
+                lines = marked or (child.get("message") or "").splitlines() or [""]
+                reasons.append(f"{child.tag}: {lines[-1]}")
+        why = " ".join(reasons)
         group = (case.get("classname") or "").removeprefix(module).replace(".", "::")
         if case.get("name") == module:
             ended = why
@@ -236,20 +240,10 @@ def read(report: str, file: str) -> Results:
     return Results(tests, ended)
 
 
-def _reason(child: ElementTree.Element) -> str:
-    """The last line that pytest marks as an error; else the message's first line."""
-    marked = re.findall(r"(?m)^E {2,}(\S.*)$", child.text or "")
-    return str((marked or (child.get("message") or "").splitlines() or [""])[-1])
-
-
-def _variables(side: Path, run: Run) -> dict[str, str]:
-    """Those of the release's own tests (testing.py), and a folder for temporary files. No SGLANG_…
-    of the caller's: they change sglang and its tests."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in DROPPED and not name.startswith("SGLANG_")
-    }
+def _exit_code(command: Sequence[str], side: Path, run: Run, log: int) -> int | None:
+    """Run a process; its exit code, None where it was killed at the limit. It gets the variables of
+    the release's own tests (testing.py), and a folder for temporary files."""
+    kept = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
     path = ((side / "python").resolve(), run.stand_ins)  # byte code is kept by the tree's own path
     own = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
@@ -257,15 +251,10 @@ def _variables(side: Path, run: Run) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(side / "tmp"),
     }
-    return {**kept, **run.environment.variables, **own}
-
-
-def _exit_code(command: Sequence[str], side: Path, run: Run, log: int) -> int | None:
-    """Run a process; its exit code, None where it was killed at the limit."""
     process = subprocess.Popen(
         command,
         cwd=side / "test",
-        env=_variables(side, run),
+        env={**kept, **run.environment.variables, **own},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -41,7 +41,13 @@ def write(path: Path, content: bytes) -> None:
     Raises Refused for a disk or a socket.
     """
     if path.exists() and not path.is_dir() and (is_output(path) or not path.is_file()):
-        return _pass_on(path, content)
+        # no plain file, or this process's own output: no other file may take its place
+        if not (is_output(path) or path.is_fifo() or path.is_char_device()):
+            what = "is a device or a socket, and no file"
+            raise Refused.of("no-file", str(path), what, "name a file")
+        with open(1 if is_output(path) else path, "wb", closefd=not is_output(path)) as file:
+            file.write(content)
+        return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
@@ -60,16 +66,6 @@ def is_output(path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(1))
     except OSError:
         return False
-
-
-def _pass_on(path: Path, content: bytes) -> None:
-    """Write into what is no plain file, or is this process's own output: no other file may take its
-    place."""
-    if not (is_output(path) or path.is_fifo() or path.is_char_device()):
-        what = "is a device or a socket, and no file"
-        raise Refused.of("no-file", str(path), what, "name a file")
-    with open(1 if is_output(path) else path, "wb", closefd=not is_output(path)) as file:
-        file.write(content)
 
 
 def _aside(path: Path) -> Path:

@@ -35,13 +35,13 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
     """The problem behind an error of a disk or of access; None for any other error.
 
     places: where the tool writes. A write that fails in the middle of a file names no path: then
-    the place with the least space is named.
+    all of them are named.
     """
     error = _first(error)
     if error.errno in FULL:
-        place = _around(error.filename, places) or min(places, key=lambda each: _free(each.path))
-        spare = f" ({place.spare})" if place.spare else ""
-        where, what = str(error.filename or place.path), "the disk is full, or your quota of it"
+        place = _around(error.filename, places)
+        spare = f" ({place.spare})" if place and place.spare else ""
+        where, what = _named(error, places), "the disk is full, or your quota of it"
         return Problem("disk-full", where, what, f"free some space{spare}, {AGAIN}")
     if error.errno == errno.EROFS or error.errno in DENIED:
         return no_access(error, _around(error.filename, places))
@@ -55,10 +55,14 @@ def problem(error: OSError, places: Sequence[Place]) -> Problem | None:
 def other(error: OSError, places: Sequence[Place]) -> Problem:
     """Any other error of the system, by the path and the system's own words."""
     error = _first(error)
-    names = [name for name in (error.filename, error.filename2) if name is not None]
-    where = " and ".join(map(str, names)) or " or ".join(str(place.path) for place in places)
     what = f"could not be read or written: {error.strerror or error}"
-    return Problem("system-error", where, what, f"see to that, {AGAIN}")
+    return Problem("system-error", _named(error, places), what, f"see to that, {AGAIN}")
+
+
+def _named(error: OSError, places: Sequence[Place]) -> str:
+    """The paths that an error names; else the places of which it may be about one."""
+    names = [name for name in (error.filename, error.filename2) if name is not None]
+    return " and ".join(map(str, names)) or " or ".join(str(place.path) for place in places)
 
 
 def _first(error: OSError) -> OSError:
@@ -101,9 +105,3 @@ def _around(name: str | bytes | int | None, places: Sequence[Place]) -> Place | 
     path = Path(name).absolute()
     around = [place for place in places if path.is_relative_to(place.path.absolute())]
     return max(around, key=lambda place: len(place.path.absolute().parts), default=None)
-
-
-def _free(path: Path) -> int:
-    """Bytes that are free there, or where the folder would be made."""
-    there = (folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(next(there)).free

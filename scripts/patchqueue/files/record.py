@@ -39,14 +39,12 @@ def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") ->
 def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
     """The value that a decoder made of a file, or a part of it."""
     try:
-        return msgspec.convert(data, kind, dec_hook=_from_text, builtin_types=DATES)
+        # a version, or a range of versions, is made of its text
+        return msgspec.convert(
+            data, kind, dec_hook=lambda made, text: made(text), builtin_types=DATES
+        )
     except msgspec.ValidationError as error:
         raise Refused(Problem(bad, where, str(error), step)) from None
-
-
-def _from_text(kind: type[Any], text: str) -> Any:
-    """A version or a range of versions."""
-    return kind(text)
 
 
 def text_of(value: Any, depth: int = 0) -> str:

@@ -169,7 +169,11 @@ def git(
             foreign = FOREIGN.search(failure.said)
             if foreign is None:
                 raise
-            allowed = tuple(f"safe.directory={name}" for name in _allowed())
+            # what the user's and the system's configuration allows
+            words = ("config", "-z", "--get-all", "safe.directory")
+            said = run(GIT, *words, folder=Path("/"), good=None).stdout
+            names = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
+            allowed = tuple(f"safe.directory={name}" for name in names)
             if settings != SETTINGS or not allowed:
                 what = "belongs to another user, and git refuses it: its settings run programs"
                 step = (
@@ -178,13 +182,6 @@ def git(
                 )
                 raise Refused.of("foreign-repository", foreign[1], what, step) from None
             settings += allowed
-
-
-def _allowed() -> list[str]:
-    """The repositories of others that the user's and the system's configuration allows."""
-    words = ("config", "-z", "--get-all", "safe.directory")
-    said = run(GIT, *words, folder=Path("/"), good=None).stdout
-    return said.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
 def blobs(answer: bytes) -> Iterator[bytes]:

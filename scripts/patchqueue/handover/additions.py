@@ -298,14 +298,12 @@ def _motivation(parts: Sequence[Part], text: Text) -> str:
     other = "another pull request" if len(below) == 1 else "other pull requests"
     stands = f"This stands on {', '.join(below)}, of {other}." if below else ""
     related = "\n".join(f"- #{each.number}: {each.what}" for each in text.related)
-    reproduced = _reproduced(text.failure) if text.failure else ""
-    return _paragraphs(text.motivation, related, stands, reproduced)
-
-
-def _reproduced(failure: Failure) -> str:
-    outputs = {"Before:": failure.before, "After:": failure.after}
-    shown = (_paragraphs(name, _code(said)) for name, said in outputs.items() if said.strip())
-    return _paragraphs("### Reproduction", _code(failure.command), *shown)
+    paragraphs = [text.motivation, related, stands]
+    if failure := text.failure:
+        paragraphs += ["### Reproduction", _code(failure.command)]
+        for name, said in (("Before:", failure.before), ("After:", failure.after)):
+            paragraphs += [name, _code(said)] if said.strip() else []
+    return _paragraphs(*paragraphs)
 
 
 def _run(run: Run) -> str:

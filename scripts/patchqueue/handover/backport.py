@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ..applying.apply import load_queue
+from ..applying.matching import in_front, replay
+from ..applying.own_changes import NONE, in_git
+from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
 from ..hint import to_type
-from ..laying.apply import load_queue
-from ..laying.matching import in_front, replay
-from ..laying.own_changes import in_git
-from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
@@ -29,7 +29,6 @@ from .repository import Commit, Repository, open_repository
 
 Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
-NO_EDITS = Edits()
 WIDTH = 72
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 
@@ -45,22 +44,8 @@ class Branch:
     base: str
     commits: tuple[str, ...]
     subjects: tuple[str, ...]
-    edits: Edits = NO_EDITS
+    edits: Edits = NONE
     tree: str = ""
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """Choices for a branch. release: the one that a fork is made of, where its tags do not say;
-    without: patches that are left out, as prefill-graph/log-tree; only: the profile whose patches
-    the branch gets, "" for every patch."""
-
-    release: str = ""
-    without: tuple[str, ...] = ()
-    only: str = ""
-
-
-PLAIN = Wishes()
 
 
 def selected(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
@@ -97,25 +82,32 @@ def backport(
     onto: str,
     name: str,
     base: str,
-    wishes: Wishes = PLAIN,
+    release: str = "",
+    without: Sequence[str] = (),
+    only: str = "",
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
     fork of one, with the queue on it.
 
+    release: the one that a fork is made of, where its tags do not say; without: patches that are
+    left out, as prefill-graph/log-tree; only: the profile whose patches the branch gets, "" for
+    every patch.
+
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
-    edits where `base` is HEAD, no author, patches that do not fit, and wishes that cannot be met.
+    edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
     """
-    queue = load_queue(root, wishes.only)
+    queue = load_queue(root, only)
     repository = open_repository(onto)
     before = repository.branch(name)
     repository.refuse_edits(base)
     person, start = repository.person(), repository.commit(base)
-    pin = release_of(repository, start, pins) or _forked(repository, start, pins, wishes.release)
+    pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
-    selection = selected(queue, pin, wishes.without)
-    wanted, edits = _wanted(repository, selection, start, base, bool(wishes.without or wishes.only))
+    selection = selected(queue, pin, without)
+    is_part = bool(without or only)
+    wanted, edits = _wanted(repository, selection, start, f"{repository.shown}: {base}", is_part)
     made = repository.build(start, wanted, person, date_of(pin, repository, start))
     outcome = repository.put(name, before, made[-1])
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -124,14 +116,16 @@ def backport(
 
 
 def _wanted(
-    repository: Repository, selection: Selection, start: str, base: str, without: bool
+    repository: Repository, selection: Selection, start: str, where: str, is_part: bool
 ) -> tuple[list[Commit], Edits]:
-    """The commits to make, and what the base has besides the release. without: patches were left
+    """The commits to make, and what the base has besides the release. is_part: patches were left
     out, and others stand at other lines. Raises Refused where a patch does not fit."""
-    listing, where = repository.listing(start, PACKAGE), f"{repository.shown}: {base}"
+    pin, listing = selection.pin, repository.listing(start, PACKAGE)
     edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
-    if edits.paths or without:
-        step = resolve(repository, selection.pin) if edits.paths else BESIDE
+    if edits.paths or is_part:
+        branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
+        merge = "`git merge BRANCH` into the fork lays both sides out"
+        step = f"{branch} begins at the release; {merge}" if edits.paths else BESIDE
         selection = settle(selection, read, where, step)
     return list(commits(selection, listing, read, edits)), edits
 
@@ -142,7 +136,7 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pi
     if release:
         return pins.find(release)
     tagged = (pin for pin in reversed(pins.all) if repository.has_tag(pin.tag))
-    return next((pin for pin in tagged if repository.is_ancestor(pin.tag, commit)), None)
+    return next((pin for pin in tagged if repository.comes_from(commit, pin.tag)), None)
 
 
 def _edits(
@@ -151,7 +145,7 @@ def _edits(
     """What a commit has besides its release. Raises Refused where that is another release."""
     pin = selection.pin
     if hash_python(listing) == pin.tree:
-        return NO_EDITS
+        return NONE
     tag = f"refs/tags/{pin.tag}"
     whole = repository.has_tag(pin.tag) and pin == release_of(
         repository, tag, Pins((pin,), pin, ())
@@ -170,12 +164,6 @@ def _edits(
     return edits
 
 
-def resolve(repository: Repository, pin: Pin) -> str:
-    """What to do about a conflict with the edits of a fork: both are kept."""
-    branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-    return f"{branch} begins at the release; `git merge BRANCH` into the fork lays both sides out"
-
-
 def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
     """The pinned release whose Python files a commit has, all of them and no other; None where it
     is none."""
@@ -184,7 +172,7 @@ def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
 
 
 def commits(
-    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NO_EDITS
+    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NONE
 ) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
-from ..laying.apply import load_queue
-from ..laying.matching import apply_patch, in_front
-from ..laying.selection import passes
+from ..applying.apply import load_queue
+from ..applying.matching import apply_patch, in_front
+from ..applying.selection import passes
 from ..outcome import Outcome, Refused
 from ..queue.patchfile import Patch
 from ..queue.series import Queue
@@ -285,13 +286,7 @@ def body(queue: Queue, made: Made, request: PullRequest) -> str:
 def _reader(repository: Repository, commit: str, base: str) -> Read:
     """A function that reads a file of a commit. Raises Refused where the commit is none of
     sglang's."""
-    known: dict[str, bytes | None] = {}
-
-    def read(path: str) -> bytes | None:
-        if path not in known:
-            known[path] = repository.read(commit, path)
-        return known[path]
-
+    read = cache(partial(repository.read, commit))
     if read(f"{PACKAGE}/version.py") is None and read(f"{PACKAGE}/__init__.py") is None:
         what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
         raise Refused.of("no-sglang", repository.shown, what, step)

@@ -1,35 +1,129 @@
-"""The files of a release of the queue, in dist/release-N/: wheels, a patch file for each release of
-sglang, a page of links for `pip install --find-links`, and SHA256SUMS over all of it.
+"""The queue on a release as one patch file; and the files of a release of the queue, in
+dist/release-N/: wheels, a patch file for each release of sglang, a page of links for `pip install
+--find-links`, and SHA256SUMS over all of it.
+
+A patch file is for `git apply` and `patch -p1` in the repository's root. Its hunks have three lines
+of the tree's own context. The hashes of the files before and after are in it, so that `git apply
+--3way` can lay out a conflict.
 
 The same queue gives the same bytes. The record of a published release is its git tag.
 """
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import html
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
-from ..files import run
-from ..files.atomic import locked
+from ..applying.apply import begin, load_queue
+from ..applying.matching import Read, split_lines
+from ..applying.own_changes import NONE, in_git
+from ..applying.selection import Selection, select
+from ..files import atomic, run
+from ..files.tree import hash_python, sha256
 from ..hint import counted, some
 from ..outcome import Refused
+from ..queue.patchfile import CONTEXT, NO_NEWLINE
 from ..upstream import source
+from ..upstream.edits import Edited
 from ..upstream.pins import Pin
 from ..wheels import build
-from . import onefile
 
 LOG = logging.getLogger(__name__)
 
 LINKS, SUMS = "index.html", "SHA256SUMS"
 TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
+NEW = "0" * 40  # git's name for no file
+
+
+@dataclass(frozen=True)
+class PatchFile:
+    """The written file. changed, added: how many files it changes and adds; edited: how many files
+    of its base others had edited; tree: the hash of the tree with it."""
+
+    path: Path
+    sha256: str
+    patches: int
+    changed: int
+    added: int
+    edited: int
+    tree: str
+
+
+def write_patch(root: Path, pin: Pin, base: Path | None, out: Path, only: str = "") -> PatchFile:
+    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
+    every patch.
+
+    base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
+    where no patch is for the release, or a hunk does not fit.
+    """
+    if pin.no_patches:
+        what = f"no patch is for it: {pin.no_patches}"
+        raise Refused.of("nothing-to-do", pin.tag, what, "take another release")
+    tree, selection = begin(select(load_queue(root, only), pin), None, base)
+    planned = selection.replay(tree.read)
+    if planned.problems:
+        raise Refused(planned.problems)
+    edits = tree.edits if isinstance(tree, Edited) else NONE
+    files = dict(planned.files)
+    after = tree.listing() | {path: sha256(content) for path, content in files.items()}
+    files |= in_git(planned.files, tree.read, after, edits)
+    content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
+    atomic.write(out, content)
+    new = sum(tree.read(path) is None for path in files)
+    counts = len(selection.patches), len(files) - new, new, len(edits.paths), hash_python(after)
+    return PatchFile(out, sha256(content), *counts)
+
+
+def _head(selection: Selection) -> str:
+    """What stands before the first file: git and patch pass over it."""
+    pin, queue = selection.pin, selection.queue
+    names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
+    version = build.local_version(pin, queue.profile)
+    return (
+        f"The prefill graph queue for sglang {pin.version}, {version}:"
+        f" {counted(len(names), 'patch', 'patches')}.\n"
+        "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
+        + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)
+        + "\n"
+    )
+
+
+def diff(files: Mapping[str, bytes], read: Read) -> str:
+    """What makes these files of those that `read` gives, in git's form, sorted by path."""
+    return "".join(
+        "".join(_one(path, read(path), content))
+        for path, content in sorted(files.items())
+        if read(path) != content
+    )
+
+
+def _one(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
+    yield f"diff --git a/{path} b/{path}\n"
+    if before is None:
+        yield f"new file mode 100644\nindex {NEW}..{blob(after)}\n"
+    else:
+        yield f"index {blob(before)}..{blob(after)}\n"
+    old, new = (
+        split_lines((text or b"").decode("utf-8", "surrogateescape")) for text in (before, after)
+    )
+    names = ("/dev/null" if before is None else f"a/{path}", f"b/{path}")
+    for line in difflib.unified_diff(old, new, *names, n=CONTEXT):
+        yield line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n"
+
+
+def blob(content: bytes) -> str:
+    """git's name for a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -56,13 +150,15 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
         raise Refused.of("nothing-to-build", where, "no patch is for it", "name another release")
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")
-    with locked(folder.with_name(f".{folder.name}.lock")):
+    with atomic.locked(folder.with_name(f".{folder.name}.lock")):
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for pin in pins:
             _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
-        (unfinished / SUMS).write_text(_sums(unfinished), encoding="utf-8")
+        files = sorted(unfinished.iterdir(), key=lambda path: path.name)
+        sums = "".join(f"{source.file_sha256(path)}  {path.name}\n" for path in files)
+        (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
@@ -87,7 +183,7 @@ def _refuse_other_content(root: Path) -> None:
 def _add(root: Path, pin: Pin, folder: Path) -> None:
     """Write a release's wheels and patch file."""
     patch = folder / f"sglang-{build.local_version(pin)}.patch"
-    onefile.write(root, pin, None, patch)
+    write_patch(root, pin, None, patch)
     for wheel in pin.wheels:
         build.build_wheel(root, pin, wheel, None, folder)
     LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
@@ -102,9 +198,3 @@ def _links(folder: Path) -> str:
     ]
     title = f"sglang, release {RELEASE} of the patch queue"
     return f"<!DOCTYPE html>\n<title>{title}</title>\n{''.join(rows)}"
-
-
-def _sums(folder: Path) -> str:
-    """What `sha256sum *` prints there, in the order of names."""
-    names = sorted(path.name for path in folder.iterdir())
-    return "".join(f"{source.file_sha256(folder / name)}  {name}\n" for name in names)

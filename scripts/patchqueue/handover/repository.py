@@ -22,14 +22,6 @@ LINK, SUBMODULE = "120000", "160000"
 
 
 @dataclass(frozen=True)
-class Person:
-    """Who commits, as the user's git configuration says."""
-
-    name: str
-    email: str
-
-
-@dataclass(frozen=True)
 class Commit:
     """A commit to be made. files: path in the tree -> content, for those that it changes or
     adds."""
@@ -63,10 +55,10 @@ class Repository:
         """The same by the user's own configuration."""
         return run.run(run.GIT, *arguments, folder=self.path).stdout
 
-    def person(self) -> Person:
-        """Raises Refused, with the command to type, where the user has not told git who they
-        are."""
-        values = []
+    def person(self) -> tuple[str, str]:
+        """(name, mail address) of who commits, as the user's git configuration says. Raises Refused
+        where it does not."""
+        values: list[str] = []
         for name, example in (("user.name", "Your Name"), ("user.email", "you@example.org")):
             try:
                 values.append(self._as_user("config", "--get", name).decode().strip())
@@ -76,7 +68,7 @@ class Repository:
                 what = f"git has no {name}, and commits need an author"
                 step = f'`git config --global {name} "{example}"`'
                 raise Refused.of("no-identity", self.shown, what, step)
-        return Person(*values)
+        return values[0], values[1]
 
     def refuse_edits(self, base: str) -> None:
         """Raise Refused where the branch begins at HEAD and files that are checked out differ from
@@ -140,7 +132,8 @@ class Repository:
     def has_tag(self, tag: str) -> bool:
         return self._holds("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
 
-    def is_ancestor(self, tag: str, commit: str) -> bool:
+    def comes_from(self, commit: str, tag: str) -> bool:
+        """Whether the tag is the commit or one before it."""
         return self._holds("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
 
     def date(self, commit: str) -> int:
@@ -165,25 +158,23 @@ class Repository:
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
-        return dict(zip(blobs, self._blobs(blobs.values())))
+        wanted = "".join(f"{blob}\n" for blob in blobs.values()).encode()
+        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", content=wanted))))
 
     def listing(self, commit: str, folder: str) -> dict[str, str]:
         """The listing (see files/tree.py) of what lies below `folder` in a commit's tree."""
         return {path: sha256(content) for path, content in self.contents(commit, folder).items()}
 
-    def _blobs(self, names: Iterable[str]) -> Iterable[bytes]:
-        """The contents of many blobs, in order, from one process."""
-        wanted = "".join(f"{name}\n" for name in names).encode()
-        return run.blobs(self.git("cat-file", "--batch", content=wanted))
-
-    def build(self, base: str, commits: Iterable[Commit], person: Person, date: int) -> list[str]:
+    def build(
+        self, base: str, commits: Iterable[Commit], person: tuple[str, str], date: int
+    ) -> list[str]:
         """Make the commits on top of `base`, one on the other, and return their hashes; no branch
         has them yet.
 
         date: of author and committer, in seconds since 1970, UTC. The same words give the same
         hashes.
         """
-        facts = {"NAME": person.name, "EMAIL": person.email, "DATE": f"{date} +0000"}
+        facts = {"NAME": person[0], "EMAIL": person[1], "DATE": f"{date} +0000"}
         roles = ("AUTHOR", "COMMITTER")
         who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
         made: list[str] = []
@@ -192,11 +183,13 @@ class Repository:
             self.git("read-tree", base, more=index)
             for commit in commits:
                 modes = self._modes(commit.files, index)
-                rows = [
-                    f"{modes.get(path, '100644')} {self._store(content)}\t{path}"
-                    for path, content in sorted(commit.files.items())
-                ]
-                listed = "".join(f"{row}\0" for row in rows).encode()
+                rows = []
+                for path, content in sorted(commit.files.items()):
+                    blob = self._word(
+                        "hash-object", "-w", "--stdin", "--no-filters", content=content
+                    )
+                    rows.append(f"{modes.get(path, '100644')} {blob}\t{path}\0")
+                listed = "".join(rows).encode()
                 self.git("update-index", "-z", "--index-info", content=listed, more=index)
                 tree = self._word("write-tree", more=index)
                 words = ["commit-tree", tree, "-p", made[-1] if made else base]
@@ -209,28 +202,20 @@ class Repository:
         found = said.decode("utf-8", "surrogateescape")
         return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
 
-    def _store(self, content: bytes) -> str:
-        words = ("hash-object", "-w", "--stdin", "--no-filters")
-        return self._word(*words, content=content)
-
-    def create(self, branch: str, commit: str) -> None:
-        """Make a branch that must not be there yet. Raises Refused where git will not have it."""
-        where, ref = f"{self.shown}: {branch}", f"refs/heads/{branch}"
-        try:
-            self.git("update-ref", "-m", "patchqueue: created", ref, commit, "0" * len(commit))
-        except Failed as failure:
-            what = f"git does not make it: {failure}"
-            raise Refused.of("bad-branch", where, what, "name another branch") from None
-        if self.branch(branch) != commit:
-            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
-
     def put(self, name: str, before: str | None, tip: str) -> Outcome:
         """Make a branch at `tip`, unless it is there. before: where it is. Raises Refused where
-        that is elsewhere."""
+        that is elsewhere, and where git will not have it."""
         self.refuse_taken(name, before, tip)
         if before == tip:
             return Outcome.ALREADY_APPLIED
-        self.create(name, tip)
+        where, ref = f"{self.shown}: {name}", f"refs/heads/{name}"
+        try:
+            self.git("update-ref", "-m", "patchqueue: created", ref, tip, "0" * len(tip))
+        except Failed as failure:
+            what = f"git does not make it: {failure}"
+            raise Refused.of("bad-branch", where, what, "name another branch") from None
+        if self.branch(name) != tip:
+            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
         return Outcome.APPLIED
 
     def refuse_taken(self, name: str, before: str | None, tip: str) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE
+from ..applying import own_changes
+from ..applying.matching import listing_with
+from ..applying.selection import Selection, settle
 from ..files.tree import PREFIX, SGLANG, hash_python
-from ..laying import own_changes
-from ..laying.matching import listing_with
-from ..laying.selection import Selection, settle
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 from ..queue.series import PROVENANCE
-from ..wheels import build, plugin
+from ..wheels import build, notice
 from . import ownership, undo
 from .installed import Identity, Installed, read
 
@@ -49,25 +49,22 @@ def plan(selection: Selection, here: Installed, known: Identity) -> tuple[Change
     if PROVENANCE in after:
         files |= own_changes.records(about, after)
     own = {path.removeprefix(PREFIX): content for path, content in files.items()}
-    changes = _ordered(here, own, record)
+    # byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's own
+    # records, and last the file with which a server says that it is patched
+    compiled = (path for name in own for path in undo.byte_code(here.site / name))
+    changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
+    in_order = sorted(own, key=lambda name: ((here.site / name).exists(), name))
+    changes |= {name: own[name] for name in in_order if name != LAST}
+    if here.info and (here.info / "RECORD").is_file():
+        changes |= _records(here.site, here.info, own, record, changes)
+    changes |= {LAST: own[LAST]} if LAST in own else {}
     _refuse_unwritable(here.site, changes)
-    notes = {"found": here.listing, "texts": ownership.texts(planned), "laid": about}
+    notes = {"found": here.listing, "texts": ownership.applied_diffs(planned), "laid": about}
     return changes, record | {"notes": notes}
 
 
-def _ordered(here: Installed, files: dict[str, bytes], record: dict[str, Any]) -> Changes:
-    """The changes: byte code goes, the overlay comes (nothing imports it yet), then the patched
-    files, pip's own records, and last the file with which a server says that it is patched."""
-    compiled = (path for name in files for path in undo.byte_code(here.site / name))
-    changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
-    in_order = sorted(files, key=lambda name: ((here.site / name).exists(), name))
-    changes |= {name: files[name] for name in in_order if name != LAST}
-    changes |= _records(here, files, record, changes)
-    return changes | ({LAST: files[LAST]} if LAST in files else {})
-
-
 def _records(
-    here: Installed, files: dict[str, bytes], record: dict[str, Any], changes: Changes
+    site: Path, info: Path, files: dict[str, bytes], record: dict[str, Any], changes: Changes
 ) -> dict[str, bytes]:
     """The files by which pip knows the package: RECORD with the files as they are now, the queue's
     provenance beside it, and the queue in upstream's list of plugins.
@@ -76,30 +73,21 @@ def _records(
     cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
     The journal is listed too: it goes with the package.
     """
-    if here.info is None or not (here.info / "RECORD").is_file():
-        return {}
-    file, entry_points = here.info / "RECORD", here.info / plugin.FILE
-    there = {plugin.LIST} if (here.site / plugin.LIST).is_file() else set()
+    entry_points = info / notice.ENTRY_POINTS
+    there = {notice.PLUGINS} if (site / notice.PLUGINS).is_file() else set()
     before = entry_points.read_bytes() if entry_points.is_file() else None
-    entries = plugin.listed(before, there | files.keys())
-    name = here.info.name
-    own = {f"{name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
-    own |= {} if entries is None else {f"{name}/{plugin.FILE}": entries}
-    all_changes = {**changes, **files, **own, f"{name}/RECORD": b""}
-    listed = undo.own_names(all_changes, here.site)
-    return own | {f"{name}/RECORD": updated_record(file.read_bytes(), {**files, **own}, listed)}
-
-
-def updated_record(text: bytes, contents: dict[str, bytes], unhashed: list[str]) -> bytes:
-    """A RECORD with the rows of `contents` replaced or added, and rows without a hash for
-    `unhashed`."""
-    before = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
-    rows = {row[0]: row for row in csv.reader(before) if row}
-    rows |= {name: build.record_row(name, content) for name, content in contents.items()}
-    rows |= {name: [name, "", ""] for name in unhashed}
-    after, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
-    csv.writer(after, lineterminator=end).writerows(rows.values())
-    return after.getvalue().encode("utf-8", "surrogateescape")
+    entries = notice.entry_points(before, there | files.keys())
+    own = {f"{info.name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
+    own |= {} if entries is None else {f"{info.name}/{notice.ENTRY_POINTS}": entries}
+    name, text = f"{info.name}/RECORD", (info / "RECORD").read_bytes()
+    listed = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
+    rows = {row[0]: row for row in csv.reader(listed) if row}
+    rows |= {path: build.record_row(path, content) for path, content in (files | own).items()}
+    journal = undo.own_names({**changes, **files, **own, name: b""}, site)
+    rows |= {path: [path, "", ""] for path in journal}
+    made, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
+    csv.writer(made, lineterminator=end).writerows(rows.values())
+    return own | {name: made.getvalue().encode("utf-8", "surrogateescape")}
 
 
 def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
@@ -107,19 +95,16 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
     user = os.geteuid()
     paths = [site / name for name in changes]
     for folder in sorted({site, *(path.parent for path in paths if path.parent.is_dir())}):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise Refused(_not_writable(folder, user))
+        if os.access(folder, os.W_OK | os.X_OK):
+            continue
+        owner = folder.stat().st_uid
+        what = f"cannot be written by user {user}"
+        step = f"run it as user {owner}, or as root"
+        if user in (0, owner):
+            what, step = "is read-only", "mount it, or set it, so that it can be written"
+        raise Refused.of("not-writable", str(folder), what, step)
     for path in paths:
         if path.exists() and user not in (0, owner := path.stat().st_uid):
             what = f"belongs to user {owner}, and would not any more"
             step = f"run it as user {owner}, or as root"
             raise Refused.of("not-writable", str(path), what, step)
-
-
-def _not_writable(folder: Path, user: int) -> Problem:
-    owner = folder.stat().st_uid
-    if user in (0, owner):
-        step = "mount it, or set it, so that it can be written"
-        return Problem("not-writable", str(folder), "is read-only", step)
-    what = f"cannot be written by user {user}"
-    return Problem("not-writable", str(folder), what, f"run it as user {owner}, or as root")

@@ -12,27 +12,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..applying.apply import load_queue
+from ..applying.selection import Selection, select, settle
 from ..files import disk
 from ..files.atomic import locked
-from ..files.tree import (
-    LAID,
-    LISTING,
-    PREFIX,
-    differing,
-    digest,
-    list_package,
-    names,
-    sha256,
-)
+from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
 from ..hint import some, to_type
-from ..laying.apply import load_queue
-from ..laying.selection import Selection, select, settle
 from ..outcome import Outcome, Refused
 from ..queue.imports import by_line
 from ..queue.series import Queue
@@ -65,21 +56,21 @@ def install(
     cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
-    with _opened(site) as place:
-        if journal := _recovered(place, pins, discard):
+    with _exclusive_access(site) as place:
+        if journal := _finish_interrupted(place, pins, discard):
             selection = select(queue, pins.find(journal.record["version"]))
             differ = _differing(journal)
             if selection.made(journal.record) and not differ.ours:
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
-            _take_off(journal, selection, differ, discard)
+            _remove_earlier_install(journal, selection, differ, discard)
         here = installed.find(place)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _known(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release, pristine)
         if known.pin.no_patches:
             what = f"no patch is for it: {known.pin.no_patches}"
             raise Refused.of("nothing-to-install", known.pin.tag, what, "use the release as it is")
-        return _apply(select(queue, known.pin), here, known)
+        return _make_changes(select(queue, known.pin), here, known)
 
 
 def check(
@@ -91,12 +82,12 @@ def check(
     queue, pins = load_queue(root, only), pinning.load(root)
     with locked(site.resolve()) if site.is_dir() else nullcontext():
         journal = undo.read(site.resolve())
-        if journal and journal.state is State.INSTALLED and _any_in_place(journal):
+        if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
             return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
         here = installed.find(site)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _known(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release, pristine)
         changes, record = plan(select(queue, known.pin), here, known)
         own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
@@ -111,22 +102,29 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
     or cannot be done.
     """
-    with _opened(site) as place:
-        journal = _current(place, pinning.load(root))
+    with _exclusive_access(site) as place:
+        journal = _load_journal(place, pinning.load(root))
         if journal is None:
-            if other := ownership.find(installed.find(place)):
+            if other := ownership.find_other_install(installed.find(place)):
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
-        before, left = dict(journal.record["notes"]["found"]), dict[str, bytes]()
+        before, remaining = dict(journal.record["notes"]["found"]), dict[str, bytes]()
         if journal.state is State.INSTALLED and not discard:
-            left = _without_queue(journal, _differing(journal))
-            before |= {PREFIX + name: sha256(content) for name, content in left.items()}
-        undo.back(journal, discard, left)
+            remaining = _without_changes(journal, _differing(journal))
+            before |= {PREFIX + name: sha256(content) for name, content in remaining.items()}
+        undo.back(journal, discard, remaining)
         others = names(differing(before, list_package(place)))
-        kept = tuple(sorted({*others, *left}))
-        notes = tuple(_without_its_import(journal, kept))
-        return replace(_report(journal, Outcome.APPLIED, Differing(others=kept)), notes=notes)
+        kept = tuple(sorted({*others, *remaining}))
+        notes = list[str]()
+        gone = {PREFIX + change.path for change in journal.changes if not change.before}
+        for name in kept:  # a copy of a patched module, say: one line for each
+            lines = by_line(PREFIX + name, read(place, PREFIX + name) or b"")
+            for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
+                what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
+                notes.append(f"{name}:{line} {what}: that module cannot be imported any more")
+        report = _report(journal, Outcome.APPLIED, Differing(others=kept))
+        return replace(report, notes=tuple(notes))
 
 
 def verify(root: Path, site: Path, release: str = "") -> Report:
@@ -136,9 +134,9 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
     The outcome is APPLIED where every change of the queue is in place, EMPTY where none is,
     TREE_MISMATCH with the faults else. Edits of others are told apart.
     """
-    with _opened(site) as place:
+    with _exclusive_access(site) as place:
         pins = pinning.load(root)
-        if journal := _recovered(place, pins):
+        if journal := _finish_interrupted(place, pins):
             differ = _differing(journal)
             step = (
                 f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's"
@@ -147,15 +145,15 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
             state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
             return replace(_report(journal, state, differ), next_step=step)
         here = installed.find(place)
-        if other := ownership.find(here):
+        if other := ownership.find_other_install(here):
             return other.verify()
-        known = _known(here, load_queue(root), pins, release)
+        known = _identify_release(here, load_queue(root), pins, release)
         record = {"version": str(known.pin.version)}
         return Report(here.site, Outcome.EMPTY, record, before=names(known.edits.paths))
 
 
 @contextmanager
-def _opened(site: Path) -> Iterator[Path]:
+def _exclusive_access(site: Path) -> Iterator[Path]:
     """Be the only one at work in the folder; what a killed run left aside is removed. No file is
     left for the lock."""
     if not site.is_dir():
@@ -173,7 +171,7 @@ def _opened(site: Path) -> Iterator[Path]:
         raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
 
 
-def _current(place: Path, pins: pinning.Pins) -> Journal | None:
+def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
     """The folder's journal, unless it is about another sglang than the one that lies there now:
     such a one is dropped.
 
@@ -181,8 +179,18 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     journal, or `git restore` was run.
     """
     journal = undo.read(place)
-    if journal is None or not journal.faults() or not _is_replaced(journal, pins):
+    if journal is None or not journal.faults():
         return journal
+    is_installed = journal.state is State.INSTALLED
+    if not is_installed or _any_file_installed(journal):  # no release was put over all of it
+        try:
+            here = installed.find(journal.site)
+            installed.identify(here, pins)
+        except Refused:
+            return journal
+        # cut short before the first file, or behind the last: the journal is still about them
+        if not is_installed and here.listing == journal.record["notes"]["found"]:
+            return journal
     LOG.info(
         "the sglang that was patched here has been replaced since; the journal of it is dropped"
     )
@@ -190,29 +198,16 @@ def _current(place: Path, pins: pinning.Pins) -> Journal | None:
     return None
 
 
-def _is_replaced(journal: Journal, pins: pinning.Pins) -> bool:
-    """Whether no file is as the install made it, or all are a release's again."""
-    if journal.state is State.INSTALLED and not _any_in_place(journal):
-        return True
-    try:
-        here = installed.find(journal.site)
-        installed.identify(here, pins)
-    except Refused:
-        return False
-    # cut short before the first file, or behind the last: the journal is still about them
-    return journal.state is State.INSTALLED or here.listing != journal.record["notes"]["found"]
-
-
-def _any_in_place(journal: Journal) -> bool:
+def _any_file_installed(journal: Journal) -> bool:
     """Whether a file of the package is as the install made it."""
     own = (change for change in journal.changes if change.path.startswith("sglang/"))
     return any(each.after and digest(journal.site / each.path) == each.after for each in own)
 
 
-def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
+def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
     """The journal of an install that is whole, or None: what was begun is finished, in the
     direction in which it was going."""
-    journal = _current(place, pins)
+    journal = _load_journal(place, pins)
     if journal and journal.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
         return undo.forward(journal, discard)
@@ -223,7 +218,7 @@ def _recovered(place: Path, pins: pinning.Pins, discard: bool = False) -> Journa
     return journal
 
 
-def _known(
+def _identify_release(
     here: Installed, queue: Queue, pins: pinning.Pins, release: str, pristine: bool = False
 ) -> Identity:
     """Which release it is. release, pristine, Raises: as for `install`."""
@@ -238,7 +233,7 @@ def _known(
     return known
 
 
-def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
+def _make_changes(selection: Selection, here: Installed, known: Identity) -> Report:
     """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
     the next call."""
     changes, record = plan(selection, here, known)
@@ -260,22 +255,27 @@ def _apply(selection: Selection, here: Installed, known: Identity) -> Report:
     return replace(_report(journal, Outcome.APPLIED, Differing()), notes=known.notes)
 
 
-def _take_off(journal: Journal, selection: Selection, differ: Differing, discard: bool) -> None:
+def _remove_earlier_install(
+    journal: Journal, selection: Selection, differ: Differing, discard: bool
+) -> None:
     """Take an earlier install off, for the selection to follow it. What others edited since stays.
 
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
     would not fit what is left.
     """
-    if not discard:
-        _refuse_edits(journal, differ.ours)
-    left = _without_queue(journal, differ)
+    if differ.ours and not discard:
+        again = to_type("install", "--site-packages", journal.site, "--discard")
+        what = f"is patched, but has edits of the queue's own lines: {some(differ.ours)}"
+        step = f"keep a copy of them; {again} makes the patched files anew"
+        raise Refused.of("edited-install", str(journal.site), what, step)
+    remaining = _without_changes(journal, differ)
     if differ.others or differ.both or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
             name = path.removeprefix(PREFIX)
-            if name in left:
-                return left[name]
+            if name in remaining:
+                return remaining[name]
             if name not in changed:
                 return read(journal.site, path)
             file = undo.kept(journal, name, changed[name])
@@ -283,35 +283,13 @@ def _take_off(journal: Journal, selection: Selection, differ: Differing, discard
 
         settle(selection, content, str(journal.site), ownership.resolve(selection.pin.tag))
     LOG.info(f"queue release {journal.record['release']} is taken off first")
-    undo.back(journal, discard, left)
+    undo.back(journal, discard, remaining)
 
 
-def _without_queue(journal: Journal, differ: Differing) -> dict[str, bytes]:
+def _without_changes(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
-    if not differ.both:
-        return {}
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
-    return ownership.taken_off(applied, differ.both, files_of, str(journal.site))
-
-
-def _refuse_edits(journal: Journal, edited: tuple[str, ...]) -> None:
-    """Raise Refused where files of the queue itself were edited: they must be taken off first."""
-    if edited:
-        again = to_type("install", "--site-packages", journal.site, "--discard")
-        what = f"is patched, but has edits of the queue's own lines: {some(edited)}"
-        step = f"keep a copy of them; {again} makes the patched files anew"
-        raise Refused.of("edited-install", str(journal.site), what, step)
-
-
-def _without_its_import(journal: Journal, kept: Sequence[str]) -> Iterator[str]:
-    """Of the edits of others, the modules that import what went with the queue, as a copy of a
-    patched module does: one line each."""
-    gone = {PREFIX + change.path for change in journal.changes if not change.before}
-    for name in kept:
-        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
-        for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
-            what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
-            yield f"{name}:{line} {what}: that module cannot be imported any more"
+    return ownership.without_changes(applied, differ.both, files_of, str(journal.site))
 
 
 def _differing(journal: Journal) -> Differing:
@@ -323,7 +301,7 @@ def _differing(journal: Journal) -> Differing:
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
     changed = {change.path for change in journal.changes}
-    return ownership.split(journal.site, differ, changed, journal.record["notes"]["laid"])
+    return ownership.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
 
 
 def _is_own(name: str) -> bool:
@@ -341,5 +319,5 @@ def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
         len(changed) - sum(changed),
         faults=differ.ours,
         others=tuple(sorted((*differ.others, *differ.both))),
-        before=ownership.edited(journal.record),
+        before=ownership.edited_before(journal.record),
     )

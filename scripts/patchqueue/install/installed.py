@@ -22,15 +22,8 @@ from urllib.parse import unquote, urlparse
 from packaging.version import InvalidVersion, Version
 
 from ..files import disk
-from ..files.tree import (
-    PREFIX,
-    SGLANG,
-    differing,
-    hash_python,
-    is_part_of_tree,
-    list_package,
-    sglang_part,
-)
+from ..files import tree as trees
+from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused
 from ..upstream.edits import Edits, between, pristine, refuse_other
@@ -121,13 +114,21 @@ def read(site: Path, path: str) -> bytes | None:
 
 def site_packages(python: str = "") -> tuple[Path, str]:
     """(the folder that holds sglang/, the Python that imports it from there): of `python`, else of
-    the activated environment, else of the Pythons on PATH. Raises Refused for none, and for
-    several."""
+    the activated environment, else of the Pythons on PATH. Raises Refused for none, for several,
+    and where there is no such Python."""
     tried = [python] if python else _pythons()
+    own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": "/", "env": own}
     sites: dict[Path, str] = {}
     for each in tried:
-        if site := _site_of(each):
-            sites.setdefault(site, each)
+        try:
+            package = subprocess.run([each, "-c", ASK], timeout=SECONDS, **how).stdout.strip()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = getattr(error, "strerror", None) or "does not answer"
+            step = "name the Python of the environment that has sglang"
+            raise Refused.of("no-python", each, f"cannot be run: {why}", step) from None
+        if package:
+            sites.setdefault(Path(package).resolve().parent, each)
     if not sites:
         what = f"no sglang is installed for {' or '.join(tried) or 'any Python on PATH'}"
         step = (
@@ -154,23 +155,6 @@ def _pythons() -> list[str]:
     names = [(name, folder) for folder in folders for name in ("python", "python3")]
     pythons = (shutil.which(name, path=folder) for name, folder in names)
     return list(dict.fromkeys(filter(None, pythons)))
-
-
-def _site_of(python: str) -> Path | None:
-    """The folder from which a Python imports sglang. Raises Refused where there is no such
-    Python."""
-    own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    words = [python, "-c", ASK]
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=SECONDS, cwd="/", env=own
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = getattr(error, "strerror", None) or "does not answer"
-        step = "name the Python of the environment that has sglang"
-        raise Refused.of("no-python", python, f"cannot be run: {why}", step) from None
-    package = done.stdout.strip()
-    return Path(package).resolve().parent if package else None
 
 
 def find(named: Path) -> Installed:
@@ -203,16 +187,22 @@ def find(named: Path) -> Installed:
             f" sglang=={version or 'VERSION'}`"
         )
         raise Refused.of("linked-install", str(link), what, step)
-    return Installed(site, info, version, list_package(site))
+    return Installed(site, info, version, trees.list_package(site))
 
 
-def _install_in(folder: Path | str) -> str:
-    return to_type("install", "--site-packages", folder)
+def _install_in(*words: Path | str) -> str:
+    return to_type("install", "--site-packages", *words)
 
 
 def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
-    if checkout := _editable(info) if info else None:
+    try:
+        origin = json.loads((info / "direct_url.json").read_bytes()) if info else {}
+        is_editable = bool(origin["dir_info"]["editable"])
+    except (OSError, ValueError, KeyError, TypeError):
+        is_editable = False
+    if is_editable and "url" in origin:
+        checkout = Path(unquote(urlparse(origin["url"]).path))
         what = f"has an editable install; its files are those of the checkout {checkout}"
         step = (
             f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
@@ -227,16 +217,6 @@ def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
     step = _install_in(inside[0].parent) if inside else NAME_IT
     return Problem("no-sglang", where, "has no sglang in it", step)
-
-
-def _editable(info: Path) -> Path | None:
-    """The folder that an editable install points to."""
-    try:
-        origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-        is_editable = origin["dir_info"]["editable"]
-        return Path(unquote(urlparse(origin["url"]).path)) if is_editable else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _version(info: Path | None) -> str:
@@ -286,13 +266,23 @@ def recognise(
     except Refused as refusal:
         if refusal.problems[0].name != UNKNOWN:
             raise
-        pin = pins.find(release) if release else _release_of(here, pins)
+        # as the user says; the .dist-info, or without one the package's own source; the checkout's
+        # nearest tag; else the pinned release of nearly that number
+        sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
+        texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
+        own = [found[1] for text in texts if (found := re.search(OWN_VERSION, text))]
+        pin = (
+            (pins.find(release) if release else _named(here.version, pins))
+            or next(filter(None, (_named(version, pins) for version in own)), None)
+            or _named(described(here.site.parent)[0], pins)
+            or _sibling(here.version, pins)
+        )
         if pin is None:
             raise
     listed = here.recorded()
     whole = hash_python(listed) == pin.tree
     if not whole:
-        listed = sglang_part(pristine(pin, here.site.parent).listing())
+        listed = trees.sglang_part(pristine(pin, here.site.parent).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
@@ -306,17 +296,6 @@ def _notes(here: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
     return () if named else (f"it {called}; its files are those of {pin.tag}",)
 
 
-def _release_of(here: Installed, pins: Pins) -> Pin | None:
-    """The release of edited files: as the .dist-info says, else the package's own source, else the
-    nearest tag of the checkout; else the pinned one of nearly that number."""
-    return (
-        _named(here.version, pins)
-        or _self_named(here, pins)
-        or _named(described(here.site.parent)[0], pins)
-        or _sibling(here.version, pins)
-    )
-
-
 def _named(version: str, pins: Pins) -> Pin | None:
     try:
         return pins.find(version)
@@ -324,48 +303,38 @@ def _named(version: str, pins: Pins) -> Pin | None:
         return None
 
 
-def _self_named(here: Installed, pins: Pins) -> Pin | None:
-    """Without a .dist-info: the release that the package names in its own source."""
-    sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
-    texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
-    versions = [said[1] for text in texts if (said := re.search(OWN_VERSION, text))]
-    return next(filter(None, (_named(version, pins) for version in versions)), None)
-
-
 def _sibling(version: str, pins: Pins) -> Pin | None:
     """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12. What
     differs then counts as edits of others."""
-    try:
-        parsed = Version(version)
-    except InvalidVersion:
-        return None
-    near = [] if parsed.is_devrelease else pins.near(parsed)
+    parsed = _parsed(version)
+    near = pins.near(parsed) if parsed and not parsed.is_devrelease else []
     return near[-1] if near else None
 
 
 def _unknown(here: Installed, pins: Pins) -> Problem:
+    """The problem of files that are no pinned release's. Its step: a release can be pinned; a
+    development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
     known = " ".join(pin.tag for pin in pins.all)
     what = (
         f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
         f" release; pinned are {known}"
     )
-    return Problem(UNKNOWN, str(here.site), what, _next_step(here.version, here.site, pins))
-
-
-def _next_step(version: str, site: Path, pins: Pins) -> str:
-    """A release can be pinned; a development version (0.0.0.dev1+g…, what images of git commits
-    show) cannot."""
-    try:
-        parsed = Version(version)
-        if not parsed.is_devrelease and not parsed.local:
-            steps = f"{to_type('pin', version)}, then {to_type('rebase', version)}"
-            if near := pins.near(parsed):
-                steps = f"install sglang {near[-1].version}, which is pinned; or {steps}"
-            return f"{steps} carries the queue to it; {_install_in(site)} then takes it"
-    except InvalidVersion:
-        pass
-    again = to_type("install", "--site-packages", site, "--release v0.5.9")
-    return (
-        f"say which release it is made of, as in {again}; what fits a checkout of another commit,"
+    step = (
+        f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
+        " what fits a checkout of another commit,"
         f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
     )
+    parsed = _parsed(here.version)
+    if parsed and not parsed.is_devrelease and not parsed.local:
+        step = f"{to_type('pin', parsed)}, then {to_type('rebase', parsed)}"
+        if near := pins.near(parsed):
+            step = f"install sglang {near[-1].version}, which is pinned; or {step}"
+        step = f"{step} carries the queue to it; {_install_in(here.site)} then takes it"
+    return Problem(UNKNOWN, str(here.site), what, step)
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return None

@@ -8,18 +8,18 @@ leave the tree's own record alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..applying import own_changes
+from ..applying.matching import Read, inverted, match
+from ..applying.selection import Plan, select
 from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
-from ..laying import own_changes
-from ..laying.matching import Read, inverted, match
-from ..laying.selection import Plan, select
 from ..outcome import Outcome, Problem, Refused
-from ..queue.patchfile import FileDiff, parse_diff
+from ..queue.patchfile import parse_diff
 from ..queue.patchfile import split as split_text
 from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.edits import between
@@ -44,7 +44,7 @@ class Differing:
     both: tuple[str, ...] = ()
 
 
-def split(
+def attribute(
     site: Path, paths: Iterable[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
     """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
@@ -65,7 +65,7 @@ def split(
     return Differing(tuple(ours), tuple(others), tuple(both))
 
 
-def _about(site: Path) -> dict[str, Any]:
+def _tree_record(site: Path) -> dict[str, Any]:
     """laid.json of the tree itself; empty where it has none."""
     return own_changes.read(read(site, LAID) or b"")
 
@@ -73,10 +73,10 @@ def _about(site: Path) -> dict[str, Any]:
 def named_tree(site: Path) -> str:
     """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
     where no queue's record is there. It does not count edits of others since then."""
-    return str(_about(site).get("tree", ""))
+    return str(_tree_record(site).get("tree", ""))
 
 
-def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
+def edited_before(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that others had edited before the queue was applied, as a record of that says."""
     try:
         return tuple(sorted(name for paths in record["edits"].values() for name in paths))
@@ -84,7 +84,7 @@ def edited(record: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
 
 
-def texts(planned: Plan) -> list[dict[str, Any]]:
+def applied_diffs(planned: Plan) -> list[dict[str, Any]]:
     """The diffs of the patches as they were applied, for a journal: each with three lines of the
     tree's context, and with its own."""
     return [
@@ -94,13 +94,14 @@ def texts(planned: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def taken_off(
+def without_changes(
     applied: Sequence[Mapping[str, Any]], paths: Collection[str], read: Read, where: str
 ) -> dict[str, bytes]:
     """Files without the queue's changes, and with all that others made of them since.
 
-    applied: see `texts`; paths: below the folder; read: the files as they are, in git's layout.
-    Raises Refused, naming patch and file, where a change has no one place from which to take it.
+    applied: see `applied_diffs`; paths: below the folder; read: the files as they are, in git's
+    layout. Raises Refused, naming patch and file, where a change has no one place from which to
+    take it.
     """
     now = {name: read(PREFIX + name) or b"" for name in paths}
     problems: list[Problem] = []
@@ -110,7 +111,12 @@ def taken_off(
             name = path.removeprefix(PREFIX)
             if name not in now:
                 continue
-            without = next(_without(now[name], [form[path] for form in forms]), None)
+            text = now[name].decode("utf-8", "surrogateescape")
+            matches = (match(text, inverted(form[path])) for form in forms)
+            at_one_place = (
+                each.text for each in matches if all(len(spot.lines) == 1 for spot in each.spots)
+            )
+            without = next(at_one_place, None)
             if without is None:
                 what = "lines were edited since beside those of the queue, or among them"
                 step = (
@@ -120,18 +126,10 @@ def taken_off(
                 at = f"patches/{patch['name']} on {where}: {name}"
                 problems.append(Problem(str(Outcome.CONFLICT), at, what, step))
             else:
-                now[name] = without
+                now[name] = without.encode("utf-8", "surrogateescape")
     if problems:
         raise Refused(problems)
     return now
-
-
-def _without(content: bytes, forms: Sequence[FileDiff]) -> Iterator[bytes]:
-    text = content.decode("utf-8", "surrogateescape")
-    for form in forms:
-        without = match(text, inverted(form))
-        if all(len(spot.lines) == 1 for spot in without.spots):
-            yield without.text.encode("utf-8", "surrogateescape")
 
 
 def resolve(tag: str) -> str:
@@ -179,29 +177,42 @@ class Patched:
         """Every file against what was applied: a wheel's RECORD, or the tree's own listing."""
         here = self.here
         if self.wheel:
-            differ = _unlike_record(here)
+            listed = here.recorded()
+            differ = names(differing(listed, here.listing))
+            if not listed:  # the package's files are in no RECORD
+                differ = (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
             step = (
                 f"{to_type('build', 'v' + self.record['version'])}, then `pip install"
                 " --force-reinstall --no-deps` with that wheel; keep a copy of edits of yours"
             )
         else:
-            differ = _unlike_listing(here)
+            listed = from_sha256sum(read(here.site, LISTING) or b"")
+            rest, present = _tree_record(here.site).get("rest"), here.listing
+            if rest:  # a branch's listing has the queue's files alone, and one hash of the others
+                present = {
+                    path: digest
+                    for path, digest in present.items()
+                    if path in listed or path.startswith(PACKAGE)
+                }
+            differ = names(between(listed, present, whole=False).paths)
+            if rest and own_changes.rest(own_listing(here.listing), listed) != rest:
+                differ += (REST,)
             step = "`git diff` shows them; lay the branch or the file anew"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         own |= {name for name in differ if ".dist-info/" in name}
-        whose = split(here.site, differ, own, _about(here.site))
+        whose = attribute(here.site, differ, own, _tree_record(here.site))
         return Report(
             here.site,
             Outcome.TREE_MISMATCH if whose.ours else Outcome.APPLIED,
             self.record,
             faults=whose.ours,
             others=tuple(sorted((*whose.others, *whose.both))),
-            before=edited(_about(here.site)),
+            before=edited_before(_tree_record(here.site)),
             next_step=step,
         )
 
 
-def find(here: Installed) -> Patched | None:
+def find_other_install(here: Installed) -> Patched | None:
     """The queue that an sglang carries by other means; None for none. Raises Refused where an
     install in place did, and the journal of that is gone: nothing can be taken back then."""
     try:
@@ -225,27 +236,3 @@ def find(here: Installed) -> Patched | None:
 def _reinstall(here: Installed) -> str:
     public = here.version.partition(f"+{build.LABEL}.")[0]
     return f"`pip install --force-reinstall --no-deps sglang=={public}`"
-
-
-def _unlike_record(here: Installed) -> tuple[str, ...]:
-    """The package's files, below the folder, that are not as RECORD lists them, or not listed;
-    RECORD where it lists none."""
-    if listed := here.recorded():
-        return names(differing(listed, here.listing))
-    return (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
-
-
-def _unlike_listing(here: Installed) -> tuple[str, ...]:
-    """The names of what is not as the tree's own listing has it; one for all that a branch's
-    listing has not, and knows by one hash."""
-    listed = from_sha256sum(read(here.site, LISTING) or b"")
-    rest = _about(here.site).get("rest")
-    if not rest:
-        return names(between(listed, here.listing, whole=False).paths)
-    ours = {
-        path: digest
-        for path, digest in here.listing.items()
-        if path in listed or path.startswith(PACKAGE)
-    }
-    is_same = own_changes.rest(own_listing(here.listing), listed) == rest
-    return names(between(listed, ours, whole=False).paths) + (() if is_same else (REST,))

@@ -84,12 +84,8 @@ class Journal:
 
     def encoded(self) -> bytes:
         """The state file."""
-        written = {
-            "state": self.state,
-            "changes": [asdict(change) for change in self.changes],
-            "folders": self.folders,
-            "record": self.record,
-        }
+        written = asdict(self)
+        del written["site"]  # the folder may be moved
         return (json.dumps(written, indent=1) + "\n").encode()
 
     def way_out(self) -> str:
@@ -131,11 +127,6 @@ def state_of(site: Path) -> str:
     return ""
 
 
-def _old_notes(folder: Path) -> dict[str, Any]:
-    found, texts, laid = ((folder / name).read_bytes() for name in OLD_NOTES)
-    return {"found": from_sha256sum(found), "texts": json.loads(texts), "laid": json.loads(laid)}
-
-
 def read(site: Path) -> Journal | None:
     """The folder's journal, or None where it has none. Raises Refused where there is one that
     cannot be understood."""
@@ -146,7 +137,11 @@ def read(site: Path) -> Journal | None:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
         state, record = State(state_of(site)), {"notes": {}} | written["record"]
-        notes = record["notes"] or _old_notes(folder)
+        notes = record["notes"]
+        if not notes:
+            found, texts, laid = ((folder / name).read_bytes() for name in OLD_NOTES)
+            notes = {"found": from_sha256sum(found)}
+            notes |= {"texts": json.loads(texts), "laid": json.loads(laid)}
         record["notes"] = {name: notes[name] for name in NOTES}
         journal = Journal(site, state, changes, tuple(written["folders"]), record)
         way = journal.way_out()

@@ -96,7 +96,7 @@ def variant(
     else:
         guard = guard_for(version, pinned)
     stem = entry.base.removesuffix(".patch")
-    names = (f"{stem}@{release_of(version)}.patch", f"{stem}@{version}.patch")
+    names = (f"{stem}@{version.base_version}.patch", f"{stem}@{version}.patch")
     name = next((name for name in names if name not in queue.patches), None)
     if name is None:
         where, hint = (
@@ -147,16 +147,11 @@ def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]
     return replace(queue, entries=entries, patches=patches, overlay=overlay), problems
 
 
-def release_of(version: Version) -> str:
-    """The release that a version belongs to: 0.5.12.post1 -> 0.5.12."""
-    return f"{version.major}.{version.minor}.{version.micro}"
-
-
 def lower_bound(version: Version, pinned: Iterable[Version]) -> str:
     """Where a guard for this version begins: at its release, or at itself where an older pin has a
     part of that release."""
-    older = any(other < version and release_of(other) == release_of(version) for other in pinned)
-    return str(version) if older or version.is_prerelease else release_of(version)
+    older = any(other < version and other.base_version == version.base_version for other in pinned)
+    return str(version) if older or version.is_prerelease else version.base_version
 
 
 def guard_for(version: Version, pinned: Iterable[Version]) -> str:
@@ -169,7 +164,7 @@ def guard_for(version: Version, pinned: Iterable[Version]) -> str:
     """
     pinned = tuple(pinned)
     newer = [
-        other for other in pinned if other > version and release_of(other) == release_of(version)
+        other for other in pinned if other > version and other.base_version == version.base_version
     ]
     end = str(min(newer)) if newer else f"{version.major}.{version.minor}.{version.micro + 1}"
     return f">={lower_bound(version, pinned)},<{end}"
@@ -187,7 +182,7 @@ def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | N
     '>=0.5.16,<0.5.24'
     """
     pinned = tuple(pinned)
-    holes = {f"!={version}", f"!={release_of(version)}.*"}
+    holes = {f"!={version}", f"!={version.base_version}.*"}
     parts = re.split(r"\s*,\s*", guard.strip())
     rest = ",".join(part for part in parts if part not in holes)
     if holes & {*parts} and SpecifierSet(rest).contains(version, prereleases=True):
@@ -230,6 +225,6 @@ def split(guard: str, version: Version, pinned: Iterable[Version]) -> tuple[str,
     if len(ups) + len(lows) == len(parts) and max(inside) < version:
         start = lower_bound(version, pinned)
         return ",".join([*lows, f"<{start}"]), ",".join([f">={start}", *ups])
-    shared = any(release_of(other) == release_of(version) for other in inside)
-    hole = str(version) if shared else f"{release_of(version)}.*"
+    shared = any(other.base_version == version.base_version for other in inside)
+    hole = str(version) if shared else f"{version.base_version}.*"
     return f"{guard},!={hole}", f"=={hole}"

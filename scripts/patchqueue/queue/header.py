@@ -35,7 +35,6 @@ FIXES = "fixes"
 SPEED = "speed"
 PROFILES = (FIXES, "rl", SPEED)
 PROFILE = "|".join(PROFILES)
-OVERLAY_FILES = r"none|[^\s,]+(?:,\s+[^\s,]+)*"
 RULES = (
     Rule(
         "Subject",
@@ -83,9 +82,10 @@ RULES = (
     ),
     Rule(
         "Overlay",
-        OVERLAY_FILES,
-        "the overlay files that its lines import, as paths below overlay/ (or folders, ending in"
-        " /), or `none`; what these import comes with them",
+        r"none|[^\s,]+(?:,\s+[^\s,]+)*",
+        "overlay files that come with it besides those that its lines import, as paths below"
+        " overlay/ (or folders, ending in /; default: none)",
+        required=False,
     ),
     Rule(
         "Needs",
@@ -105,12 +105,6 @@ VARIANT_RULES = (
         "Description",
         r"(?s).{20,}",
         "how the variant differs, where it is more than the line numbers",
-        required=False,
-    ),
-    Rule(
-        "Overlay",
-        OVERLAY_FILES,
-        "the overlay files that the variant's lines import, where they are others",
         required=False,
     ),
 )

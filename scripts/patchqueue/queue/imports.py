@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 
 from ..files.tree import PREFIX
 
@@ -21,9 +22,10 @@ def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str
     waiting = set(named) & overlay.keys()
     while waiting:
         reached |= waiting
-        imported = {
-            file for path in waiting for file in (*_packages(path), *of_file(path, overlay[path]))
+        folders = {
+            f"{folder}/__init__.py" for path in waiting for folder in PurePosixPath(path).parents
         }
+        imported = folders.union(*(of_file(path, overlay[path]) for path in waiting))
         waiting = (imported & overlay.keys()) - reached
     return frozenset(reached)
 
@@ -70,9 +72,3 @@ def _files(module: list[str], names: Collection[str]) -> set[str]:
         for path in (stem, *(f"{stem}/{name}" for name in names))
         for end in (".py", "/__init__.py")
     }
-
-
-def _packages(path: str) -> Iterator[str]:
-    """The `__init__.py` of every folder above `path`."""
-    folders = path.split("/")[:-1]
-    yield from ("/".join([*folders[:n], "__init__.py"]) for n in range(1, len(folders) + 1))

@@ -8,26 +8,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..outcome import Problem
-from . import imports
-from .patchfile import Patch
 from .series import FILE, PROVENANCE, Queue, is_named, overlapping
+
+QUOTED = re.compile(r'"([^"/\s]+/[^"\s]+)\.patch"')
+NAMING = {  # files that name patches, and how
+    "docs/patches.md": re.compile(r"(?m)^\| `([^`/\s]+/[^`\s]+)` \|"),
+    "evidence/matrix.toml": QUOTED,
+    "evidence/questions.toml": QUOTED,
+}
+PULL_REQUESTS = re.compile(r"(?m)^(?:below = \[[^\]]*\]|step_to = .*)")  # names in their texts
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
     """Problems of the series' guards, the variants, the overlay and the tests."""
+    both = "{} ({}) and {} ({}) are both for {}".format
     return [
-        *_guards(queue),
+        *(
+            Problem(
+                "overlapping-variants", f"{FILE}:{b.line}", both(a.name, a.text, b.name, b.text, v)
+            )
+            for a, b, v in overlapping(queue.entries)
+        ),
         *_variants(queue),
         *_overlay(root, queue),
         *_tests(root, queue),
-    ]
-
-
-def _guards(queue: Queue) -> list[Problem]:
-    both = "{} ({}) and {} ({}) are both for {}".format
-    return [
-        Problem("overlapping-variants", f"{FILE}:{b.line}", both(a.name, a.text, b.name, b.text, v))
-        for a, b, v in overlapping(queue.entries)
     ]
 
 
@@ -51,7 +55,7 @@ def _variants(queue: Queue) -> list[Problem]:
 
 
 def _overlay(root: Path, queue: Queue) -> list[Problem]:
-    unnamed = "no patch's Overlay names it, or a file that imports it"
+    unnamed = "no patch's lines import it, nor a file that one imports, and no Overlay names it"
     problems = [
         Problem("unnamed-overlay", f"overlay/{path}", unnamed) for path in queue.unnamed_overlay()
     ]
@@ -62,8 +66,11 @@ def _overlay(root: Path, queue: Queue) -> list[Problem]:
     for path, content in queue.overlay.items():
         problems += _overlay_name(path)
         problems += _overlay_text(f"overlay/{path}", content)
-    for name in sorted(queue.patches):
-        problems += _brought(queue, name)
+    for name, patch in sorted(queue.patches.items()):
+        for named in patch.header.overlay:
+            if not any(is_named(named, path) for path in queue.overlay):
+                what = f"names overlay/{named}, which is not there"
+                problems.append(Problem("missing-overlay", f"patches/{name}", what))
     return problems
 
 
@@ -92,28 +99,6 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
         yield Problem("overlay-form", where, what, "give it at least a docstring")
 
 
-def _brought(queue: Queue, name: str) -> Iterator[Problem]:
-    """Whether a patch brings the overlay files that it names, and that its lines import."""
-    where = f"patches/{name}"
-    for named in queue.overlay_of(name):
-        if not any(is_named(named, path) for path in queue.overlay):
-            what = f"needs overlay/{named}, which is not there"
-            yield Problem("missing-overlay", where, what)
-    patch = queue.patches[name]
-    lacking = called(patch) & queue.overlay.keys() - queue.overlay_for([patch]).keys()
-    for missing in sorted(lacking):
-        what = f"its lines import {missing}, which its Overlay does not bring"
-        yield Problem("unclosed-overlay", where, what, "name it there, or a file that imports it")
-
-
-def called(patch: Patch) -> frozenset[str]:
-    """The files that a patch's added lines import."""
-    hunks = (hunk for file in patch.files for hunk in file.hunks)
-    return frozenset().union(
-        *(imports.of_lines(line.text for line in hunk.lines if line.kind == "+") for hunk in hunks)
-    )
-
-
 def _tests(root: Path, queue: Queue) -> list[Problem]:
     """A queue that a wheel brings has no tests."""
     if not (root / "tests").is_dir():
@@ -124,3 +109,35 @@ def _tests(root: Path, queue: Queue) -> list[Problem]:
         for test in patch.header.tests
         if not (root / test).is_file()
     ]
+
+
+def unlisted_names(root: Path, queue: Queue) -> Iterator[Problem]:
+    """Patches that series does not list, and that a file still names, as after a rename."""
+    known = {
+        name.removesuffix(".patch") for entry in queue.entries for name in (entry.name, entry.base)
+    }
+
+    def unknown(where: str, name: str) -> Problem:
+        step = f"`git grep {name}` finds what else names it"
+        return Problem("unknown-patch", where, f"names {name}, which series does not list", step)
+
+    needs = {(patch.name, need) for patch in queue.patches.values() for need in patch.header.needs}
+    for patch, need in sorted(needs):
+        if (name := need.removesuffix(".patch")) not in known:
+            yield unknown(f"patches/{patch}", name)
+    for file, pattern in NAMING.items():
+        content = (root / file).read_text("utf-8") if (root / file).is_file() else ""
+        for match in pattern.finditer(content):
+            if match[1] not in known:
+                line = content.count("\n", 0, match.start()) + 1
+                yield unknown(f"{file}:{line}", match[1])
+    folder = root / "pull-requests"
+    texts = {
+        file.parent.relative_to(folder).as_posix(): file.read_text("utf-8")
+        for file in sorted(folder.glob("*/*/pull-request.toml"))
+    }
+    known |= {name for name, text in texts.items() if re.search(r"(?m)^step_to = ", text)}
+    for name, text in texts.items():
+        named = re.findall(r'"([^"]+)"', "".join(PULL_REQUESTS.findall(text)))
+        for each in sorted({name, *named} - known):
+            yield unknown(f"pull-requests/{name}/pull-request.toml", each)

@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -20,6 +21,7 @@ from unidiff.patch import PatchSet
 from ..hint import counted, to_type
 from ..outcome import Problem
 from . import header as headers
+from . import imports
 
 CONTEXT = 3
 SECTION = re.compile(r"(?m)^(@@ -\S+ \+\S+ @@) .*$")  # a hunk's header may name a function
@@ -95,6 +97,13 @@ class Patch:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
 
+    @cached_property
+    def imported(self) -> frozenset[str]:
+        """The files that the added lines import, as paths in the tree."""
+        hunks = (hunk for file in self.files for hunk in file.hunks)
+        added = ([line.text for line in hunk.lines if line.kind == "+"] for hunk in hunks)
+        return frozenset().union(*map(imports.of_lines, added))
+
 
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     """The patch with these diffs in place of its own."""
@@ -147,29 +156,25 @@ def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDi
     """The diffs of a text whose form is known to be good (of a patch, or of the overlay written as
     one)."""
     return tuple(
-        FileDiff(
-            _strip(file.source_file if file.target_file == "/dev/null" else file.target_file),
-            tuple(_hunk(hunk, lines_before) for hunk in file),
-        )
+        FileDiff(file.path, tuple(_hunk(hunk, lines_before) for hunk in file))
         for file in PatchSet(diff)
     )
 
 
 def render(files: Iterable[FileDiff]) -> str:
     """The diffs as text, in the form that `quilt refresh` writes: what `parse_diff` reads back."""
-    return "".join(
-        f"--- a/{file.path}\n+++ b/{file.path}\n" + "".join(map(_rendered, file.hunks))
-        for file in files
-    )
-
-
-def _rendered(hunk: Hunk) -> str:
-    lines = (f"{line.kind}{line.text}" for line in hunk.lines)
-    body = "".join(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in lines)
-    return (
-        f"@@ -{_range(hunk.old_start, len(hunk.old))} +{_range(hunk.new_start, len(hunk.new))}"
-        f" @@\n{body}"
-    )
+    parts = []
+    for file in files:
+        parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n")
+        for hunk in file.hunks:
+            old, new = (
+                _range(hunk.old_start, len(hunk.old)),
+                _range(hunk.new_start, len(hunk.new)),
+            )
+            parts.append(f"@@ -{old} +{new} @@\n")
+            lines = (f"{line.kind}{line.text}" for line in hunk.lines)
+            parts += [line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in lines]
+    return "".join(parts)
 
 
 def _range(start: int, count: int) -> str:
@@ -186,10 +191,6 @@ def _hunk(hunk: Any, lines_before: int) -> Hunk:
     return Hunk(
         hunk.source_start, hunk.target_start, tuple(lines), lines_before + hunk[0].diff_line_no - 1
     )
-
-
-def _strip(path: str) -> str:
-    return path.split("/", 1)[1] if path.startswith(("a/", "b/")) else path
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
@@ -244,7 +245,6 @@ def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
             step = f"{to_type('refresh')} sorts them"
             yield Problem("unsorted-files", at, f"{file.path} comes after {before.path}", step)
         yield from _ends(where, file)
-        yield from _lines(where, file)
         for hunk in file.hunks:
             yield from _context(f"{where}:{hunk.at_line}", hunk)
 
@@ -265,29 +265,9 @@ def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
                 return
 
 
-def _lines(where: str, file: FileDiff) -> Iterator[Problem]:
-    """Whether the lines that the hunks name agree with each other. They are those of one release,
-    and no hunk is applied by them: it is applied where its text is."""
-    end, moved = 1, 0
-    for hunk in file.hunks:
-        at, step = f"{where}:{hunk.at_line}", f"write patches with {to_type('refresh')}"
-        if not hunk.old or not hunk.new:
-            return  # no line of it is context; that is refused below
-        if hunk.old_start < end:
-            what = f"begins at line {hunk.old_start}, and the hunk before it ends at {end - 1}"
-            yield Problem("overlapping-hunks", at, what, step)
-        if hunk.new_start != hunk.old_start + moved:
-            what = (
-                f"its new side begins at line {hunk.new_start}, but the hunks before it make that"
-            )
-            yield Problem("wrong-hunk-counts", at, f"{what} {hunk.old_start + moved}", step)
-        end = hunk.old_start + len(hunk.old)
-        moved = hunk.new_start - hunk.old_start + len(hunk.new) - len(hunk.old)
-
-
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
     """Three lines of context on both sides at most. Where they are fewer, the releases that share
-    the text must agree on no more, which needs their trees: see laying/check.py."""
+    the text must agree on no more, which needs their trees: see applying/check.py."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
         what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
         yield Problem("new-or-deleted-file", at, f"{what} then deletes it")

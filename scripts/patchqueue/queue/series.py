@@ -19,6 +19,7 @@ from .header import Header
 from .patchfile import Patch
 
 FILE = Path("series")
+PATCH_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch")
 # the overlay, as quilt sees it: one patch that makes new files, generated for each tree
 OVERLAY_PATCH = "overlay.patch"
 
@@ -89,22 +90,19 @@ class Queue:
         kept = (one for one in self.entries if profile in self.header(one.name).profiles)
         return replace(self, entries=tuple(kept), profile=profile)
 
-    def overlay_of(self, patch: str) -> tuple[str, ...]:
-        """The overlay files and folders that a patch names, or else the patch that it varies."""
-        own = self.patches[patch].header
-        return (own if own.get("Overlay") else self.header(patch)).overlay
-
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that these patches name, and those that these import."""
-        named = {name for patch in patches for name in self.overlay_of(patch.name)}
-        brought = imports.closure(
-            {path for path in self.overlay if any(is_named(name, path) for name in named)},
-            self.overlay,
-        )
+        """The overlay files that the lines of these patches import and that their headers name, and
+        those that these import."""
+        needed: set[str] = set()
+        for patch in patches:
+            named = self.header(patch.name).overlay
+            needed |= patch.imported
+            needed |= {path for path in self.overlay for name in named if is_named(name, path)}
+        brought = imports.closure(needed, self.overlay)
         return {path: content for path, content in self.overlay.items() if path in brought}
 
     def unnamed_overlay(self) -> list[str]:
-        """Overlay files that no patch names, and none that is named imports."""
+        """Overlay files that no patch needs."""
         return sorted(self.overlay.keys() - self.overlay_for(self.patches.values()).keys())
 
 
@@ -200,7 +198,7 @@ def _entry(number: int, line: str) -> Entry | Problem:
     if "\r" in line:
         return Problem("crlf", where, "has a carriage return", "save it with LF line ends")
     name, _, guard = (part.strip() for part in line.partition(" #"))
-    if not _is_patch_name(name):
+    if not PATCH_NAME.fullmatch(name):
         what = f"{name!r} is not like topic/verb-object.patch, below patches/"
         return Problem("bad-path", where, what)
     if not guard:
@@ -265,10 +263,3 @@ def as_patch(files: dict[str, bytes]) -> bytes:
 def is_named(name: str, path: str) -> bool:
     """Whether a name in a header means the overlay file: itself, or a folder that holds it."""
     return path == name or (name.endswith("/") and path.startswith(name))
-
-
-def _is_patch_name(name: str) -> bool:
-    return (
-        re.fullmatch(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*(?:@[0-9][a-z0-9.]*)?\.patch", name)
-        is not None
-    )

@@ -16,10 +16,10 @@ from typing import Any
 
 from packaging.version import Version
 
+from ..applying.matching import Files, Row, listing_with
 from ..files import atomic
 from ..files.run import own_git as git
 from ..files.tree import differing, hash_listing, list_folder
-from ..laying.matching import Files, Row, listing_with
 from ..outcome import Problem, Refused
 from ..queue.series import Queue
 from ..upstream.release import Release
@@ -119,7 +119,7 @@ class Repository:
         git(self.path, "reset", "-q", "--hard")
         git(self.path, "clean", "-q", "-ffdx")
         if queue.base(row.patch) in stages.of:
-            change = f"refs/patches/{_ref(queue.base(row.patch))}"
+            change = f"refs/patches/{queue.base(row.patch).removesuffix('.patch')}"
             # its effect is looked at
             git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
@@ -158,11 +158,8 @@ class Repository:
         regions = []
         for name in filter(None, names):
             content = (self.path / name).read_bytes() if (self.path / name).is_file() else b""
-            starts = [
-                number
-                for number, line in enumerate(content.split(b"\n"), 1)
-                if line.startswith(b"<<<<<<< ")
-            ]
+            marks = re.finditer(rb"(?m)^<<<<<<< ", content)
+            starts = [content.count(b"\n", 0, mark.start()) + 1 for mark in marks]
             regions.append(Region(name, starts[0] if starts else 1, len(starts)))
         return tuple(regions)
 
@@ -229,7 +226,7 @@ def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
     changed = {path: content for path, content in after.items() if before.get(path) != content}
     yield from _commit(f"refs/tags/{stages.pin.tag}", f"sglang {stages.pin.version}", before, "")
     yield from _commit(
-        f"refs/tags/{_tag(release)}",
+        f"refs/tags/v{release.version}",
         f"sglang {release.version}",
         changed,
         f"refs/tags/{stages.pin.tag}",
@@ -241,14 +238,14 @@ def _trees(queue: Queue, stages: Stages, release: Release) -> Iterator[bytes]:
         yield from _commit(
             queued, f"{queue.header(base).get('Subject')}\n\n{base}", changed_files, ""
         )
-        yield f"reset refs/patches/{_ref(base)}\nfrom {queued}\n\n".encode()
+        yield f"reset refs/patches/{base.removesuffix('.patch')}\nfrom {queued}\n\n".encode()
 
 
 def _branch(queue: Queue, release: Release, rows: list[Row]) -> Iterator[bytes]:
     """The branch that a person works on: a commit for the overlay, and one for each patch that is
     laid."""
     yield from _commit(
-        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/{_tag(release)}"
+        "refs/heads/rebase", "The overlay", overlay_of(queue, rows), f"refs/tags/v{release.version}"
     )
     for row in rows:
         if row.after:
@@ -276,11 +273,3 @@ def _commit(
     for path, content in files.items():
         yield f"M 644 inline {path}\ndata {len(content)}\n".encode() + content + b"\n"
     yield b"\n"
-
-
-def _tag(release: Release) -> str:
-    return f"v{release.version}"
-
-
-def _ref(base: str) -> str:
-    return base.removesuffix(".patch")

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.matching import Files, Read, Row, apply_patch, in_front, listing_with
+from ..applying.selection import Selection, passes
 from ..files import run
 from ..files.tree import hash_listing
 from ..hint import counted, to_type
-from ..laying.matching import Files, Read, Row, apply_patch, in_front, listing_with
-from ..laying.selection import Selection, passes
 from ..outcome import Outcome, Refused
 from ..queue.series import Entry, Queue
 from ..upstream import source

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.check import change_of
+from ..applying.context import edits, one_text, rendered, unified
+from ..applying.matching import Row, listing_with, replay
+from ..applying.selection import Selection
 from ..files.tree import hash_python
-from ..laying.check import change_of
-from ..laying.context import edits, one_text, rendered, unified
-from ..laying.matching import Row, listing_with, replay
-from ..laying.selection import Selection
 from ..outcome import Outcome, Problem, Refused
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes

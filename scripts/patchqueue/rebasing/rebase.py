@@ -16,10 +16,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from ..applying.apply import load_queue
+from ..applying.matching import Row
 from ..files import atomic
 from ..hint import to_type
-from ..laying.apply import load_queue
-from ..laying.matching import Row
 from ..outcome import Refused
 from ..queue.edit import Change, with_changes, write
 from ..queue.series import Queue
@@ -156,12 +156,6 @@ def under_way(root: Path) -> list[Version]:
         if (path / ".git/patchqueue").is_dir()
     )
     return [Version(name) for name in names]
-
-
-def laid_out(root: Path, version: Version) -> bool:
-    """Whether a conflict of this release is laid out. Raises Refused where a folder of the user's
-    is in its place."""
-    return Repository(root, version).state is not None
 
 
 @contextmanager

@@ -115,7 +115,8 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
     try:
         return _listed(version, folder, _as_uv(configured), is_offline), ""
     except run.Failed as failure:
-        cause = _cause(failure)
+        causes = re.findall(r"(?m)^\s*cause: (.*)$", failure.said)  # hints come behind the last
+        cause = causes[-1] if causes else str(failure)
         if "No solution found" in failure.said:
             what = f"no wheel of it is available: {cause}"
             raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
@@ -142,13 +143,14 @@ def _listed(
                 raise
     (package,) = msgspec.toml.decode(listing.read_text())["packages"]
     names = [unquote(wheel["url"].rpartition("/")[2]) for wheel in package["wheels"]]
-    return [name for name in names if _is_for_linux(name)]
-
-
-def _cause(failure: run.Failed) -> str:
-    """The last cause that uv names; hints come behind it."""
-    causes = re.findall(r"(?m)^\s*cause: (.*)$", failure.said)
-    return causes[-1] if causes else str(failure)
+    return [
+        name
+        for name in names
+        if any(
+            tag.platform == "any" or "linux" in tag.platform
+            for tag in parse_wheel_filename(name)[3]
+        )
+    ]
 
 
 def _as_uv(configured: Mapping[str, str]) -> dict[str, str]:
@@ -158,11 +160,6 @@ def _as_uv(configured: Mapping[str, str]) -> dict[str, str]:
         for name, (variable, between) in SETTINGS.items()
         if configured.get(name, "").split()
     }
-
-
-def _is_for_linux(name: str) -> bool:
-    platforms = [tag.platform for tag in parse_wheel_filename(name)[3]]
-    return any(platform == "any" or "linux" in platform for platform in platforms)
 
 
 def _pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

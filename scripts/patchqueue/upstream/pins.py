@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tomlkit
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
 from ..hint import to_type
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 FILE = Path("upstream/pins.toml")
 HEAD = (
@@ -83,42 +82,30 @@ class Pins:
 
     def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
-        base = _without_post(version)
-        return [pin for pin in self.all if _without_post(pin.version) == base]
+        base = Version(version.base_version)  # 0.6 is 0.6.0
+        return [pin for pin in self.all if Version(pin.version.base_version) == base]
 
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
 
         Raises Refused with the known names when there is none.
         """
+        unknown, pinned = "unknown-revision", " ".join(pin.tag for pin in self.all)
         try:
             # parses the leading v too; a local part (+cu130) does not matter
             version = Version(Version(name).public)
         except InvalidVersion:
-            raise Refused(
-                self._unknown(name, "is no version", f"name one of these, as {self.default.tag}")
-            ) from None
+            what, step = f"is no version; pinned are {pinned}", self.default.tag
+            raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
         for pin in self.all:
             if pin.version == version:
                 return pin
         if near := [pin.tag for pin in self.near(version)]:
             what = f"is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused.of(
-                "unknown-revision", repr(name), what, f"the same command with {near[-1]}"
-            )
-        step = (
-            f"name one of these; {to_type('rebase', version)} says what the queue does on another"
-            " release"
-        )
-        raise Refused(self._unknown(name, "is not pinned", step))
-
-    def _unknown(self, name: str, why: str, step: str) -> Problem:
-        tags = " ".join(pin.tag for pin in self.all)
-        return Problem("unknown-revision", repr(name), f"{why}; pinned are {tags}", step)
-
-
-def _without_post(version: Version) -> Version:
-    return Version(version.base_version)
+            raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")
+        other = f"{to_type('rebase', version)} says what the queue does on another release"
+        what, step = f"is not pinned; pinned are {pinned}", f"name one of these; {other}"
+        raise Refused.of(unknown, repr(name), what, step)
 
 
 def version(
@@ -171,33 +158,30 @@ def with_patched(text: str, trees: Mapping[Version, str]) -> str:
     """The file's text with these trees as `patched` of their releases. A release that it does not
     have is left out."""
     head, *entries = text.split(ENTRY)
-    return ENTRY.join([head, *(_with_patched(entry, trees) for entry in entries)])
+    for number, entry in enumerate(entries):
+        version = re.search(r'(?m)^version = "([^"]+)"', entry)
+        if version and (tree := trees.get(Version(version[1]))):
+            rest = re.sub(r"(?m)^patched = .*\n", "", entry)
+            line = rf'\g<1>patched = "{tree}"\n'
+            entries[number] = re.sub(r"(?m)^(tree = .*\n)", line, rest, count=1)
+    return ENTRY.join([head, *entries])
 
 
-def _with_patched(entry: str, trees: Mapping[Version, str]) -> str:
-    version = re.search(r'(?m)^version = "([^"]+)"', entry)
-    tree = trees.get(Version(version[1])) if version else None
-    if tree is None:
-        return entry
-    rest = re.sub(r"(?m)^patched = .*\n", "", entry)
-    return re.sub(r"(?m)^(tree = .*\n)", rf'\g<1>patched = "{tree}"\n', rest, count=1)
-
-
-def add(root: Path, version: Version, entry: tomlkit.items.Table) -> Pin:
+def add(root: Path, pin: Pin) -> Pin:
     """Write one more release into the file, which is made where there is none. Raises Refused where
     the file is broken, or has the version already."""
-    check(entry.unwrap())
+    wheels = "".join(f'    {{file = "{w.file}", sha256 = "{w.sha256}"}},\n' for w in pin.wheels)
+    entry = (
+        f'{ENTRY}version = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'
+        f'resolve_as_of = {pin.resolve_as_of}\ntree = "{pin.tree}"\nwheels = [\n{wheels}]\n\n'
+    )
     with atomic.locked(root / atomic.QUEUE_LOCK):
-        refuse_pinned(root, version)  # another run may have pinned one meanwhile
-        text = (
-            (root / FILE).read_text("utf-8")
-            if (root / FILE).is_file()
-            else HEAD + f'default = "{version}"\n\n'
-        )
-        document = tomlkit.parse(text)
-        document.setdefault("revision", tomlkit.aot()).append(entry)
-        atomic.write(root / FILE, tomlkit.dumps(document).encode())
-    return load(root).find(str(version))
+        refuse_pinned(root, pin.version)  # another run may have pinned one meanwhile
+        file = root / FILE
+        head = HEAD + f'default = "{pin.version}"'
+        text = file.read_text("utf-8") if file.is_file() else head
+        atomic.write(file, f"{text.rstrip()}\n\n{entry}".encode())
+    return load(root).find(str(pin.version))
 
 
 def refuse_pinned(root: Path, version: Version) -> None:

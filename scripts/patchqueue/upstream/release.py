@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomlkit
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -122,7 +121,7 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
     if origin and (path.is_dir() or ":" in origin) and not _wheels(path, version):
         return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
     wheels = [path] if origin and path.is_file() else _wheels(path, version) if origin else []
-    file = wheels[0] if wheels else None if origin else _wheel_of(version, space)
+    file = wheels[0] if wheels else None if origin else next(_offered(version, space), None)
     if file is None or not file.is_file():
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
@@ -260,8 +259,8 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
         if not wheels:
             what, step = "no wheel of it is available", "check the version, and `pip config list`"
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
-        entry = describe(version, wheels)
-    return pinning.add(root, version, entry)
+        pin = describe(version, wheels)
+    return pinning.add(root, pin)
 
 
 def named_version(name: str) -> Version:
@@ -269,7 +268,7 @@ def named_version(name: str) -> Version:
     return pinning.version(name, "is no version", to_type("pin", "0.5.24"))
 
 
-def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
+def describe(version: Version, wheels: Sequence[Path]) -> Pin:
     """A release's pin, from all its wheels. Raises Refused where their trees are not the same."""
     contents = [_look_into(wheel) for wheel in wheels]
     listing = contents[0][0]
@@ -278,20 +277,15 @@ def describe(version: Version, wheels: Sequence[Path]) -> tomlkit.items.Table:
         step = "find out which one is the release"
         raise Refused.of("wheels-differ", f"sglang {version}", what, step)
     newest = max(day for _, day in contents)
-    entry = tomlkit.table()
-    entry["version"] = str(version)
-    entry["tag"] = f"v{version}"
-    entry["released"] = newest
-    entry["resolve_as_of"] = newest + datetime.timedelta(days=DAYS_TO_RESOLVE)
-    entry["tree"] = hash_python(listing)
-    entry["wheels"] = tomlkit.array()
-    for wheel in wheels:
-        item = tomlkit.inline_table()
-        item.update({"file": wheel.name, "sha256": source.file_sha256(wheel)})
-        entry["wheels"].append(item)
-    entry["wheels"].multiline(True)
-    entry.add(tomlkit.nl())
-    return entry
+    entry = {
+        "version": str(version),
+        "tag": f"v{version}",
+        "released": newest,
+        "resolve_as_of": newest + datetime.timedelta(days=DAYS_TO_RESOLVE),
+        "tree": hash_python(listing),
+        "wheels": [{"file": wheel.name, "sha256": source.file_sha256(wheel)} for wheel in wheels],
+    }
+    return pinning.check(entry)
 
 
 def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
@@ -308,12 +302,6 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
         what, step = "holds no file of sglang", "do not use this archive"
         raise Refused.of("bad-archive", wheel.name, what, step)
     return listing, max(days)
-
-
-def _wheel_of(version: Version, folder: Path) -> Path | None:
-    """Some wheel of the release, fetched into `folder`: their Python files are the same. None where
-    there is none."""
-    return next(_offered(version, folder), None)
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:

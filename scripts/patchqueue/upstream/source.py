@@ -175,7 +175,11 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
             raise Refused.of(
                 "not-fetched", origin, what, f"give a folder with a wheel of {pin.tag}"
             )
-        return _from_wheel_file(pin, local[0], cache) if local else _from_git(pin, origin, cache)
+        if local:
+            return _from_wheel_file(pin, local[0], cache)
+        with _workspace(cache) as space:
+            file, commit = archive_of_tag(pin.tag, origin, space)
+            return _keep(Source(file, "git", commit, pin, file_sha256(file)), file.name, cache)
     for wheel in _preferred(pin.wheels):
         source = _cached(pin, wheel, cache)
         if source:
@@ -294,12 +298,6 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
         step = disk.said(done.stderr) or index.STEP
         raise Refused.of("not-fetched", wheel.file, index.why(done), step)
     return _checked(pin, file, cache)
-
-
-def _from_git(pin: Pin, origin: str, cache: Path) -> Source:
-    with _workspace(cache) as space:
-        file, commit = archive_of_tag(pin.tag, origin, space)
-        return _keep(Source(file, "git", commit, pin, file_sha256(file)), file.name, cache)
 
 
 def archive_of_tag(tag: str, origin: str, space: Path) -> tuple[Path, str]:

@@ -2,7 +2,7 @@
 
 The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts
 included, comes byte for byte from the wheel that the pin names. Of the .dist-info, METADATA and
-RECORD are changed, and entry_points.txt from 0.5.11 on (plugin.py). The same input gives the same
+RECORD are changed, and entry_points.txt from 0.5.11 on (notice.py). The same input gives the same
 bytes.
 """
 
@@ -24,34 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from .. import RELEASE
+from ..applying.apply import apply
 from ..files import atomic
-from ..files.tree import (
-    GENERATED,
-    LAID,
-    LISTING,
-    hash_python,
-    is_part_of_tree,
-    list_folder,
-    own_listing,
-    sha256,
-    to_sha256sum,
-)
+from ..files import tree as trees
+from ..files.tree import LAID, LISTING, is_part_of_tree, sha256
 from ..hint import to_type
-from ..laying.apply import apply
 from ..outcome import Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
+from ..upstream.edits import Edits
 from ..upstream.pins import Pin, Wheel
-from . import notice, plugin
-from .notice import Changes
+from . import notice
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
 PROVENANCE = "patch_queue.json"  # in the wheel's .dist-info/: the work tree's own record
-VERSION_FILE = GENERATED.removeprefix("python/")
+VERSION_FILE = trees.GENERATED.removeprefix("python/")
 # where releases up to 0.5.6 say it, which were not made with setuptools-scm
 PLAIN_VERSION_FILE = "sglang/version.py"
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755
@@ -70,13 +60,11 @@ class Target:
         return cls(f"{sys.version_info.major}.{sys.version_info.minor}", os.uname().machine)
 
     def takes(self, wheel: Wheel) -> bool:
-        tags = parse_wheel_filename(wheel.file)[3]
-        return any(self._takes(tag) for tag in tags)
-
-    def _takes(self, tag: Tag) -> bool:
         pythons = (f"cp{self.python.replace('.', '')}", "py3")
-        return tag.interpreter in pythons and (
-            tag.platform == "any" or tag.platform.endswith(f"_{self.machine}")
+        return any(
+            tag.interpreter in pythons
+            and (tag.platform == "any" or tag.platform.endswith(f"_{self.machine}"))
+            for tag in parse_wheel_filename(wheel.file)[3]
         )
 
     def __str__(self) -> str:
@@ -98,7 +86,7 @@ class Built:
     sha256: str
     origin: str
     record: dict[str, Any]
-    changes: Changes
+    changes: Edits
     upstream: Path
     replaced: bool
 
@@ -121,7 +109,13 @@ def build(
     if pin.no_patches:
         what = f"no patch is for it: {pin.no_patches}"
         raise Refused.of("nothing-to-build", pin.tag, what, "install upstream's own wheel")
-    return build_wheel(root, pin, _wheel_for(pin, target), origin, out, only)
+    wheel = next(filter(target.takes, pin.wheels), None)
+    if wheel is None:
+        tags = {"-".join(each.file.removesuffix(".whl").split("-")[2:]) for each in pin.wheels}
+        what = f"has no wheel for {target}; its wheels are for {' '.join(sorted(tags))}"
+        step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
+        raise Refused.of("no-wheel", pin.tag, what, step)
+    return build_wheel(root, pin, wheel, origin, out, only)
 
 
 def build_wheel(
@@ -133,55 +127,26 @@ def build_wheel(
         step = "give a wheel or a folder of wheels, or leave --from out"
         raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
     report = apply(root, pin, None if origin is None else str(archive.archive), only=only)
-    with zipfile.ZipFile(archive.archive) as upstream:
-        files = [member for member in upstream.infolist() if not member.is_dir()]
-        members = {member.filename: upstream.read(member) for member in files}
-    # apply takes this host's wheel
-    record = report.record | {
-        "source": {"kind": archive.kind, "name": archive.name, "sha256": archive.sha256}
-    }
+    with zipfile.ZipFile(archive.archive) as released:
+        files = [member for member in released.infolist() if not member.is_dir()]
+        members = {member.filename: released.read(member) for member in files}
+    record = report.record | {"source": archive.origin}  # apply takes this host's wheel
     address = notice.repository(root)
     version = local_version(pin, only)
     made = repack(members, patched_files(report.path), pin, record, address, only)
-    path = out / name_of(wheel, version)
+    name, _, tags = wheel.file.split("-", 2)
+    path = out / f"{name}-{version}-{tags}"
     before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, pin.released))
-    digest = source.file_sha256(path)
-    return Built(
-        pin,
-        path,
-        version,
-        digest,
-        wheel.file,
-        record,
-        notice.changes(members, made),
-        archive.archive,
-        before not in ("", digest),
-    )
-
-
-def _wheel_for(pin: Pin, target: Target) -> Wheel:
-    fitting = [wheel for wheel in pin.wheels if target.takes(wheel)]
-    if not fitting:
-        known = sorted(
-            {"-".join(wheel.file.removesuffix(".whl").split("-")[2:]) for wheel in pin.wheels}
-        )
-        what = f"has no wheel for {target}; its wheels are for {' '.join(known)}"
-        step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
-        raise Refused.of("no-wheel", pin.tag, what, step)
-    return fitting[0]
-
-
-def name_of(wheel: Wheel, version: str) -> str:
-    """The file name of the repacked wheel."""
-    name, _, rest = wheel.file.split("-", 2)
-    return f"{name}-{version}-{rest}"
+    digest, changes = source.file_sha256(path), notice.changes(members, made)
+    replaced, upstream = before not in ("", digest), archive.archive
+    return Built(pin, path, version, digest, wheel.file, record, changes, upstream, replaced)
 
 
 def patched_files(tree: Path) -> dict[str, bytes]:
     """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel
     (test/) is left out."""
-    names = [name for name in list_folder(tree) if name.startswith("python/sglang/")]
+    names = [name for name in trees.list_folder(tree) if name.startswith("python/sglang/")]
     names += [LAID] if (tree / LAID).is_file() else []
     return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
 
@@ -190,6 +155,15 @@ def _listing(members: Mapping[str, bytes]) -> dict[str, str]:
     """The listing (see files/tree.py) of a wheel's members."""
     paths = {f"python/{name}": content for name, content in members.items()}
     return {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
+
+
+def _kept(upstream: Mapping[str, bytes], old: str, new: str) -> dict[str, bytes]:
+    """The members of upstream's wheel that no tree has, with .dist-info renamed from old to new."""
+    return {
+        f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: content
+        for name, content in upstream.items()
+        if not name.startswith("sglang/") or not is_part_of_tree(name)
+    }
 
 
 def repack(
@@ -206,58 +180,33 @@ def repack(
 
     Raises Refused where the patched files are not the tree that the record names.
     """
-    if hash_python(_listing(patched)) != record["tree"]["after"]:
+    if trees.hash_python(_listing(patched)) != record["tree"]["after"]:
         what, step = "is not the tree that its record names", f"{pin.tag} --discard"
         raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
     version = local_version(pin, only)
     old, new = f"sglang-{pin.version}.dist-info/", f"sglang-{version}.dist-info/"
-    made = {
-        f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: content
-        for name, content in upstream.items()
-        if not name.startswith("sglang/") or not is_part_of_tree(name)
-    } | dict(patched)
-    is_plain = VERSION_FILE not in made
-    stamp, name = (
-        (stamp_plain_module, PLAIN_VERSION_FILE) if is_plain else (stamp_module, VERSION_FILE)
-    )
-    made[name] = stamp(made.get(name, b"").decode(), str(pin.version), version).encode()
-    listing = own_listing(_listing(made))
+    made = _kept(upstream, old, new) | dict(patched)
+    name = VERSION_FILE if VERSION_FILE in made else PLAIN_VERSION_FILE
+    stamped = stamp_module(name, made.get(name, b"").decode(), str(pin.version), version)
+    made[name] = stamped.encode()
+    listing = trees.own_listing(_listing(made))
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
-        made[LISTING.removeprefix("python/")] = to_sha256sum(listing)
-    points = plugin.listed(made.get(f"{new}{plugin.FILE}"), made)
+        made[LISTING.removeprefix("python/")] = trees.to_sha256sum(listing)
+    points = notice.entry_points(made.get(f"{new}{notice.ENTRY_POINTS}"), made)
     if points is not None:
-        made[f"{new}{plugin.FILE}"] = points
-    made |= _told(made, upstream, version, record, address)
+        made[f"{new}{notice.ENTRY_POINTS}"] = points
+    changed = notice.changes(upstream, made)
+    text = notice.text(version, record["source"]["name"], changed, address)
+    has_licenses = any(each.startswith(f"{new}licenses/") for each in made)
+    made[f"{new}{'licenses/' if has_licenses else ''}{notice.FILE}"] = text.encode()
+    metadata = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), version)
+    made[f"{new}METADATA"] = notice.metadata(metadata, RELEASE, address).encode()
+    made[f"{new}{notice.BILL}"] = notice.bill_of_materials(version, record).encode()
+    whole = json.dumps(record | {"release": RELEASE}, indent=1)
+    made[f"{new}{PROVENANCE}"] = f"{whole}\n".encode()
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
-
-
-def _told(
-    made: Mapping[str, bytes],
-    upstream: Mapping[str, bytes],
-    version: str,
-    record: dict[str, Any],
-    address: str,
-) -> dict[str, bytes]:
-    """What the new wheel's .dist-info/ says of the change: METADATA, the notice, the SBOM and the
-    record."""
-    info = f"sglang-{version}.dist-info/"
-    metadata = made[f"{info}METADATA"].decode()
-    stamped = stamp_metadata(metadata, version.partition("+")[0], version)
-    changed = notice.changes(upstream, made)
-    text = notice.text(version, record["source"]["name"], changed, address)
-    folder = (
-        f"{info}licenses/" if any(name.startswith(f"{info}licenses/") for name in made) else info
-    )
-    return {
-        f"{info}METADATA": notice.metadata(stamped, RELEASE, address).encode(),
-        f"{folder}{notice.FILE}": text.encode(),
-        f"{info}{notice.BILL}": notice.bill_of_materials(version, record).encode(),
-        f"{info}{PROVENANCE}": (
-            json.dumps(record | {"release": RELEASE}, indent=1) + "\n"
-        ).encode(),
-    }
 
 
 def _stamped(text: str, pattern: str, new: str, where: str, fault: str) -> str:
@@ -278,26 +227,23 @@ def stamp_metadata(text: str, public: str, local: str) -> str:
     return _stamped(head, pattern, f"Version: {local}", "METADATA", fault) + blank + body
 
 
-def stamp_module(text: str, public: str, local: str) -> str:
-    """sglang/_version.py with the local version, as setuptools-scm would write it: in the text and
-    in the tuple."""
-    fault = f"does not set version {public} in the form that setuptools-scm writes"
-    for pattern, new in (
-        (rf"^(__version__ = version = '){re.escape(public)}'$", rf"\g<1>{local}'"),
-        (
-            r"^(__version_tuple__ = version_tuple = \(.*?),?\)$",
-            rf"\g<1>, '{local.partition('+')[2]}')",
-        ),
-    ):
-        text = _stamped(text, pattern, new, VERSION_FILE, fault)
+def stamp_module(name: str, text: str, public: str, local: str) -> str:
+    """The module that says a wheel's version, with the local version. name: VERSION_FILE, as
+    setuptools-scm writes it, in the text and in the tuple; or PLAIN_VERSION_FILE."""
+    version = re.escape(public)
+    if name == VERSION_FILE:
+        fault = f"does not set version {public} in the form that setuptools-scm writes"
+        label = local.partition("+")[2]
+        stamps = {
+            rf"^(__version__ = version = '){version}'$": rf"\g<1>{local}'",
+            r"^(__version_tuple__ = version_tuple = \(.*?),?\)$": rf"\g<1>, '{label}')",
+        }
+    else:
+        fault = f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}"
+        stamps = {rf"^(__version__ = [\"']){version}([\"'])$": rf"\g<1>{local}\g<2>"}
+    for pattern, new in stamps.items():
+        text = _stamped(text, pattern, new, name, fault)
     return text
-
-
-def stamp_plain_module(text: str, public: str, local: str) -> str:
-    """sglang/version.py with the local version, where the wheel has no sglang/_version.py."""
-    pattern = rf"^(__version__ = [\"']){re.escape(public)}([\"'])$"
-    fault = f"does not set __version__ to {public}, and the wheel has no {VERSION_FILE}"
-    return _stamped(text, pattern, rf"\g<1>{local}\g<2>", PLAIN_VERSION_FILE, fault)
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:

@@ -1,14 +1,17 @@
-"""What a patched wheel says of itself to people: that it is changed, where, and who answers for it.
+"""What a patched wheel says of itself. To people: that it is changed, where, and who answers for
+it; the Apache License 2.0 asks for prominent notices in section 4(b). To upstream's own list of
+plugins, a line of .dist-info/entry_points.txt: the queue's name.
 
-The Apache License 2.0 asks for it in section 4(b): modified files carry prominent notices.
+From 0.5.11 on every process of a server asks for the group sglang.srt.plugins, logs each name, and
+calls it (sglang/srt/plugins/__init__.py, load_plugins; the file is the same up to 0.5.23). What is
+named here logs one line and changes nothing. A plugin that fails is logged, and the server goes on.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -17,6 +20,7 @@ from msgspec import Meta, Struct
 
 from ..files import record
 from ..queue.series import OVERLAY_PATCH
+from ..upstream.edits import Edits
 
 ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is
@@ -25,6 +29,14 @@ QUEUE = "the sglang patch queue"
 # labels of Project-URL that ask for reports: a patched wheel's are none of upstream's business
 REPORTS = ("bugtracker", "bugs", "bugreports", "issues", "issuetracker", "tracker", "support")
 LABEL = re.compile(r"[^a-z0-9]")
+GROUP, NAME = "sglang.srt.plugins", "prefill_graph_queue"
+ENTRY_POINTS = "entry_points.txt"
+CALLED = "sglang.srt.prefill_graph.report.provenance:log_plugin"
+# the release's list of plugins, and the module of what it is to call
+PLUGINS, MODULE = (
+    "sglang/srt/plugins/__init__.py",
+    "sglang/srt/prefill_graph/report/provenance.py",
+)
 INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 
@@ -44,18 +56,9 @@ def repository(root: Path) -> str:
     return record.toml(content, About, str(ABOUT), "bad-releases").repository
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Members of a patched wheel that differ from the upstream wheel's; each sorted."""
-
-    changed: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-
-
-def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes:
-    """The difference of two wheels; their RECORDs and the version in .dist-info's name do not
-    count."""
+def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Edits:
+    """The members in which two wheels differ; their RECORDs and the version in .dist-info's name do
+    not count."""
     old, new = (
         {
             INFO.sub(".dist-info/", name): content
@@ -65,10 +68,10 @@ def changes(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Changes
         for wheel in (upstream, made)
     )
     changed = sorted(name for name in old.keys() & new if old[name] != new[name])
-    return Changes(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
+    return Edits(tuple(changed), tuple(sorted(new.keys() - old)), tuple(sorted(old.keys() - new)))
 
 
-def text(version: str, wheel: str, found: Changes, address: str) -> str:
+def text(version: str, wheel: str, found: Edits, address: str) -> str:
     """The notice of the wheel `version`, which was made of upstream's file `wheel`.
 
     address: the queue's repository; "" where it has none.
@@ -141,10 +144,21 @@ def metadata(content: str, release: int, address: str) -> str:
     file where upstream lists its own.
     """
     head, blank, body = content.partition("\n\n")
-    lines = [kept for line in head.split("\n") for kept in _line(line, release)]
+    summary, lines = f"Summary: Patched by {QUEUE}, release {release}", list[str]()
+    for line in head.split("\n"):
+        name, _, value = line.partition(": ")
+        label, _, url = value.partition(", ")
+        if name == "Summary":
+            lines.append(f"{summary}: {value}")
+        elif name == "Home-page":
+            lines.append(f"Project-URL: Upstream Homepage, {value}")
+        elif name != "Project-URL":
+            lines.append(line)
+        elif LABEL.sub("", label.lower()) not in REPORTS:
+            lines.append(f"Project-URL: Upstream {label}, {url}")
     if not any(line.startswith("Summary: ") for line in lines):
         at = next(n for n, line in enumerate(lines) if line.startswith("Version: ")) + 1
-        lines.insert(at, f"Summary: {_summary(release)}")
+        lines.insert(at, summary)
     if address:
         at = next(n for n, line in enumerate(lines) if line.startswith("Summary: ")) + 1
         own = {"Homepage": address, "Bug Tracker": f"{address}/issues"}
@@ -155,19 +169,17 @@ def metadata(content: str, release: int, address: str) -> str:
     return "\n".join(lines) + blank + body
 
 
-def _line(line: str, release: int) -> list[str]:
-    """What becomes of one line of the head: itself, another, or nothing."""
-    name, _, value = line.partition(": ")
-    if name == "Summary":
-        return [f"Summary: {_summary(release)}: {value}"]
-    if name == "Home-page":
-        return [f"Project-URL: Upstream Homepage, {value}"]
-    if name != "Project-URL":
-        return [line]
-    label, _, url = value.partition(", ")
-    reports = LABEL.sub("", label.lower()) in REPORTS
-    return [] if reports else [f"Project-URL: Upstream {label}, {url}"]
+def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
+    """entry_points.txt with the queue in upstream's list of plugins; None where it stays as it is.
 
-
-def _summary(release: int) -> str:
-    return f"Patched by {QUEUE}, release {release}"
+    before: its content, None where there is no such file. files: the package's, by their names in a
+    wheel: one of them is the release's list of plugins, and one the queue's, or nothing is named.
+    """
+    text = (before or b"").decode("utf-8")
+    if PLUGINS not in files or MODULE not in files or f"\n{NAME} " in text:
+        return None
+    line, head = f"{NAME} = {CALLED}\n", f"[{GROUP}]\n"
+    if re.search(rf"(?m)^{re.escape(head)}", text):
+        return text.replace(head, head + line, 1).encode()
+    blank = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    return f"{text}{blank}{head}{line}".encode()

@@ -218,6 +218,19 @@ def watch_model_runner(module):
     module.ModelRunner.forward = forward
 
 
+def watch_reasons(module):
+    """Note the queue's own word for a prefill that runs eagerly, where the runner's class has
+    none: a subclass of the release's refuses too (prefill_graph/piecewise/with_states.py)."""
+    original = module.why
+
+    def why(runner, forward_batch):
+        said = original(runner, forward_batch)
+        state["why"] = state["why"] or said
+        return said
+
+    module.why = why
+
+
 def forget(module, function):
     """function: of the module, or CLASS.METHOD=OTHER."""
     path, _, other = function.partition("=")
@@ -268,6 +281,8 @@ def watch():
         name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
     }
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
+    if os.environ.get("PREFILL_REASONS"):
+        hooks["sglang.srt.prefill_graph.compat.eager"] = watch_reasons
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: forget(module, function)

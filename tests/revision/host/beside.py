@@ -19,11 +19,22 @@ class Call:
 
 
 def backend(calls):
-    """A hybrid backend of the release's own classes, as Falcon-H1 insists on. `calls`: gets each
-    mixer's.
+    """A backend whose mixers sum up each request's own rows. `calls`: gets each mixer's. Rows of no
+    request are an error. Its attention is none: half of the queries."""
 
-    Its attention is none: half of the queries. init_forward_metadata says of which requests the
-    next forward is, as in the release; rows of no request are an error.
+    def mix(half, hidden_states, output, layer_id, forward_batch=None, **more):
+        assert more["mup_vector"].isfinite().all()
+        calls.append(Call(layer_id, len(hidden_states), forward_batch))
+        output.copy_(hybrids.sums(hidden_states, half.batch))
+
+    return of(mix, lambda q: q / 2)
+
+
+def of(mix, attend):
+    """A hybrid backend of the release's own classes, as Falcon-H1 insists on.
+
+    mix(Mamba2 half, hidden_states, output, …): of a mixer. attend(queries): of attention.
+    init_forward_metadata says of which requests the next forward is, as in the release.
     """
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 
@@ -40,10 +51,8 @@ def backend(calls):
                 draft_token_num=1,
             )
 
-        def forward(self, mixer, hidden_states, output, layer_id, forward_batch=None, **more):
-            assert more["mup_vector"].isfinite().all()
-            calls.append(Call(layer_id, len(hidden_states), forward_batch))
-            output.copy_(hybrids.sums(hidden_states, self.batch))
+        def forward(self, mixer, hidden_states, output=None, **more):
+            return mix(self, hidden_states, output, **more)
 
     class Attention(hybrid.HybridLinearAttnBackend):
         def __init__(self):
@@ -53,7 +62,7 @@ def backend(calls):
             self.linear_attn_backend.init_forward_metadata(forward_batch)
 
         def forward(self, q, *_, **__):
-            return q / 2
+            return attend(q)
 
     return Attention()
 

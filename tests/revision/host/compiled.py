@@ -7,12 +7,10 @@ there are no kernels to compile.
 
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "gpu"))
 import machine_code
 
 

@@ -48,12 +48,16 @@ def prefill_batch(tokens, **fields):
     )
 
 
-def batch_of(lengths, prefixes, **fields):
-    """A ForwardBatch of one prefill of requests with so many new tokens and cached ones each, of
-    which request i has slot i + 1; `fields` are set on top."""
-    new, cached = torch.tensor(lengths), torch.tensor(prefixes)
+def batch_of(lengths, prefixes=None, **fields):
+    """A ForwardBatch of one prefill of requests with so many new tokens and cached ones (None: no
+    cached ones) each, of which request i has slot i + 1; `fields` are set on top."""
+    prefixes = prefixes or [0] * len(lengths)
+    new, cached, rows = torch.tensor(lengths), torch.tensor(prefixes), torch.arange(sum(lengths))
     values = dict(
         batch_size=len(lengths),
+        input_ids=rows,
+        positions=rows.clone(),
+        out_cache_loc=rows.clone(),
         req_pool_indices=torch.arange(1, len(lengths) + 1),
         seq_lens=new + cached,
         extend_seq_lens=new,

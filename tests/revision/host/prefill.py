@@ -1,8 +1,6 @@
 """How 0.5.14 and later set up the prefill graph: the release's own code on a model, captures stood
 in for."""
 
-import __future__
-
 import ast
 import importlib
 import inspect
@@ -13,9 +11,9 @@ from unittest import mock
 
 import torch
 
-from . import late
+from . import late, replayed
 
-_RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 # from 0.5.16; before, ModelRunner did it
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 _MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
@@ -26,12 +24,12 @@ _BACKENDS = {"breakable": "BreakableCudaGraphBackend", "full": "FullCudaGraphBac
 def offers(backend):
     """Whether the release's prefill runner captures the stack alone with `backend`, "breakable" or
     "full"."""
-    return _BACKENDS[backend] in vars(importlib.import_module(_RUNNER))
+    return _BACKENDS[backend] in vars(importlib.import_module(RUNNER))
 
 
 def captures_on_cpu(monkeypatch):
     """The module of the release's prefill runner, whose captures ask no GPU for anything."""
-    module, session = importlib.import_module(_RUNNER), nullcontext(SimpleNamespace(stream=None))
+    module, session = importlib.import_module(RUNNER), nullcontext(SimpleNamespace(stream=None))
     monkeypatch.setattr(module, "graph_capture", lambda **_: session)
     monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
     monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
@@ -44,29 +42,11 @@ def takes_every_wrapper():
     return late.has(_SETUP)
 
 
-def resolve(model, backend="breakable", pristine=None):
+def resolve(model, backend="breakable"):
     """A runner after the statement of PrefillCudaGraphRunner.__init__ that sets its layer_model,
-    for a whole `model`.
-
-    pristine: folder of the unpatched package, to run that release's own statement, and what it
-    calls, instead.
-    """
-    module = importlib.import_module(_RUNNER)
-    names, source = dict(vars(module)), inspect.getsource(module)
-    if pristine:
-        files = [
-            pristine.parent / f"{name.replace('.', '/')}.py"
-            for name in (_MODEL_RUNNER, "sglang.srt.model_loader.utils", _RUNNER)
-        ]
-        source = files[-1].read_text("utf-8")
-        for file in files:
-            exec(
-                _functions(
-                    file.read_text("utf-8"),
-                    {"resolve_language_model", "_resolve_transformer_layer_model"},
-                ),
-                names,
-            )
+    for a whole `model`."""
+    module = importlib.import_module(RUNNER)
+    names, source = vars(module), inspect.getsource(module)
     [cls] = [
         part
         for part in ast.parse(source).body
@@ -82,7 +62,7 @@ def resolve(model, backend="breakable", pristine=None):
     runner = SimpleNamespace(
         model_runner=SimpleNamespace(model=model), backend=made, layer_model=None
     )
-    exec(_compiled(statement), {**names, "self": runner})
+    replayed.run([statement], {**names, "self": runner})
     return runner
 
 
@@ -91,19 +71,6 @@ def _made(runner, backend):
     # as its __init__ has it
     made.capture_num_tokens = sorted(runner.server_args.cuda_graph_config.prefill.bs)
     return made
-
-
-def _functions(source, wanted):
-    return _compiled(
-        *[part for part in ast.parse(source).body if getattr(part, "name", "") in wanted]
-    )
-
-
-def _compiled(*statements):
-    flag = __future__.annotations.compiler_flag  # as the release's files have it
-    return compile(
-        ast.Module(list(statements), []), "<release>", "exec", flags=flag, dont_inherit=True
-    )
 
 
 def set_up(model, backend="breakable", tp_rank=0):

@@ -169,7 +169,7 @@ def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], 
         graphs={size: types.SimpleNamespace(replay=model.breaks) for size in SIZES},
         output_buffers=dict.fromkeys(SIZES),
     )
-    _run(_buffers_of(cls), vars(module) | {"self": made, "model_runner": model_runner})
+    run(_buffers_of(cls), vars(module) | {"self": made, "model_runner": model_runner})
     if name == _PREFILL:
         base = module.BreakableCudaGraphBackend if kind == "breakable" else object
         made.backend = _without_graph(base, model.breaks if kind == "breakable" else model.forward)
@@ -207,7 +207,8 @@ def _buffers_of(cls: type) -> list[ast.stmt]:
     return [statement for statement, text in pairs if "compile_config" not in text]
 
 
-def _run(statements: list[ast.stmt], names: dict[str, Any]) -> None:
+def run(statements: list[ast.stmt], names: dict[str, Any]) -> None:
+    """Run statements of a release's file where `names` are its global variables."""
     flag = __future__.annotations.compiler_flag  # as the release's files have it
     exec(
         compile(ast.Module(statements, []), "<release>", "exec", flags=flag, dont_inherit=True),

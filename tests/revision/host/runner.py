@@ -8,7 +8,7 @@ import textwrap
 import types
 from unittest import mock
 
-from . import models, process
+from . import late, prefill, process, replayed
 
 
 class NativeSparseAttnBackend:
@@ -89,6 +89,16 @@ def decide(
     return runner
 
 
+def set_up(model, then, sizes=(64, 128), tp_rank=0):
+    """Call `then` with the model runner as the release's own set-up of the prefill graph leaves it
+    behind, on any release; captures are stood in for."""
+    if late.has(prefill.RUNNER):
+        layers = len(model.model.layers)
+        prefill.capture(model, tp_rank=tp_rank, layers=layers, sizes=sizes, then=then)
+    else:
+        then(decide(model, tp_rank=tp_rank, piecewise_cuda_graph_tokens=list(sizes)))
+
+
 def _decide(runner):
     module = sys.modules[type(runner).__module__]
     if hasattr(runner, "init_piecewise_cuda_graphs"):
@@ -101,29 +111,4 @@ def _decide(runner):
         for part in init.body
         if isinstance(part, ast.If) and "enable_piecewise_cuda_graph" in ast.unparse(part.test)
     ]
-    exec(
-        compile(ast.Module([decision], []), "<decision>", "exec"), {**vars(module), "self": runner}
-    )
-
-
-def names(model, objects):
-    """Where in `model` each object is, as "model.layers.0.self_attn.attn"; None for None."""
-    known = {id(module): name for name, module in model.named_modules()}
-    return [None if thing is None else known[id(thing)] for thing in objects]
-
-
-def lists(runner):
-    """The runner's lists by layer_id, as names."""
-    kept = {
-        name: getattr(runner, name, None)
-        for name in ("attention_layers", "moe_layers", "moe_fusions")
-    }
-    return {
-        name: names(runner.model, objects) for name, objects in kept.items() if objects is not None
-    }
-
-
-def collected(kind, **changes):
-    """The lists that the release's own loop collects for a model of `kind`, whether it would
-    capture or not."""
-    return lists(decide(models.build(kind, **changes), num_hidden_layers=10**6))
+    replayed.run([decision], {**vars(module), "self": runner})

@@ -4,11 +4,10 @@ breaks: without a GPU."""
 import contextlib
 import functools
 import importlib
-from types import SimpleNamespace
 
 import torch
 
-from . import bodies, graph, late, process, recorded
+from . import beside, bodies, graph, late, process, recorded
 
 with late.modules():
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph
@@ -26,8 +25,8 @@ def of(model, monkeypatch, tokens=8, prepare=None):
     call's Python does not run at a replay. prepare(backend, note): what is done with that backend
     before; note(what): notes a call.
     """
-    seen, batch = [], batch_of(tokens)
-    backend = _backend(seen, tokens)
+    seen, batch = [], batch_of(tokens, extend_seq_lens=torch.tensor([tokens]))
+    backend = _backend(seen, batch)
     if prepare:
         prepare(backend, functools.partial(_note, seen))
     with captured(model, monkeypatch, batch, backend) as replay:
@@ -116,32 +115,20 @@ def _note(seen, what):
     seen.append((what, BREAK if recorded.Graph.recorder.target is None else CAPTURED))
 
 
-def _backend(seen, tokens):
-    """A hybrid backend, as Falcon-H1 insists on one, whose halves note that they are called, and
-    where."""
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
+def _backend(seen, batch):
+    """A hybrid backend whose halves note that they are called, and where."""
 
-    note = functools.partial(_note, seen)
+    def mix(half, hidden_states, output, **_):
+        _note(seen, "mixer")
+        return torch.zeros_like(hidden_states) if output is None else output.zero_()
 
-    class Mamba2(hybrid.Mamba2AttnBackend):
-        def __init__(self):
-            self.forward_metadata = SimpleNamespace(
-                num_prefill_tokens=tokens, num_decodes=0, is_target_verify=False, draft_token_num=1
-            )
+    def attend(q):
+        _note(seen, "attention")
+        return torch.zeros_like(q)
 
-        def forward(self, mixer, hidden_states, output=None, **_):
-            note("mixer")
-            return torch.zeros_like(hidden_states) if output is None else output.zero_()
-
-    class Attention(hybrid.HybridLinearAttnBackend):
-        def __init__(self):
-            self.linear_attn_backend = Mamba2()
-
-        def forward(self, q, *_, **__):
-            note("attention")
-            return torch.zeros_like(q)
-
-    return Attention()
+    made = beside.of(mix, attend)
+    made.init_forward_metadata(batch)
+    return made
 
 
 def forward_context_of(batch, layers, tokens, raw_tokens):

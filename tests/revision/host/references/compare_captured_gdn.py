@@ -1,7 +1,6 @@
 """A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly,
 and the plain reference."""
 
-import contextlib
 import sys
 from collections import Counter
 from unittest import mock
@@ -104,7 +103,7 @@ def eager(layer, pool, hidden, *through):
     """What the release's layer and backend make of a batch: its output, and the pool behind it."""
     batch, linear = _through(layer, pool, *through)
     linear.init_forward_metadata(batch)
-    with torch.no_grad(), _published(linear):
+    with torch.no_grad(), published(linear):
         output = layer(hidden, batch)
     return output, *pool
 
@@ -125,7 +124,7 @@ def replayed(layer, kept, made, hidden, lengths, prefixes, slots, said, step):
         return output
 
     linear.forward = mix
-    with torch.no_grad(), _published(linear):
+    with torch.no_grad(), published(linear):
         return layer(hidden, batch), seen[0]
 
 
@@ -135,13 +134,6 @@ def _through(layer, pool, lengths, prefixes, slots, said, step):
     kept = MambaPool.State(conv=[pool[0]], temporal=pool[1])
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     return batch, linear
-
-
-def _published(linear):
-    """Layers ask the forward's context for the backend from 0.5.13 on."""
-    with contextlib.suppress(ImportError):
-        return published(linear)
-    return contextlib.nullcontext()
 
 
 def begin(lengths, warm, rows, places, parts):

@@ -80,7 +80,7 @@ def set_up_on_nvidia() -> CudaConvolution:
 CUDA = set_up_on_nvidia()
 
 
-def prefill(
+def compare(
     lengths: list[int], prefixes: list[int], rows: int = 0, **changes: int
 ) -> dict[str, Any]:
     """New tokens and cached ones of each request; more `rows`, if any, are of no request.
@@ -91,7 +91,6 @@ def prefill(
     """
     torch.manual_seed(2)
     layer, count = compare_tracked_gdn.layer_on_one_stream(**changes), len(lengths)
-    starts = [sum(lengths[:i]) for i in range(count + 1)]
     batch = graph.batch_of(lengths, prefixes)
     # What a slot was left with by its last request must not reach one that begins.
     conv = torch.randn(count + 1, layer.conv_dim, WIDTH).to(TYPE)
@@ -102,8 +101,8 @@ def prefill(
     kept = SimpleNamespace(conv=[conv] if LISTED else conv, temporal=state)
     linear.req_to_token_pool.mamba2_layer_cache = lambda layer_id: kept
     linear.init_forward_metadata(batch)
-    hidden_states = torch.randn(max(rows, starts[-1]), 128).to(TYPE)
-    hidden_states[starts[-1] :] = float("nan")
+    hidden_states = torch.randn(max(rows, sum(lengths)), 128).to(TYPE)
+    hidden_states[sum(lengths) :] = float("nan")
 
     copies, calls, sizes = Copies(), CUDA.calls, []
     forward = linear.forward_extend
@@ -117,49 +116,11 @@ def prefill(
     linear.forward = mix
     with torch.no_grad(), copies:
         output = getattr(layer, "_forward", layer.forward)(hidden_states, batch)
-    differences = [0.0]
-    with torch.no_grad():
-        for i in range(count):
-            part = slice(starts[i], starts[i + 1])
-            old = before[0][i + 1] * bool(prefixes[i]), before[1][i + 1]
-            found = output[part], conv[i + 1], state[i + 1]
-            differences += mamba2.apart(found, gdn.net(layer, hidden_states[part], *old))
+    found = gdn.worst(layer, hidden_states, output, (conv, state), before, lengths, prefixes)
     return dict(
         before=copies.names[: sizes[0]],
         behind=copies.names[sizes[0] : sizes[1]],
         cuda=CUDA.calls - calls,
-        apart=max(differences),
+        apart=max(found.values()),
         untouched=conv[0].equal(before[0][0]) and state[0].equal(before[1][0]),
     )
-
-
-def split_last(tokens: int) -> bool:
-    """Whether the kernel puts all parts of the last of many tokens where they belong, at the size
-    of Qwen3-Next on one GPU. Nothing else of its tensors is touched, so that they take up no
-    memory."""
-    from sglang.srt.models import qwen3_next
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    heads, ratio, size = 16, 2, 128
-    parts = [size, size, ratio * size, ratio * size]
-    qkvz = torch.empty(tokens, heads * sum(parts), dtype=torch.int8)
-    ba = torch.empty(tokens, heads * 2 * ratio, dtype=torch.int8)
-    qkvz[-1].random_(), ba[-1].random_()
-    outputs = [
-        torch.empty(tokens, heads * n, dtype=torch.int8)
-        for n in (sum(parts[:3]), parts[3], ratio, ratio)
-    ]
-
-    def set_grid_idx(x, y, z):
-        builder.grid_idx = (tokens - 1, y, z)
-
-    with mock.patch.object(builder, "set_grid_idx", set_grid_idx):
-        kernel = qwen3_next.fused_qkvzba_split_reshape_cat_kernel
-        kernel[(1, heads)](*outputs, qkvz, ba, heads, ratio * heads, size, size)
-    *qkv, z = (part.flatten() for part in qkvz[-1].view(heads, -1).split(parts, dim=-1))
-    b, a = (part.flatten() for part in ba[-1].view(heads, -1).split(ratio, dim=-1))
-    return all(made[-1].equal(part) for made, part in zip(outputs, (torch.cat(qkv), z, b, a)))
-
-
-def compare(**case: Any) -> Any:
-    return split_last(**case) if "tokens" in case else prefill(**case)

@@ -13,11 +13,10 @@ from sglang.srt.layers.attention import hybrid_linear_attn_backend as module
 from sglang.srt.layers.attention.linear import lightning_backend
 from sglang.srt.model_executor import forward_batch_info
 
-from host import graph
+from host import graph, state_pool
 from host.references import mamba2
 
 CHUNK, HEADS, SIZE = 16, 2, 128
-RETRIEVED = ("retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token")
 
 
 def compare(
@@ -69,23 +68,10 @@ def _backend(states: torch.Tensor) -> Any:
     module.get_server_args = module.get_global_server_args = lambda: arguments
     module.mamba_cache_chunk_size = lambda: CHUNK
     kept = SimpleNamespace(conv=[torch.zeros(len(states), 1, 1)], temporal=states)
-    made = lightning_backend.LightningAttentionBackend.__new__(
-        lightning_backend.LightningAttentionBackend
-    )
-    made.device, made.topk, made.is_draft_worker = "cpu", 0, False
-    made.enable_unified_memory = False
-    for name in ("state_indices", "query_start_loc", *RETRIEVED):
-        setattr(made, f"{name}_list", [])
-    made.pad_slot_id = -1
+    made = state_pool.backend(lightning_backend.LightningAttentionBackend, kept)
     made.kv_cache_dtype_str, made.linear_backend = "auto", "seg_la"
     made.conv_states_shape = kept.conv[0].shape
     made.tp_slope = torch.tensor([[0.3, 0.02]])
-    made.req_to_token_pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer: kept,
-        get_mamba_indices=lambda requests: requests.to(torch.int32),
-        translate_mamba_indices=lambda slots: slots,
-        mamba_pool=SimpleNamespace(enable_linear_replayssm=False),
-    )
     return made
 
 

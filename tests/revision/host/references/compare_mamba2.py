@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from host import graph, late, models
+from host import graph, late, models, state_pool
 from host.references import mamba2
 
 LAYER, SLOTS = 2, 5
@@ -62,17 +62,11 @@ def backend(conv, ssm):
         else conv
     )
     state = MambaPool.State(conv=kept, temporal=ssm)
-    made = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
-    made.device, made.conv_states_shape, made.topk = "cpu", conv.shape, 0
-    made.enable_unified_memory = made.is_draft_worker = False
+    made = state_pool.backend(Mamba2AttnBackend, state)
+    made.conv_states_shape = conv.shape
     name = "mamba_chunk_size"
     # a property in 0.5.23
     setattr(made, name if getattr(type(made), name, None) is None else f"_{name}", 16)
-    made.req_to_token_pool = SimpleNamespace(
-        mamba2_layer_cache=lambda layer_id: state,
-        get_mamba_indices=lambda requests: requests.to(torch.int32),
-        translate_mamba_indices=lambda slots: slots,  # from 0.5.15
-    )
     return made
 
 

@@ -6,18 +6,16 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
-from host import graph, replayed, waits
+from host import graph, waits
 from host.references import compare_mamba2, mamba2
 
 SIZE, WIDTH = 16, 3  # tokens of a chunk of the scan; of a convolution's state
 
 
-def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculative=None):
+def compare(lengths, prefixes, step=SIZE, branching=None):
     """New tokens and cached ones of each request; step: of how many tokens a multiple the cache
     keeps states for; branching: {request: tokens} for requests that leave the state behind so many
-    tokens, not behind their last whole chunk; through: the kind of prefill graph whose runner makes
-    the batch that the layer reads (host/replayed.py), eager without; speculative: the name of the
-    algorithm that drafts for the model.
+    tokens, not behind their last whole chunk.
 
     Returns `left`: for each request that leaves a state, the largest difference of its
     convolution's and its SSM state, and the tokens of the batch before that state; `own`: the
@@ -46,8 +44,6 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
     batch = graph.batch_of(
         lengths,
         prefixes,
-        positions=torch.arange(sum(lengths)),
-        out_cache_loc=torch.arange(sum(lengths)),
         mamba_track_mask=torch.tensor(mask),
         mamba_track_seqlens=torch.where(
             torch.tensor(mask), torch.tensor(seen) + torch.tensor(prefixes), -1
@@ -58,14 +54,9 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
     hidden_states = torch.randn(sum(lengths), 128)
     output, left, own = torch.empty_like(hidden_states), {}, []
     words = compare_mamba2.words(mixer, hidden_states, output)
-    with torch.no_grad():
-        reads = waits.MaskReads()
-
-        def layer(batch):
-            with reads:
-                linear.forward(**words, forward_batch=batch)
-
-        _prefill(through, speculative, linear, layer, batch)
+    linear.init_forward_metadata(batch)
+    with torch.no_grad(), waits.MaskReads() as reads:
+        linear.forward(**words, forward_batch=batch)
     for i, (start, length) in enumerate(zip(starts, lengths)):
         given = hidden_states[start : start + length]
         wanted = mamba2.behind(mixer, given, before, i + 1, prefixes[i])
@@ -83,11 +74,3 @@ def compare(lengths, prefixes, step=SIZE, branching=None, through=None, speculat
         others=mamba2.changed((conv, ssm), before, others),
         waits=reads.names,
     )
-
-
-def _prefill(through, speculative, linear, layer, batch):
-    if through:
-        replayed.Replays(through, linear, layer, speculative).run(batch)
-    else:
-        linear.init_forward_metadata(batch)
-        layer(batch)

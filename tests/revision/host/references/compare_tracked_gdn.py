@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from host import graph, interpreted, replayed, waits
+from host import graph, interpreted, state_pool, waits
 from host.references import gdn, gdn_layer, mamba2
 from host.served import published
 
@@ -23,19 +23,10 @@ CONTEXTS = {"get_forward_context", "get_tc_piecewise_forward_context"}  # the la
 TRANSPOSED = Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.10")
 
 
-def compare(
-    lengths: list[int],
-    prefixes: list[int],
-    through: str | None = None,
-    speculative: str | None = None,
-    step: int = CHUNK,
-) -> dict[str, Any]:
+def compare(lengths: list[int], prefixes: list[int], step: int = CHUNK) -> dict[str, Any]:
     """New tokens and cached ones of each request, in LAYERS layers that have a pool of states each.
 
     step: of how many tokens a multiple the prefix cache keeps states for.
-
-    through: the kind of prefill graph whose runner makes the batch that layers read
-    (host/replayed.py), eager without. speculative: the name of the algorithm that drafts.
 
     Returns `waits`: for each layer the ops in which a host would wait for its GPU. `own` is the
     largest difference of outputs and of the states that requests go on with, `left` that of the
@@ -49,50 +40,26 @@ def compare(
     inputs = [torch.randn(sum(lengths), 128).to(TYPE) for _ in pools]
     before, outputs = [tuple(states.clone() for states in pool) for pool in pools], []
 
-    def layers(batch: Any) -> None:
-        for pool, hidden_states in zip(pools, inputs, strict=True):
-            linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
-            with torch.no_grad(), published(linear), waits.MaskReads() as reads:
-                outputs.append(getattr(layer, "_forward", layer.forward)(hidden_states, batch))
-            found["waits"].append(reads.names)
-
-    if through:
-        replayed.Replays(through, linear, layers, speculative).run(batch)
-    else:
-        linear.init_forward_metadata(batch)
-        layers(batch)
+    linear.init_forward_metadata(batch)
+    for pool, hidden_states in zip(pools, inputs, strict=True):
+        linear.req_to_token_pool.mamba2_layer_cache = _kept(*pool)
+        with torch.no_grad(), published(linear), waits.MaskReads() as reads:
+            outputs.append(getattr(layer, "_forward", layer.forward)(hidden_states, batch))
+        found["waits"].append(reads.names)
     for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
         unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < step}
         found["others"] += mamba2.changed(pool, then, unwritten)
-        for i, _length in enumerate(lengths):
-            rows = slice(sum(lengths[:i]), sum(lengths[: i + 1]))
+        own = gdn.worst(layer, hidden_states, output, pool, then, lengths, prefixes, _plain)
+        found["own"] = max(found["own"], *own.values())
+        for i, rows in enumerate(hidden_states.split(lengths)):
             old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
-            own, left = _differences(layer, hidden_states[rows], output[rows], old, pool, i, step)
-            found["own"], found["left"] = max(found["own"], own), max(found["left"], left)
+            whole, left = len(rows) // step * step, len(lengths) + i + 1
+            if whole:
+                with torch.no_grad():
+                    _, *kept = gdn.net(layer, rows[:whole], *old)
+                apart = mamba2.apart((pool[0][left], _plain(pool[1][left])), kept)
+                found["left"] = max(found["left"], *apart)
     return found
-
-
-def _differences(
-    layer: Any,
-    rows: torch.Tensor,
-    output: torch.Tensor,
-    old: Any,
-    pool: Any,
-    request: int,
-    step: int,
-) -> tuple[float, float]:
-    """Of one request's output and own states, and of the states that it leaves."""
-    whole, requests = len(rows) // step * step, (len(pool[0]) - 1) // 2
-    with torch.no_grad():
-        own = mamba2.apart((output, *_slot(pool, request + 1)), gdn.net(layer, rows, *old))
-        if not whole:
-            return max(own), 0.0
-        _, *kept = gdn.net(layer, rows[:whole], *old)
-    return max(own), max(mamba2.apart(_slot(pool, requests + request + 1), kept))
-
-
-def _slot(pool: Any, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return pool[0][slot], _plain(pool[1][slot])
 
 
 def layer_on_one_stream(**changes: Any) -> Any:
@@ -112,8 +79,6 @@ def _batch(lengths: list[int], prefixes: list[int], step: int) -> Any:
     return graph.batch_of(
         lengths,
         prefixes,
-        positions=torch.arange(sum(lengths)),
-        out_cache_loc=torch.arange(sum(lengths)),
         mamba_track_mask=mask,
         mamba_track_seqlens=torch.where(mask, torch.tensor(lengths) + prefix, -1),
         mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
@@ -164,22 +129,17 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
     except ImportError:
-        made = module.GDNAttnBackend.__new__(module.GDNAttnBackend)
+        made = state_pool.backend(module.GDNAttnBackend, None)
     else:
-        made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
+        made = state_pool.backend(gdn_backend.GDNAttnBackend, None)
         made.kernel_dispatcher = TritonGDNKernel()
         made.kernel_dispatcher.extend_uses_state_checkpoints = False  # asked from 0.5.17 on
         made.kernel_dispatcher.extend_kernel = made.kernel_dispatcher  # asked on 0.5.23
     interpreted.resolve_late(fla)
     interpreted.choose_first_configs(fla)
-    made.device, made.conv_states_shape = "cpu", pool[0].shape
-    made.is_draft_worker, made.topk = False, 0
+    made.conv_states_shape = pool[0].shape
     made._mamba_chunk_size, made._use_strided_target_verify_qkv = CHUNK, False  # from 0.5.19
     made.mis_metadata, made.enable_mis = None, False
-    made.req_to_token_pool = SimpleNamespace(
-        get_mamba_indices=lambda requests: requests.to(torch.int32),
-        translate_mamba_indices=lambda slots: slots,  # from 0.5.15
-    )
     made.forward = made.forward_extend
     batch.attn_backend = made
     return made

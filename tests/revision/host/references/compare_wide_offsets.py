@@ -25,8 +25,9 @@ def module(name):
 def projections():
     """The module that splits a gated delta net's projections."""
     return late.first(
-        "sglang.jit_kernel.triton.gdn_fused_proj",  # up to 0.5.16
+        "sglang.jit_kernel.triton.gdn_fused_proj",  # from 0.5.10 to 0.5.16
         "sglang.kernels.ops.attention.triton_gdn_fused_proj",
+        "sglang.srt.models.qwen3_next",
     )
 
 

@@ -7,7 +7,7 @@ For a layer with k key heads of size n, each shared by r value heads of size p.
 import torch
 import torch.nn.functional as F
 
-from .mamba2 import causal_convolution
+from .mamba2 import apart, causal_convolution
 
 
 def net(module, hidden_states, conv_state, state):
@@ -43,6 +43,23 @@ def net(module, hidden_states, conv_state, state):
     )
     y = (y * F.silu(z.unflatten(-1, (heads * r, p)))).flatten(1)
     return F.linear(y, weights["out_proj.weight"]), conv_state, state
+
+
+def worst(module, hidden_states, output, pool, before, lengths, prefixes, plain=lambda s: s):
+    """The largest differences of `output`, `conv` and `ssm` from net(), over requests whose slots
+    are 1, 2 and so on.
+
+    before: the pool as it was; a request without a prefix begins with an empty convolution. plain:
+    a state of the pool as [k * r, n, p].
+    """
+    differences, total = [], sum(lengths)
+    rows = hidden_states[:total].split(lengths), output[:total].split(lengths)
+    for slot, (given, made) in enumerate(zip(*rows), start=1):
+        old = before[0][slot] * bool(prefixes[slot - 1]), plain(before[1][slot])
+        with torch.no_grad():
+            wanted = net(module, given, *old)
+        differences.append(apart((made, pool[0][slot], plain(pool[1][slot])), wanted))
+    return dict(zip(("output", "conv", "ssm"), map(max, zip(*differences))))
 
 
 def delta_rule(q, k, v, decay, beta, state):

@@ -181,16 +181,3 @@ def spreads_requests(runner: Any) -> bool:
     """Whether ranks have requests of their own, so that layers gather tokens and a rank may have
     none."""
     return bool(getattr(runner.server_args, "enable_dp_attention", False))
-
-
-def returns_of_ranks(runner: Any) -> str | None:
-    """Why a graph stays off where several ranks of DP attention return routed experts, else
-    None."""
-    flags = "enable_dp_attention", "enable_return_routed_experts"
-    asked = all(getattr(runner.server_args, flag, False) for flag in flags)
-    if not asked or runner.server_args.dp_size < 2:
-        return None
-    return (
-        "--enable-return-routed-experts beside --enable-dp-attention: no GPU run has shown yet that"
-        " the graph returns each rank its own experts"
-    )

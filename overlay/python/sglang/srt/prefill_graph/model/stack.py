@@ -112,7 +112,7 @@ def find_layer_stack(runner: Any) -> Any | None:
     """
     try:
         owner = inner_stack(runner.model)
-        reason = model_runner.out_of_reach(runner, owner) or model_runner.returns_of_ranks(runner)
+        reason = model_runner.out_of_reach(runner, owner)
     except NoStack as error:
         owner, reason = None, str(error)
     if reason is None:

@@ -1,0 +1,249 @@
+"""The commands of the lab: gpu and sweep, which run on a GPU; status, which makes the pages; and
+bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bundle import command as bundle
+from bundle import host
+from patchqueue.commands import terminal
+from patchqueue.commands.terminal import (
+    OUT,
+    Command,
+    chosen_releases,
+    flag,
+    option,
+    refuse_ineffective,
+)
+from patchqueue.hint import counted, to_type
+from patchqueue.outcome import Problem, Refused
+from patchqueue.upstream import pins as pinning
+
+from . import fleet, front, gpurun, harness, incoming, picture, results
+from .pages import bench, status
+
+PLAN = ("--gpu", "--stale")  # options of --plan alone
+RUNS = ("--here", "--python", "--out", "--site", "--pass", "--mode", "--agree", "--bench")
+
+
+def _gpu(options: argparse.Namespace) -> int:
+    if options.plan:
+        refuse_ineffective(options, "with --plan, which runs nothing", *RUNS)
+        return _plan(options)
+    refuse_ineffective(options, "without --plan", *PLAN)
+    if options.agree:
+        refuse_ineffective(options, "with --agree, which times nothing", "--bench")
+    harness.refuse_unknown(options.root, options.model, options.mode)
+    if options.agree:
+        return _unkept(options, "run", experiment="agree")
+    if not options.bench:
+        return _run(options, "run")
+    code = _run(options, "gain")
+    bench.write(options.root)
+    OUT.print(f"next: `git diff {bench.PAGE}` shows what is new on it")
+    return code
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Print the runs that a fleet has to make."""
+    pins = pinning.load(options.root)
+    chosen = chosen_releases(options, pins, pins.all)
+    hosts = options.root / host.DEFAULT
+    asked = (options.gpu, options.model, hosts, options.stale)
+    rows = [asdict(job) for job in fleet.jobs(options.root, chosen, *asked)]
+    # and no other word: nox passes what goes to stderr to stdout
+    print(json.dumps({"include": rows}))
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    return _unkept(options, "sweep_experts" if options.experts else "sweep")
+
+
+def _unkept(options: argparse.Namespace, script: str, **more: Any) -> int:
+    """Run a script that prints its result; nothing goes to evidence/. more: of the call."""
+    code = 0
+    for pin in chosen_releases(options, pinning.load(options.root)):
+        ran = gpurun.run(options.root, pin, _call(options, script, **more))
+        code = code or ran.code
+        if ran.result:
+            OUT.print(f"{ran.result} written")
+    return code
+
+
+def _run(options: argparse.Namespace, script: str) -> int:
+    """Run a script, and keep its result."""
+    pins = pinning.load(options.root)
+    chosen = chosen_releases(options, pins)
+    if options.out and len(chosen) > 1:
+        step = to_type("gpu", f"{chosen[0].tag} --out FOLDER")
+        raise Refused(Problem("bad-words", "--out", "is for one run of one release", step))
+    done = [gpurun.run(options.root, pin, _call(options, script)) for pin in chosen]
+    written = [ran.result for ran in done if ran.result]
+    if written and options.out:
+        merge = to_type("status", "--merge", options.out)
+        OUT.print(f"next: {merge} gathers it; so does that of a folder around it")
+    elif written:
+        report(incoming.take(options.root, pins, written))
+        OUT.print(f"next: {to_type('status')} makes the tables from evidence/")
+    return max(ran.code for ran in done)
+
+
+def _call(options: argparse.Namespace, script: str, **more: Any) -> gpurun.Call:
+    """The call of a script of tests/gpu. Raises Refused where --python is given without --here."""
+    if options.python and not options.here:
+        step = to_type("gpu", "--here --python", options.python)
+        raise Refused(Problem("bad-words", "--python", "says which interpreter --here is", step))
+    words = list(options.words)
+    for name in ("mode", "model"):
+        if given := getattr(options, name, []):
+            words = [f"--{name}", *given, *words]
+    here = (options.python or sys.executable) if options.here else ""
+    return gpurun.Call(script, words, here=here, sites=options.site, out=options.out, **more)
+
+
+def report(gathered: Sequence[incoming.Gathered]) -> int:
+    """Print what became of each result; 1 where one was refused."""
+    for result in gathered:
+        OUT.print(f"{result.file}: {result.fate}: {result.why}")
+    fates = [result.fate for result in gathered]
+    OUT.print(
+        f"{counted(len(fates), 'result')}: "
+        + ", ".join(f"{fates.count(fate)} {fate}" for fate in incoming.Fate if fate in fates)
+    )
+    return 1 if incoming.Fate.REFUSED in fates else 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    root, code, given = options.root, 0, options.merge
+    pins = pinning.load(root)
+    if given:
+        files = [given] if given.is_file() else incoming.found(root, given)
+        code = report(incoming.take(root, pins, files))
+    changed = [*status.write(root, pins), *bench.write(root)]
+    OUT.print(status.tables(root, pins), end="")
+    if options.plot:
+        drawn = picture.draw(front.measured(results.load(root)), root)
+        changed += [file.relative_to(root) for file in drawn]
+        if not drawn:
+            OUT.print("no picture: matplotlib is not installed")
+    OUT.print(
+        f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
+    )
+    OUT.print(f"next: {to_type('gpu', '--plan --stale')} says what is left to run")
+    return code
+
+
+RUN = (
+    flag(
+        "--here", "run in this interpreter, with --site, not in an environment of the release's own"
+    ),
+    option(
+        "--python PATH",
+        "with --here: run in this interpreter instead, as /usr/bin/python3",
+        type=terminal.program,
+    ),
+    option(
+        "--out FOLDER",
+        "write the result to this new folder, not to evidence/; status --merge gathers such"
+        " folders",
+        type=terminal.path,
+    ),
+    option(
+        "--site DIR",
+        "a folder of packages, or an unpacked bundle; may be repeated",
+        type=terminal.path,
+        action="append",
+        default=[],
+    ),
+    option(
+        "--pass WORD",
+        "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
+        dest="words",
+        action="append",
+        default=[],
+    ),
+)
+
+
+def _repeated(name: str, help: str) -> terminal.Argument:
+    return option(f"{name} NAME", f"{help}; may be repeated", action="append", default=[])
+
+
+COMMANDS = (
+    Command(
+        "sweep",
+        _sweep,
+        "find tiles for Mamba2's prefill kernels on this host's GPU, and print them",
+        "v0.5.9",
+        (
+            terminal.releases(),
+            *RUN,
+            flag("--experts", "for routed experts instead, and write the tables that sglang reads"),
+        ),
+    ),
+    Command(
+        "gpu",
+        _gpu,
+        "test a release on this host's GPU, and keep the results in evidence/",
+        "v0.5.9 --model llama",
+        (
+            terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
+            *RUN,
+            _repeated("--model", "only this model of tests/gpu/models.py"),
+            _repeated("--mode", "only this mode, as breakable, and its reference"),
+            flag(
+                "--agree",
+                "compare answers with the untouched release's instead, and keep nothing in"
+                " evidence/",
+            ),
+            flag(
+                "--bench",
+                "time the untouched and the patched release in one run instead, keep the figures"
+                f" in evidence/, and make {bench.PAGE}",
+            ),
+            flag(
+                "--plan",
+                "run nothing: print the GPU runs that are to be made, by release, GPU and model, as"
+                " JSON for GitHub's strategy.matrix",
+            ),
+            _repeated(
+                "--gpu", "with --plan: only this kind, as H200 (default: those in evidence/)"
+            ),
+            flag("--stale", "with --plan: only runs without evidence about today's queue"),
+        ),
+    ),
+    Command(
+        "status",
+        _status,
+        f"make the support matrix in {status.PAGE}, and {bench.PAGE}",
+        "--merge results",
+        (
+            option(
+                "--merge PATH",
+                "first add this result, or every result below this folder, to evidence/;"
+                " one about another tree than today's is refused",
+                type=terminal.path,
+            ),
+            flag("--plot", "draw the front page's picture too, from evidence/"),
+        ),
+    ),
+    *bundle.COMMANDS,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command, with the exit codes of terminal.run."""
+    return terminal.run(_parser(), arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    return terminal.parser(
+        "Prove pinned sglang releases on GPUs, and report the results.", COMMANDS
+    )

@@ -1,0 +1,209 @@
+"""Apply the queue to one pinned release, take it off again, and prove the result.
+
+pin -> source -> selected patches -> strict replay -> build aside with quilt -> compare with the
+replay, byte for byte -> record -> rename into work/<tag>/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..files import atomic
+from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
+from ..hint import some, to_type
+from ..outcome import Outcome, Refused
+from ..queue import series
+from ..queue.lint import lint
+from ..queue.series import PROVENANCE, Queue
+from ..upstream import source
+from ..upstream.edits import Edited, open_tree
+from ..upstream.pins import Pin
+from ..upstream.source import Source
+from . import own_changes
+from . import quilt as quilts
+from .matching import listing_with
+from .selection import NO_REASON, Finding, Plan, Selection, probe, select, settle
+from .worktree import RECORD, Inspection, State, WorkTree, write_patches
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of an apply or unapply. rows: every patch of the queue, those of the tree with
+    the tree's outcome; record: the tree's provenance."""
+
+    pin: Pin
+    outcome: Outcome
+    path: Path
+    rows: tuple[Finding, ...]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def load_queue(root: Path, only: str = "") -> Queue:
+    """The queue below `root`. Raises Refused with every problem that lint finds."""
+    finish_writing(root)
+    queue, problems = series.read(root)
+    problems += lint(root, queue)
+    if problems:
+        raise Refused(problems)
+    return queue.only(only)
+
+
+def finish_writing(root: Path) -> list[str]:
+    """Put in place what a run that was killed had made good to write (see files/atomic.py); the
+    paths. Waits for one that writes now."""
+    if not (root / atomic.JOURNAL).is_dir():
+        return []
+    with atomic.locked(root / atomic.QUEUE_LOCK):
+        return atomic.recover(root, root / atomic.JOURNAL)
+
+
+def apply(
+    root: Path,
+    pin: Pin,
+    origin: str | None,
+    discard: bool = False,
+    base: Path | None = None,
+    only: str = "",
+) -> Report:
+    """Make work/<tag>/ the pinned release with the queue on it.
+
+    discard: throw away edits in the tree that no patch holds. base: a folder with this release and
+    edits of others, in place of the release. only: the profile whose patches are applied, "" for
+    every patch.
+    Raises Refused, with nothing changed, for a broken queue, a source that is not the pinned one, a
+    hunk that does not fit, and edits that would be lost.
+    """
+    selection = select(load_queue(root, only), pin)
+    pristine, selection = begin(selection, origin, base)
+    planned = selection.plan(pristine.read, pristine.origin)
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
+        inspection = tree.inspect()
+        record, outcome = inspection.record, Outcome.ALREADY_APPLIED
+        if inspection.state is not State.APPLIED or not planned.record.items() <= record.items():
+            refuse_to_lose(tree, inspection, discard)
+            record, listing = _build(tree, pristine, planned, quilt, lock)
+            tree.finish(listing)
+            outcome = Outcome.APPLIED if selection.patches else Outcome.EMPTY
+    rows = tuple(_rows(selection, pristine, outcome))
+    return Report(pin, outcome, tree.path, rows, record)
+
+
+def begin(
+    selection: Selection, origin: str | None, base: Path | None
+) -> tuple[Source | Edited, Selection]:
+    """The files that the queue is applied to, and the selection for them. Raises Refused where a
+    hunk does not fit edits of others."""
+    if base is None:
+        return source.fetch(selection.pin, origin), selection
+    tree = open_tree(selection.pin, base, selection.touched)
+    step = (
+        "nothing was written; change one of the two so that both fit, or lay both sides out with"
+        f" {to_type('backport', '--onto', base, 'BRANCH')} and `git merge`"
+    )
+    return tree, settle(selection, tree.read, str(base), step)
+
+
+def unapply(root: Path, pin: Pin) -> Report:
+    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
+    pristine tree is back."""
+    tree = WorkTree(root, pin.tag)
+    quilt = quilts.find(source.cache_folder())
+    with tree.locked() as lock:
+        inspection = tree.inspect()
+        if inspection.state is State.ABSENT:
+            raise no_tree(pin)
+        if inspection.state is State.UNAPPLIED:
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=inspection.record)
+        refuse_to_lose(tree, inspection, discard=False)
+        aside = tree.start(copy=True)
+        for name in (LISTING, LAID):
+            (aside / name).unlink(missing_ok=True)
+        quilt.run(aside, "pop", "-a", lock=lock)
+        # quilt leaves an overlay package's folder behind, and Python would still import that
+        inside = (path for root in ROOTS for path in (aside / root).rglob("*"))
+        for folder in sorted((path for path in inside if path.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        listing = list_folder(aside)
+        if hash_python(listing) != inspection.record["tree"]["before"]:
+            what = "popping every patch did not bring the pristine tree back"
+            step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
+        tree.finish(listing)
+    return Report(pin, Outcome.APPLIED, tree.path, (), record=inspection.record)
+
+
+def no_tree(pin: Pin) -> Refused:
+    step = f"{to_type('apply', pin.tag)} makes it"
+    return Refused.of("no-tree", f"work/{pin.tag}", "there is no such tree", step)
+
+
+def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
+    """Raise Refused where replacing the tree would lose the user's edits, unless `discard` is
+    set."""
+    where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
+    if inspection.untracked:
+        what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"
+        raise Refused.of("unknown-files", where, what, "move them out of the tree")
+    if discard:
+        return
+    if inspection.state is State.FOREIGN:
+        step = f"move it away, or {again} replaces it"
+        raise Refused.of("foreign-tree", where, "is there, but this tool did not make it", step)
+    if inspection.state is not State.CHANGED:
+        return
+    popped = len(inspection.record["patches"]) - len(quilts.applied(tree.path))
+    if popped and not inspection.edited_patches:
+        what = f"misses patches that were popped: {popped} of {len(inspection.record['patches'])}"
+        step = f"{to_type('quilt', tree.tag, 'push -a')}, or {again}"
+        raise Refused.of("popped-tree", where, what, step)
+    files = [*inspection.edited_patches, *differing(tree.finished_listing(), inspection.listing)]
+    what = f"has edits that the queue does not hold: {some(files) or 'patches partly popped'}"
+    step = f"{to_type('refresh', tree.tag)} writes them back to patches/; {again} throws them away"
+    raise Refused.of("edited-tree", where, what, step)
+
+
+def _build(
+    tree: WorkTree, pristine: Source | Edited, planned: Plan, quilt: quilts.Quilt, lock: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
+    listing."""
+    aside, stack = tree.start(), planned.stack
+    before = pristine.unpack(aside)
+    write_patches(aside, stack)
+    if stack:
+        quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
+    expected, after = listing_with(before, planned.files), list_folder(aside)
+    if quilts.applied(aside) != list(stack) or after != expected:
+        what = f"quilt and the replay made different files: {some(differing(after, expected))}"
+        raise Refused.of("engines-disagree", tree.tag, what, "report this")
+    record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
+    edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
+    if edits.paths:
+        record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
+    (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if PROVENANCE in after:
+        about = own_changes.described(planned.files, pristine.read, after, edits)
+        for path, content in own_changes.records(about, after).items():
+            (aside / path).write_bytes(content)
+    return record, after
+
+
+def _rows(selection: Selection, pristine: Source | Edited, outcome: Outcome) -> Iterator[Finding]:
+    """Every patch of the queue. outcome: of those that the tree has."""
+    queue = selection.queue
+    selected = {queue.base(patch.name) for patch in selection.patches}
+    for finding in probe(queue, pristine.pin, pristine.read):
+        if finding.patch in selected:
+            subject = queue.header(finding.patch).get("Subject")
+            yield replace(finding, outcome=outcome, why=subject)
+        elif finding.outcome is Outcome.APPLIED:  # of a tree of others, which has it already
+            yield replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON)
+        else:
+            yield finding

@@ -1,0 +1,239 @@
+"""quilt, which applies the series in a work tree: found or fetched, and run alike for everybody.
+
+No user configuration reaches it (--quiltrc -, QUILT_* and the variables that steer GNU patch
+removed), messages are in English, no hunk is ever applied with fuzz.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache as kept
+from pathlib import Path
+from typing import Any
+
+from ..files import atomic, disk, run
+from ..outcome import Refused
+
+LOG = logging.getLogger(__name__)
+
+FIRST_DESCRIPTOR = 64
+NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
+
+
+@dataclass(frozen=True)
+class Quilt:
+    """A quilt that works. variables: what its environment needs besides the scrubbed one. opened:
+    descriptors that a process of it needs, by the same numbers."""
+
+    command: str
+    variables: dict[str, str] = field(default_factory=dict)
+    opened: tuple[int, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """The caller's environment without anything that configures quilt or patch."""
+        return run.QUILT.environment() | self.variables
+
+    def works(self) -> bool:
+        try:
+            said = self.run(Path("/"), "push", "-h", check=False).stdout
+        except (OSError, Refused):
+            return False
+        return said.startswith(b"Usage: quilt push")
+
+    def run(
+        self, tree: Path, *arguments: str, lock: int | None = None, check: bool = True
+    ) -> run.Done:
+        """Run one quilt command in a work tree, as `quilt push -a --fuzz=0`. Raises Refused with
+        quilt's words when it fails.
+
+        lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
+        killed parent.
+        """
+        how: dict[str, Any] = {"folder": tree, "more": self.variables, "held": lock}
+        how |= {"program": self.command, "opened": self.opened}
+        how["good"] = (0, NOTHING_TO_DO) if check else None
+        try:
+            return run.run(run.QUILT, "--quiltrc", "-", *arguments, **how)
+        except run.Failed as failure:
+            where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
+            raise Refused.of("quilt-failed", where, failure.said, step) from None
+
+
+def applied(tree: Path) -> list[str]:
+    """The patches that quilt has applied in this tree, bottom first."""
+    record = tree / ".pc/applied-patches"
+    return record.read_text().split("\n")[:-1] if record.is_file() else []
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A patch that is applied in a tree. before, after: its files below it and above it, by path,
+    sorted; empty where there is none."""
+
+    patch: str
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+
+
+def layers(tree: Path) -> list[Layer]:
+    """The patches that quilt has applied in this tree, bottom first, with what each makes now.
+
+    quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
+    An edit that no `quilt refresh` has seen is one of the topmost patch that has the file.
+    """
+    top_first: list[Layer] = []
+    above: dict[str, bytes] = {}
+    for patch in reversed(applied(tree)):
+        folder = tree / ".pc" / patch
+        copies = sorted(path for path in folder.rglob("*") if path.is_file())
+        before = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in copies
+            if path.name != ".timestamp"
+        }
+        after = {path: above[path] if path in above else content(tree / path) for path in before}
+        above |= before
+        top_first.append(Layer(patch, before, after))
+    return top_first[::-1]
+
+
+def content(file: Path) -> bytes:
+    """The content of a file; empty where there is none."""
+    return file.read_bytes() if file.is_file() else b""
+
+
+# what quilt itself writes below .pc/ of a tree that has no patches yet
+DATABASE = {".version": "2\n", ".quilt_patches": "patches\n", ".quilt_series": "series\n"}
+
+
+def begin(tree: Path, patch: str) -> None:
+    """Put an empty patch on top, as `quilt new` does, which is killed with half a series, or with a
+    patch that is listed and not applied. Killed here, `finish_begun` does the rest."""
+    shutil.rmtree(tree / ".pc" / patch, ignore_errors=True)
+    (tree / ".pc" / patch).mkdir(parents=True)
+    for name, text in DATABASE.items():
+        if not (tree / ".pc" / name).exists():
+            _put(tree / ".pc" / name, [text])
+    series, done = tree / "patches/series", applied(tree)
+    lines = _lines(series)
+    at = 1 + [_name(line) for line in lines].index(done[-1]) if done else 0
+    try:
+        _put(series, [*lines[:at], f"{patch}\n", *lines[at:]])
+    finally:
+        finish_begun(tree)
+
+
+def finish_begun(tree: Path) -> None:
+    """Call a patch applied that `begin`, or `quilt new`, was killed before it did. Its folder is
+    there and empty, and it has no text."""
+    for name in listed(tree):
+        done = applied(tree)
+        if name not in done and is_begun(tree, name):
+            _put(tree / ".pc/applied-patches", [f"{each}\n" for each in (*done, name)])
+
+
+def is_begun(tree: Path, patch: str) -> bool:
+    """Whether a patch has neither a text nor a file yet."""
+    folder = tree / ".pc" / patch
+    return folder.is_dir() and not any(folder.iterdir()) and not (tree / "patches" / patch).exists()
+
+
+def listed(tree: Path) -> list[str]:
+    """The patches of the tree's series, bottom first."""
+    return [name for line in _lines(tree / "patches/series") if (name := _name(line))]
+
+
+def _lines(series: Path) -> list[str]:
+    return series.read_text().splitlines(keepends=True) if series.is_file() else []
+
+
+def _name(line: str) -> str:
+    """The patch of a line of quilt's series."""
+    return "".join(line.partition("#")[0].split()[:1])
+
+
+def _put(file: Path, lines: Iterable[str]) -> None:
+    """Write it whole or not at all. A name that ends in ~ is no part of a tree."""
+    aside = file.with_name(f"{file.name}~")
+    atomic.put(aside, "".join(lines).encode())
+    os.replace(aside, file)
+
+
+def find(cache: Path) -> Quilt:
+    """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
+    user.
+
+    Raises Refused saying what to install where none of that works.
+    """
+    where = os.environ.get("QUILT_DIR")  # where it is, no setting
+    installed = Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
+    if shutil.which("quilt") and shutil.which("patch") and installed.works():
+        return installed
+    home = cache / "quilt"
+    if not _unpacked(home).works():
+        with atomic.locked(cache / ".lock"):
+            fault = "" if _unpacked(home).works() else _fetch(home, cache)
+        if fault:
+            raise Refused.of("no-quilt", "quilt", fault, run.QUILT.install)
+    return _unpacked(home)
+
+
+def _unpacked(home: Path) -> Quilt:
+    """The one in the cache, called by the number of its folder's descriptor: quilt pastes QUILT_DIR
+    into shell text as it is, so that a space there ends a word, and `$(command)` runs."""
+    if not home.is_dir():
+        return Quilt(str(home / "usr/bin/quilt"))
+    descriptor = _opened(home.resolve(), home.stat().st_ino)
+    usr = f"/proc/self/fd/{descriptor}/usr"
+    path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
+    variables = {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path}
+    return Quilt(f"{usr}/bin/quilt", variables, (descriptor,))
+
+
+@kept
+def _opened(folder: Path, inode: int) -> int:
+    """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
+    another folder there. The number is above those that quilt's scripts open themselves, as
+    `exec 4> /dev/null` in scripts/backup-files."""
+    low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
+    finally:
+        os.close(low)
+
+
+def _fetch(home: Path, cache: Path) -> str:
+    """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
+    through QUILT_DIR. Returns why they cannot be had, "" where they work."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return "neither quilt (with patch) nor apt is on PATH"
+    LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
+    with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
+        space = Path(name)
+        for folder in ("state/lists/partial", "cache/archives/partial"):
+            (space / folder).mkdir(parents=True)
+        settings = (f"Dir::State={space}/state", f"Dir::Cache={space}/cache", "APT::Sandbox::User=")
+        own_lists = [word for setting in settings for word in ("-o", setting)]
+        download = ["download", "-q", "quilt", "patch"]
+
+        def fails(*words: str) -> int:
+            quiet: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
+            return subprocess.run(["apt-get", *words], cwd=space, **quiet).returncode
+
+        # The system's package lists first: a fresh container has none, and then this user reads
+        # lists of its own.
+        if fails(*download) and (fails(*own_lists, "update", "-q") or fails(*own_lists, *download)):
+            return "apt could not download it"
+        for package in space.glob("*.deb"):
+            if subprocess.run(["dpkg-deb", "-x", package, space / "root"]).returncode:
+                return "dpkg-deb could not unpack it, for the reason above"
+        shutil.rmtree(home, ignore_errors=True)
+        os.rename(space / "root", home)
+    return "" if _unpacked(home).works() else "the one that apt delivered does not start"

@@ -1,0 +1,256 @@
+"""The part of the queue that is for one release; and, for each other patch, whether the release has
+its change or goes without.
+
+On a tree with edits of others, a patch whose every change the tree has already is left out.
+Anything else that does not apply is a conflict, and nothing is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from .. import RELEASE
+from ..files import record
+from ..files.tree import hash_python, sha256
+from ..hint import some, to_type
+from ..outcome import Outcome, Problem, Refused
+from ..queue.header import NOT_NEEDED, ProbeLine
+from ..queue.patchfile import Patch
+from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
+from ..upstream.pins import Pin
+from ..upstream.source import Source
+from .context import rendered
+from .matching import Read, Replay, listing_with, replay
+
+NO_REASON = "no reason given"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A selection on a tree, before the tree is written.
+
+    files: path -> content of every file that the selection changes or adds. stack: what quilt
+    pushes, in order: the overlay as one generated patch, then the patches, each with that tree's
+    lines and three lines of its context. record: what the tree's record says of its making.
+    """
+
+    selection: Selection
+    files: dict[str, bytes]
+    stack: dict[str, bytes]
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The patches and overlay files of one release.
+
+    already_present: patches whose change a tree of others has already, which are not applied to it.
+    """
+
+    queue: Queue
+    pin: Pin
+    already_present: tuple[str, ...] = ()
+
+    @cached_property
+    def _released(self) -> list[Patch]:
+        """Every patch for the release."""
+        return self.queue.select(self.pin.version)
+
+    @cached_property
+    def patches(self) -> list[Patch]:
+        """The patches to apply, in order."""
+        return [patch for patch in self._released if patch.name not in self.already_present]
+
+    @property
+    def touched(self) -> set[str]:
+        """The files that the queue changes or adds."""
+        return {file.path for patch in self._released for file in patch.files} | set(self.overlay)
+
+    @cached_property
+    def _own(self) -> dict[str, bytes]:
+        return self.queue.overlay_for(self._released)
+
+    @cached_property
+    def overlay(self) -> dict[str, bytes]:
+        """The overlay files that the patches need; the overlay's package with its provenance."""
+        if not any(path.startswith(PACKAGE) for path in self._own):
+            return self._own
+        provenance = {  # what a server can read of its patches
+            "version": str(self.pin.version),
+            "release": RELEASE,
+            "queue": "" if self.queue.profile else self.pin.patched,
+            "wheels": [{"file": wheel.file, "sha256": wheel.sha256} for wheel in self.pin.wheels],
+            "patches": [
+                {"name": name, "sha256": each, "subject": self.queue.header(name).get("Subject")}
+                for name, each in self._texts.items()
+            ],
+            "overlay": _digests(self._own),
+        }
+        return self._own | {PROVENANCE: record.text_of(provenance).encode()}
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        """patch -> the sha256 of its file in the queue."""
+        return {patch.name: sha256(patch.content) for patch in self._released}
+
+    def replay(self, read: Read) -> Replay:
+        """The strict replay on the release's files."""
+        return replay(self.patches, self.overlay, read, self.pin.tag)
+
+    def plan(self, read: Read, origin: Mapping[str, str]) -> Plan:
+        """The selection on some files. Raises Refused where a patch does not apply.
+
+        origin: what the files are, as kind, name and sha256.
+        """
+        replayed = self._applied(read)
+        rows, texts = {row.patch: row for row in replayed.steps}, self._texts
+        overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
+        stack = overlay | {
+            patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
+        }
+        record = {
+            "version": str(self.pin.version),
+            "tag": self.pin.tag,
+            "source": dict(origin),
+            "patches": [
+                {"name": name, "sha256": sha256(text), "text": texts.get(name, "")}
+                for name, text in stack.items()
+            ],
+            "overlay": _digests(self.overlay),
+        }
+        return Plan(self, replayed.files, stack, record)
+
+    def made(self, record: Mapping[str, Any]) -> bool:
+        """Whether a tree's record is of these patches and overlay files."""
+        texts = [
+            (patch["name"], patch.get("text"))
+            for patch in record["patches"]
+            if patch["name"] != OVERLAY_PATCH
+        ]
+        own = [each for each in self._texts.items() if each[0] not in record.get("there", [])]
+        return texts == own and record["overlay"] == _digests(self.overlay)
+
+    def patched_tree(self, pristine: Source) -> str:
+        """The tree hash (see files/tree.py) of the release with this selection on it. Raises
+        Refused where a patch does not apply."""
+        files = self._applied(pristine.read).files
+        return hash_python(listing_with(pristine.listing(), files))
+
+    def _applied(self, read: Read) -> Replay:
+        replayed = self.replay(read)
+        if replayed.problems:
+            raise Refused(replayed.problems)
+        return replayed
+
+
+def select(queue: Queue, pin: Pin) -> Selection:
+    """The selection for a pin. Raises Refused when there is no patch and pins.toml does not say
+    why, or says so wrongly."""
+    selection = Selection(queue, pin)
+    if not selection.patches and queue.profile:
+        what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
+        raise Refused.of("nothing-to-do", pin.tag, what, step)
+    if not selection.patches and not pin.no_patches:
+        step = (
+            f"{to_type('rebase', pin.tag)}; or give the reason as no_patches in upstream/pins.toml"
+        )
+        raise Refused.of(
+            str(Outcome.EMPTY), pin.tag, "no patch of the series is for this release", step
+        )
+    if selection.patches and pin.no_patches:
+        first = selection.patches[0].name
+        what = f"pins.toml says there is no patch ({pin.no_patches}), but {first} is for it"
+        raise Refused.of("stale-no-patches", pin.tag, what, "remove no_patches")
+    return selection
+
+
+def settle(selection: Selection, read: Read, where: str, step: str) -> Selection:
+    """The selection without the patches whose change a tree has already.
+
+    read: its files; where: what a user calls it; step: what to do about a conflict. Raises Refused,
+    with a problem for each hunk that does not fit, by both sides.
+    """
+    replayed = replay(selection.patches, selection.overlay, read, where, step)
+    problems = [*replayed.problems]
+    taken = [path for path in selection.overlay if read(path) is not None]
+    if PROVENANCE in taken:
+        what = "carries a queue already: it has the files of its package"
+        step = "take that one off first, or begin with a commit that has none"
+        problems.insert(0, Problem("patched-already", where, what, step))
+    elif taken:
+        what = f"the queue adds {some(taken)}, and this tree has a file of that name"
+        step = "rename the one of the tree, with what imports it"
+        problems.insert(0, Problem(str(Outcome.CONFLICT), where, what, step))
+    if problems:
+        raise Refused(problems)
+    rows = replayed.steps
+    present = [row.patch for row in rows if row.outcome is Outcome.ALREADY_APPLIED]
+    return replace(selection, already_present=tuple(present))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One patch (all its variants together) on one pin.
+
+    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED, a gap. why: the
+    patch's subject, since when upstream has it, or why it is not offered there.
+    """
+
+    patch: str
+    pin: Pin
+    outcome: Outcome
+    why: str
+    problem: Problem | None = None
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether users of the release lack the change; a reason may say that they do without
+        it."""
+        return self.outcome is Outcome.NOT_SELECTED and not self.why.startswith(NOT_NEEDED)
+
+
+def probe(queue: Queue, pin: Pin, read: Read) -> list[Finding]:
+    """Every patch of the queue against one pristine release."""
+    bases: dict[str, bool] = {}
+    for entry in queue.entries:
+        if entry.name in queue.patches:
+            bases[entry.base] = bases.get(entry.base, False) or entry.is_for(pin.version)
+    return [
+        _finding(queue, base, selected, pin, read)
+        for base, selected in bases.items()
+        if base in queue.patches
+    ]
+
+
+def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> Finding:
+    header = queue.patches[base].header
+    where = f"patches/{base} on {pin.tag}"
+    has = any(passes(line, read) for line in header.probes)
+    if selected and not has:
+        return Finding(base, pin, Outcome.APPLIED, header.get("Subject"))
+    if has:
+        merged = header.get("Upstream-Status").partition("Merged ")[2]
+        why = f"since {merged}" if merged else "the release has it"
+        what = "merged upstream: the pristine release passes the patch's Probe"
+        step = "end the guard before this release"
+        problem = Problem(str(Outcome.MERGED_UPSTREAM), where, what, step) if selected else None
+        return Finding(base, pin, Outcome.MERGED_UPSTREAM, why, problem)
+    if gap := header.gap(pin.version):
+        return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
+    what = "the release lacks the change, and the guard leaves it out"
+    step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
+    problem = Problem("unexplained-gap", where, what, step)
+    return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
+
+
+def passes(line: ProbeLine, read: Read) -> bool:
+    """Whether a tree passes one line of a header's Probe."""
+    content = read(line.path)
+    return content is not None and line.matches(content.decode("utf-8", "replace"))
+
+
+def _digests(files: Mapping[str, bytes]) -> list[dict[str, str]]:
+    return [{"path": path, "sha256": sha256(content)} for path, content in sorted(files.items())]

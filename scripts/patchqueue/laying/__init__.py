@@ -1,5 +1,0 @@
-"""The queue laid on a release, in memory and in work/TAG/, and what is edited there written back.
-
-Modules, low to high; none imports from its own floor or a higher one:
-matching quilt · context own_changes · selection worktree · apply · check · refresh
-"""

@@ -1,0 +1,124 @@
+"""What KDA's kernels are told by the release's backend, in a breakable graph and eagerly."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from host import late
+
+with late.modules():
+    from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
+    from sglang.srt.model_executor import forward_batch_info
+
+pytestmark = pytest.mark.revision(">=0.5.12")
+TOKENS, HEADS, SIZE = 6, 2, 4
+DIM = HEADS * SIZE
+PLACES = ("sglang.kernels.ops.attention.fla.kda", "sglang.srt.layers.attention.fla.kda")
+
+
+class Unsaid(SimpleNamespace):
+    """What a release asks of it beyond what is given is None."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+class Kernel:
+    """Keeps what it is given, and computes nothing."""
+
+    def extend(self, **given):
+        self.given = given
+        return torch.zeros(1, TOKENS, HEADS, SIZE)
+
+
+def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
+    """Whether beta is raw, and the gate's shape, as the kernel is told. meta: of a captured
+    prefill; None: an eager one."""
+    kernel = Kernel()
+    cache = SimpleNamespace(conv=[torch.zeros(2, 3, DIM)], temporal=None)
+    backend = kda_backend.KDAAttnBackend.__new__(kda_backend.KDAAttnBackend)
+    backend.req_to_token_pool = SimpleNamespace(mamba2_layer_cache=lambda layer: cache)
+    backend.kernel_dispatcher = kernel
+    backend.accept_lens_pool = None
+    backend.prefill_graph_metadata = meta
+    backend.forward_metadata = Unsaid(
+        logical_num_tokens=TOKENS, query_start_loc=torch.tensor([0, TOKENS])
+    )
+    same = lambda x, *args, **words: x  # noqa: E731
+    monkeypatch.setattr(kda_prefill_graph, "causal_conv1d_fn", same)
+    monkeypatch.setattr(kda_backend, "causal_conv1d_fn", same, raising=False)
+    backend._convolve_prefill = lambda layer, batch, x, *rest: x
+    layer = Unsaid(q_dim=DIM, k_dim=DIM, v_dim=DIM, layer_id=0)
+    layer.head_q_dim = layer.head_k_dim = layer.head_v_dim = SIZE
+    batch = Unsaid(
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
+        extend_prefix_lens=torch.zeros(1, dtype=torch.int32),
+        extend_seq_lens_cpu=[TOKENS],
+    )
+    x, beta = torch.zeros(TOKENS, 3 * DIM), torch.zeros(1, TOKENS, HEADS)
+    backend.forward_extend(layer, batch, x, gate, beta)
+    return kernel.given["beta_is_raw"], kernel.given["g"].shape
+
+
+@pytest.mark.revision(">=0.5.22")
+@pytest.mark.parametrize("shape", [(1, TOKENS, HEADS, SIZE), (1, TOKENS, DIM)])
+def test_the_graph_says_of_beta_what_eager_prefill_says(monkeypatch, shape):
+    """Kimi's models hand their gate over by heads, GLM's flat, and beta before its sigmoid."""
+    meta = Unsaid(
+        track=False, token_index=torch.arange(TOKENS), num_logical_tokens=torch.tensor(TOKENS)
+    )
+    gate = torch.zeros(shape)
+    found = told(monkeypatch, gate, meta)
+    assert found == told(monkeypatch, gate, None)
+    assert found == (True, (1, TOKENS, HEADS, SIZE))
+
+
+class Chosen(Exception):
+    """Ends a prefill where its kernels are chosen."""
+
+
+def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
+    """How chunk_kda_fwd asks for the blocks of so many chunks of 64 tokens."""
+    module, found = late.first(*PLACES), {}
+
+    def blocks(**given):
+        found.update(given)
+        raise Chosen
+
+    monkeypatch.setattr(module, "kda_gate_chunk_cumsum", lambda g, **words: g)
+    monkeypatch.setattr(module, "chunk_local_cumsum", lambda g, **words: g)
+    monkeypatch.setattr(module, "chunk_kda_fwd_intra", blocks)
+    monkeypatch.setattr(
+        module, "prepare_chunk_indices", lambda *words: torch.zeros(chunks, 2, dtype=torch.int32)
+    )
+    x = torch.zeros(1, 1, 8, 128)
+    with pytest.raises(Chosen):
+        module.chunk_kda_fwd(
+            q=x,
+            k=x,
+            v=x,
+            g=x,
+            beta=x[..., 0],
+            scale=1.0,
+            initial_state=None,
+            initial_state_indices=None,
+            cu_seqlens=torch.tensor([0, 64 * chunks]),
+            A_log=torch.zeros(8),
+            lower_bound=lower_bound,
+        )
+    return {name: found[name] for name in ("fuse_diagonal", "fuse_recompute")}
+
+
+@pytest.mark.parametrize("chunks", [1, 32, 33])
+def test_an_unbounded_gate_gets_no_clamped_decays(monkeypatch, chunks):
+    """Kimi-Linear's gate has no lower bound. A channel may forget more than the clamp in 16
+    tokens, and did in a small random model."""
+    assert not any(chosen(monkeypatch, chunks, None).values())
+
+
+@pytest.mark.parametrize(("chunks", "fused"), [(1, True), (32, True), (33, False)])
+def test_a_bounded_gate_is_fused_as_it_was(monkeypatch, chunks, fused):
+    """Kimi-K3's is at least -5: 108 powers of two in 15 steps, which the clamp leaves alone."""
+    assert {*chosen(monkeypatch, chunks, -5.0).values()} == {fused}
