@@ -63,6 +63,8 @@ class CausalAttention:
 def batch_of(lengths, **fields):
     """A prefill of requests with `lengths` new tokens each, as the scheduler makes it."""
     tokens, source = sum(lengths), torch.Generator().manual_seed(sum(lengths))
+    count = "global_num_token_non_padded_cpu"  # from 0.5.20
+    count = count if hasattr(forward_batch_info.ForwardBatch, count) else count[len("global_") :]
     return graph.batch_of(
         list(lengths),
         input_ids=torch.randint(1, 200, (tokens,), generator=source),
@@ -73,8 +75,8 @@ def batch_of(lengths, **fields):
         out_cache_loc=torch.arange(1, tokens + 1),
         req_pool_indices=torch.arange(len(lengths)),
         capture_hidden_mode=forward_batch_info.CaptureHiddenMode.NULL,
-        num_token_non_padded_cpu=tokens,
         return_logprob=False,
+        **{count: tokens},
         **fields,
     )
 

@@ -162,17 +162,6 @@ def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
     assert seen[0][3] is rows and output.equal(rows * 2)
 
 
-def test_a_switch_that_is_not_known_is_one_warning_and_asks_for_nothing(
-    runner, monkeypatch, caplog
-):
-    """A typo left the layers in their breaks without a word."""
-    layers._warn.cache_clear()
-    monkeypatch.setenv(SWITCH, "Capture")
-    assert all(linear(runner).supports_prefill_graph_extend() for _ in range(2))
-    [text] = [message for message in caplog.messages if SWITCH in message]
-    assert text.startswith(f"{SWITCH}=Capture is not known, and goes for nothing.")
-
-
 @pytest.mark.parametrize(
     "how, reason",
     [

@@ -15,7 +15,7 @@ with late.modules():
     from sglang.srt.prefill_graph.compat import delta_rule, features
     from sglang.srt.prefill_graph.kernels import delta_tables
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.19,!=0.5.14.*")
+pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 
 WARM = [66, 1, 3], [7, 3, 0]
 # Interpreted kernels are slow: each case is as small as what it shows.

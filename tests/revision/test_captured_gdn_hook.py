@@ -59,16 +59,6 @@ REFUSED = {
         "--enable-mis cuts prompts into items",
     ),
     "strides": (strided, "layer 0: its states are not in one piece"),
-    "hicache": (
-        lambda made: setattr(made._model_runner.server_args, "enable_hierarchical_cache", True),
-        "the hierarchical cache brings states layer by layer",
-    ),
-    "linker": (
-        lambda made: setattr(
-            made._model_runner.server_args, "enable_unified_cache_external_linker", True
-        ),
-        "the hierarchical cache brings states layer by layer",
-    ),
     "ranks": (
         lambda made: setattr(made._model_runner.server_args, "enable_dp_attention", True),
         "layers gather tokens of other ranks, which may be idle",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from host import late
-from test_captured_gdn import net, runner
+from test_captured_gdn import runner
 
 with late.modules():
     from sglang.srt.model_executor import forward_batch_info
@@ -76,9 +76,8 @@ def offered(monkeypatch, caplog, switch=None, extra_buffer=False, step=64, **cha
     object.__setattr__(made.server_args, "mamba_radix_cache_strategy", strategy)
     monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
     made.tp_rank, made.attn_backend.full_attn_backend = 0, None
-    graph = SimpleNamespace(
-        model_runner=made, prefill_backend_name="breakable", use_captured_attn_metadata=False
-    )
+    backend = type(own_runner.BACKEND, (), {})()
+    graph = SimpleNamespace(model_runner=made, backend=backend, use_captured_attn_metadata=False)
     with caplog.at_level(logging.INFO, own_runner.__name__):
         own_runner.offer(graph)
     logged = [(one.levelname, one.message) for one in caplog.records]
@@ -106,10 +105,6 @@ REFUSED = {
         "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
     ),
     "switched off": (dict(switch="break"), "SGLANG_PREFILL_GRAPH_STATES=break is set"),
-    "three convolutions": (
-        dict(net=lambda: net(conv_weights=(None,) * 3)),
-        "layer 0: its convolution has weights for queries, keys and values apart",
-    ),
 }
 
 

@@ -30,7 +30,7 @@ def offers(backend):
 def captures_on_cpu(monkeypatch):
     """The module of the release's prefill runner, whose captures ask no GPU for anything."""
     module, session = importlib.import_module(RUNNER), nullcontext(SimpleNamespace(stream=None))
-    monkeypatch.setattr(module, "graph_capture", lambda: session)
+    monkeypatch.setattr(module, "graph_capture", lambda **_: session)
     monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
     monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
     monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)

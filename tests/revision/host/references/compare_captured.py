@@ -4,6 +4,7 @@ interpreted: beside the release's mixer and the plain reference."""
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.prefill_graph.captured import layers, tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
 
@@ -36,11 +37,13 @@ def said_of(lengths, prefixes, wanted):
     count = len(lengths)
     asked = torch.tensor(wanted)
     mask = asked > 0
-    return dict(
-        mamba_track_mask=mask,
-        mamba_track_seqlens=torch.where(mask, asked + torch.tensor(prefixes), -1),
-        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
-    )
+    ends = torch.where(mask, asked + torch.tensor(prefixes), -1)
+    slots = torch.arange(count + 1, 2 * count + 1)
+    said = dict(mamba_track_mask=mask, mamba_track_seqlens=ends, mamba_track_indices=slots)
+    if hasattr(ForwardBatch, "mamba_track_seqlens_cpu"):  # from 0.5.21
+        said["mamba_prefill_track_mask_cpu"] = mask.tolist()
+        said["mamba_track_seqlens_cpu"] = ends.tolist()
+    return said
 
 
 def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eagerly=True):

@@ -68,6 +68,7 @@ def runner_of(patch, sizes, kind, states, step, speculative):
     backend.enable_unified_memory = True
     vars(backend.req_to_token_pool).update(size=SLOTS, translate_mamba_indices=inside)
     made.attn_backend, made.req_to_token_pool = Hybrid(backend), backend.req_to_token_pool
+    made.req_to_token_pool.enable_mamba_extra_buffer = step is not None
     made.dtype = TYPE
     graph = module.PrefillCudaGraphRunner(made)
     for one in pool.values():  # captures left NaN in the slot that no request owns

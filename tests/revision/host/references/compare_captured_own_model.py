@@ -98,10 +98,13 @@ def hybrid(linear):
 def keep_states_of(step):
     """Let the release's backends take `step` for that of the prefix cache."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as release
+    from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.compat import ops
 
     arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
     release.get_server_args = release.get_global_server_args = lambda: arguments
-    release.mamba_cache_chunk_size = lambda: step
+    release.mamba_cache_chunk_size = forward_batch_info.mamba_cache_chunk_size = lambda: step
+    ops.mamba_cache_chunk_size = lambda: step
 
 
 def linear_over(pool, step):
@@ -164,7 +167,7 @@ def runner_of(patch, sizes, step, speculative):
     pool = Pool(mixers)
     changes = dict(mamba_radix_cache_strategy="extra_buffer", speculative_algorithm=speculative)
     made = parts.model_runner(model, hybrid(linear_over(pool, step)), **changes)
-    made.req_to_token_pool = pool
+    made.req_to_token_pool, pool.enable_mamba_extra_buffer = pool, True
     made.spec_algorithm = SpeculativeAlgorithm.from_string(speculative)
     graph = module.PrefillCudaGraphRunner(made)
     for one in pool.layers.values():  # captures left NaN in the slot that no request owns

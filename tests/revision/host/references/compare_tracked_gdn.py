@@ -122,6 +122,9 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
         module.get_server_args = lambda: arguments
     if hasattr(module, "mamba_cache_chunk_size"):  # from 0.5.18
         module.mamba_cache_chunk_size = lambda: step
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info.mamba_cache_chunk_size = lambda: step  # from 0.5.20
     try:
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
@@ -131,9 +134,12 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
         made = state_pool.backend(gdn_backend.GDNAttnBackend, None)
         made.kernel_dispatcher = TritonGDNKernel()
         made.kernel_dispatcher.extend_uses_state_checkpoints = False  # asked from 0.5.17 on
+        made.kernel_dispatcher.extend_kernel = made.kernel_dispatcher  # asked on 0.5.23
     interpreted.resolve_late(fla)
     interpreted.choose_first_configs(fla)
     made.conv_states_shape = pool[0].shape
+    made._mamba_chunk_size, made._use_strided_target_verify_qkv = CHUNK, False  # from 0.5.19
+    made.mis_metadata, made.enable_mis = None, False
     made.forward = made.forward_extend
     batch.attn_backend = made
     return made

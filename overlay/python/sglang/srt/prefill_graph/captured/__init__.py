@@ -5,7 +5,7 @@
     gdn           a gated delta net's prefill, between its projections
     layers        which layers are captured, and what runs in the place of their breaks
     states        the tables of each size, and which size a batch replays
-    own_runner    the same in the releases' prefill runner (0.5.15 to 0.5.18)
+    own_runner    the same in the releases' prefill runner (0.5.14 to 0.5.21)
     extend_hook   the same through upstream's own hook (from 0.5.22)
 
 A patch calls:

@@ -20,6 +20,7 @@ from . import layers, tables
 
 logger = logging.getLogger(__name__)
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
+BACKEND = "BreakableCudaGraphBackend"
 _KEPT = "captured_states"  # where a runner keeps its Captured
 
 
@@ -49,8 +50,8 @@ def of(graph_runner: Any) -> layers.Captured | str | None:
     states = layers.of(runner)
     if not isinstance(states, layers.Captured):
         return states
-    if graph_runner.prefill_backend_name != "breakable":
-        return f"the backend is {graph_runner.prefill_backend_name}"
+    if type(graph_runner.backend).__name__ != BACKEND:
+        return f"the graph is captured by a {type(graph_runner.backend).__name__}"
     if model_runner.spreads_requests(runner):
         return "layers gather tokens of other ranks, which may be idle"
     if getattr(graph_runner, "enable_cp_bcg_capture", False):
