@@ -191,8 +191,7 @@ def repack(
     metadata = stamp_metadata(made[f"{new}METADATA"].decode(), str(pin.version), version)
     made[f"{new}METADATA"] = notice.metadata(metadata, RELEASE, address).encode()
     made[f"{new}{notice.BILL}"] = notice.bill_of_materials(version, record).encode()
-    whole = json.dumps(record | {"release": RELEASE}, indent=1)
-    made[f"{new}{PROVENANCE}"] = f"{whole}\n".encode()
+    made[f"{new}{PROVENANCE}"] = f"{json.dumps(record | {'release': RELEASE}, indent=1)}\n".encode()
     del made[f"{new}RECORD"]
     made = dict(sorted(made.items()))
     return made | {f"{new}RECORD": record_of(made, f"{new}RECORD")}
