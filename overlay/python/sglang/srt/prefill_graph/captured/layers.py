@@ -195,8 +195,9 @@ def run_captured(
 
 
 def _of_batch() -> tables.Current | None:
-    """What the batch of this forward is captured with."""
-    return getattr(ops.forward_context().forward_batch, CAPTURED_INTO, None)
+    """What the batch of this forward is captured with; None where no forward has a context."""
+    context = ops.found_context()
+    return context and getattr(context.forward_batch, CAPTURED_INTO, None)
 
 
 def _run_mamba2(

@@ -35,16 +35,20 @@ def graph_flag() -> Callable[[], bool]:
     return importlib.import_module(CONTEXT).is_in_piecewise_cuda_graph
 
 
+def found_context() -> Any | None:
+    """The release's forward context; None outside of `set_forward_context`."""
+    if has(CONTEXT):
+        return importlib.import_module(CONTEXT).get_forward_context()
+    return importlib.import_module(LATER_CONTEXT).get_tc_piecewise_forward_context()
+
+
 def forward_context() -> Any:
     """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from
     0.5.7 `moe_layers`.
 
     Raises RuntimeError outside of `set_forward_context`, where a split op has no layers to look up.
     """
-    if has(CONTEXT):
-        context = importlib.import_module(CONTEXT).get_forward_context()
-    else:
-        context = importlib.import_module(LATER_CONTEXT).get_tc_piecewise_forward_context()
+    context = found_context()
     if context is None:
         raise RuntimeError(
             "a split op ran outside of the piecewise graph: there is no forward context"
