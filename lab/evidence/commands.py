@@ -25,7 +25,7 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from . import fleet, front, gpurun, harness, incoming, picture, results
+from . import fleet, footprints, front, gpurun, harness, incoming, picture, results
 from .pages import bench, status
 
 PLAN = ("--gpu", "--stale")  # options of --plan alone
@@ -126,6 +126,8 @@ def _status(options: argparse.Namespace) -> int:
     if given:
         files = [given] if given.is_file() else incoming.found(root, given)
         code = report(incoming.take(root, pins, files))
+    rows = results.load(root)
+    results.save(root, footprints.compared(root, pins, rows, harness.identity(root)))
     changed = [*status.write(root, pins), *bench.write(root)]
     OUT.print(status.tables(root, pins), end="")
     if options.plot:

@@ -78,7 +78,7 @@ def jobs(
     for pin in sorted(pins, key=lambda pin: pin.version, reverse=True):
         host = load_host(description, pin.version)
         kept = results.of_release(rows, pin.version, "proof")
-        validity = Validity(root, pin, pin.patched, harness.identity(root))
+        validity = Validity(pin.patched, harness.identity(root))
         for gpu in kinds:
             proofs = [row for row in kept if is_of(gpu, row.gpu)]
             for model in models or shape.models:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import ast
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.applying.selection import select
 from patchqueue.files.tree import sha256
 from patchqueue.outcome import Refused
 from patchqueue.upstream import source
-from patchqueue.upstream.pins import Pin
+from patchqueue.upstream.pins import Pin, Pins
 
 from .results import Footprint, Row
 
@@ -127,19 +129,37 @@ def _loaded(names: tuple[str, ...], bits: str) -> frozenset[str]:
 
 
 class Validity:
-    """Which rows of one release are about today's queue: with the same tree, or the same files."""
+    """Which rows of one release are about today's queue: with the same tree, or the same files.
 
-    def __init__(self, root: Path, pin: Pin, today: str, rules: str) -> None:
-        self._root, self._pin, self.today, self.rules = root, pin, today, rules
+    The files were compared by `compared`, so that no reader of rows needs the release's own.
+    """
 
-    @cached_property
-    def _tree(self) -> Tree:
-        return tree_of(self._root, self._pin)
+    def __init__(self, today: str, rules: str) -> None:
+        self.today, self.rules = today, rules
 
     def same_files(self, row: Row) -> bool:
         """Whether a row about an earlier tree is about the same files."""
         judged_alike = row.rules == self.rules and row.footprint is not None
-        return judged_alike and not changed(self._tree, row.footprint or Footprint())
+        return judged_alike and row.same_as == self.today
 
     def holds(self, row: Row) -> bool:
         return row.queue == self.today or self.same_files(row)
+
+
+def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Row]:
+    """The rows, and where a row's files are unchanged in today's tree, that tree as `same_as`.
+    Fetches the releases that have such a row. Raises Refused where a patch does not apply."""
+    trees: dict[str, Tree] = {}
+
+    def is_same(row: Row, pin: Pin) -> bool:
+        if row.release not in trees:
+            trees[row.release] = tree_of(root, pin)
+        return not changed(trees[row.release], row.footprint or Footprint())
+
+    found = []
+    for row in rows:
+        pin = pins.find(row.release) if row.footprint and row.rules == rules else None
+        asked = pin and pin.patched not in (row.queue, row.same_as)
+        same = pin and asked and is_same(row, pin)
+        found.append(replace(row, same_as=pin.patched) if pin and same else row)
+    return found

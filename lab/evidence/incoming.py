@@ -114,8 +114,8 @@ def _without_contradicted(
     for row in new:
         old = kept.get(row.subject)
         if old and row.verdict != NOT_RUN and old.verdict not in (NOT_RUN, row.verdict):
-            pin = pins.find(row.release)
-            validity = footprints.Validity(root, pin, pin.patched, rules)
+            validity = footprints.Validity(pins.find(row.release).patched, rules)
+            [old] = footprints.compared(root, pins, [old], rules)
             if old.queue != validity.today and validity.same_files(old):
                 wrong.add(row.release)
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]

@@ -59,7 +59,7 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     found = []
     for pin in reversed(pins.all):
         proofs = results.of_release(rows, pin.version, "proof")
-        validity = Validity(root, pin, pin.patched, rules)
+        validity = Validity(pin.patched, rules)
         found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
     return found
 

@@ -73,6 +73,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     kernels: str = ""  # the package, where the kernels are not the release's own
     rules: str = ""
     footprint: Footprint | None = None
+    same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
     seconds: float = 0.0
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs

@@ -166,10 +166,23 @@ def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path)
 def test_a_cell_says_that_the_files_are_the_same(monkeypatch):
     """A row about an earlier tree holds where its footprint does, by today's rules alone."""
     monkeypatch.setattr(footprints, "tree_of", lambda root, pin: TREE)
-    pin = pins.load(ROOT).find("v0.5.9")
-    validity = footprints.Validity(ROOT, pin, "sha256:now", "sha256:rules")
+    known = pins.load(ROOT)
+    today = known.find("v0.5.9").patched
+    validity = footprints.Validity(today, "sha256:rules")
     old = replace(ROW, queue="sha256:old", footprint=footprint(TREE, NOTES))
-    assert validity.holds(ROW) and validity.holds(old) and validity.same_files(old)
+    assert validity.holds(replace(ROW, queue=today)) and not validity.holds(old)
+    other = replace(old, footprint=footprint(tree(a=b"x = 3\n"), NOTES))
+    old, other, ruled = footprints.compared(
+        ROOT, known, [old, other, replace(old, rules="sha256:other")], "sha256:rules"
+    )
+    assert validity.holds(old) and validity.same_files(old) and old.same_as == today
     assert not validity.holds(replace(old, footprint=None))
-    assert not validity.holds(replace(old, rules="sha256:other"))
+    assert not validity.holds(other) and not validity.holds(ruled)
     assert "same files" in matrix.place(old, same_files=True)
+
+
+def test_readers_of_rows_need_no_release(monkeypatch):
+    """The pages' tests run without an index: `status` alone compares files."""
+    monkeypatch.setattr(footprints, "tree_of", lambda root, pin: pytest.fail("fetched"))
+    old = replace(ROW, queue="sha256:old", footprint=footprint(TREE, NOTES))
+    assert not footprints.Validity("sha256:now", "sha256:rules").holds(old)

@@ -38,8 +38,7 @@ def judge(rows: list[Row], queue, feature: cells.Feature, tag: str = "v0.5.9"):
 
 
 def validity(queue, tag: str = "v0.5.9") -> Validity:
-    pin = PINS.find(tag)
-    return Validity(ROOT, pin, pin.patched, RULES)
+    return Validity(PINS.find(tag).patched, RULES)
 
 
 def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
