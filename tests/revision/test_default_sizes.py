@@ -16,12 +16,10 @@ LARGEST = [512, 640, 1024, 2048, 4096, 6000, 8192, 16384]
 
 
 def args_of(largest, tokens=None):
-    """The release's server arguments behind its own choice of sizes up to `largest`, or those that
+    """Server arguments behind the release's own choice of sizes up to `largest`, or with those that
     a user gave."""
-    args = process.default_server_args(
-        piecewise_cuda_graph_max_tokens=largest, enable_breakable_cuda_graph=True
-    )
-    args.piecewise_cuda_graph_tokens = tokens or args._generate_piecewise_cuda_graph_tokens()
+    args = process.with_default_sizes(largest, enable_breakable_cuda_graph=True)
+    args.piecewise_cuda_graph_tokens = tokens or args.piecewise_cuda_graph_tokens
     return args
 
 
@@ -46,10 +44,6 @@ def test_padding_is_less_than_a_tenth_from_512_tokens_on(largest):
     assert [size for size in made.tokens if size <= 512] == [s for s in default if s <= 512]
 
 
-def test_the_releases_own_sizes_are_padded_by_a_quarter():
-    assert most_padding(args_of(8192).piecewise_cuda_graph_tokens) > 24
-
-
 def test_sizes_that_do_not_fit_leave_the_rest_the_default():
     made = chosen(args_of(8192), [512, 576, 640])
     assert made.tokens == [512, 544, 576, 608, 640] and "default" in made.why
@@ -62,5 +56,6 @@ def test_sizes_that_a_user_gave_stay(tokens):
 
 
 def test_arguments_that_are_not_resolved_have_no_default_sizes():
-    assert not arguments.has_default_sizes(args_of(None, [64]))
+    unresolved = process.default_server_args(piecewise_cuda_graph_tokens=[64])
+    assert not arguments.has_default_sizes(unresolved)
     assert not arguments.has_default_sizes(SimpleNamespace(piecewise_cuda_graph_tokens=[64]))

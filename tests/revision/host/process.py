@@ -39,6 +39,40 @@ def default_server_args(model_path="dummy", **changes):
     return args
 
 
+def with_default_sizes(largest, **changes):
+    """Server arguments behind the release's own choice of capture sizes up to `largest` tokens, up
+    to 0.5.13."""
+    args = default_server_args(piecewise_cuda_graph_max_tokens=largest, **changes)
+    args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
+    return args
+
+
+def by_rules(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
+    """Server arguments behind the release's own rules for its piecewise graph, where it has any (up
+    to 0.5.13); they find a model of that architecture."""
+    args, names = (
+        default_server_args(**changes),
+        types.SimpleNamespace(architectures=[architecture]),
+    )
+    args.model_config = types.SimpleNamespace(
+        is_piecewise_cuda_graph_disabled_model=False,
+        is_multimodal=is_multimodal,
+        hf_config=names,
+        hf_text_config=names,
+    )
+    if hasattr(args, "_handle_piecewise_cuda_graph"):
+        args._handle_piecewise_cuda_graph()
+    return args
+
+
+def offered(**words):
+    """Those of `words` that are server arguments of this release."""
+    from sglang.srt.server_args import ServerArgs
+
+    fields = getattr(ServerArgs, "__dataclass_fields__", ())
+    return {name: value for name, value in words.items() if name in fields}
+
+
 def use_server_args(args):
     """Make `args` the ones that layers look up."""
     from sglang.srt import server_args
