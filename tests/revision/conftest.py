@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # whose modules tests import
-from host import interpreted, late, standin_packages
+from host import beside, interpreted, late, logged, models, process, runner, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -173,16 +173,31 @@ def compared(request):
 @pytest.fixture(scope="session")
 def build_model():
     """host.models.build: build_model(kind, device="meta", server_args={...}, **config changes)."""
-    from host import models
-
     return models.build
+
+
+@pytest.fixture
+def unbroken(build_model):
+    """A Falcon-H1 whose first layer makes no break at its mixer."""
+    return beside.unbroken(build_model("falcon_h1"))
+
+
+@pytest.fixture
+def decided(caplog):
+    """decided(model, **what host.runner.decide takes): the model runner after the release's own
+    decision, and its warnings."""
+
+    def decide(model, **changes):
+        caplog.clear()
+        made = runner.decide(model, **changes)
+        return made, logged.warnings(caplog, "CUDA graph")
+
+    return decide
 
 
 @pytest.fixture(scope="session")
 def default_server_args():
     """host.process.default_server_args: default_server_args(model_path, **changes)."""
-    from host import process
-
     return process.default_server_args
 
 

@@ -9,7 +9,6 @@ import torch
 from host import beside, late, replayed, segments, served
 
 with late.modules():
-    from sglang.srt.model_executor import forward_context
     from sglang.srt.prefill_graph.breakable import mixers
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
@@ -52,9 +51,7 @@ def run(model, monkeypatch):
             backend.init_forward_metadata(batch)
             calls.clear()
             found, of_replay = replay(batch).clone(), list(calls)
-            with forward_context.forward_context(
-                forward_context.ForwardContext(attn_backend=backend)
-            ):
+            with served.published(backend):
                 wanted = model.model(batch.input_ids, batch.positions, batch)
             return found, wanted, of_replay
 
@@ -67,18 +64,6 @@ def test_mixers_break_the_graph(build_model, monkeypatch):
         build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
     )
     assert at_capture == at_replay == [("attention", segments.BREAK), ("mixer", segments.BREAK)] * 2
-
-
-@OWN
-def test_without_the_break_no_replay_would_ask_the_mixer(build_model, monkeypatch):
-    """What it is for: the mixer's Python runs at the capture alone, and its launches have the state
-    slots of that batch."""
-    monkeypatch.setattr(mixers, "beside_attention", lambda forward: forward)
-    at_capture, at_replay = segments.of(
-        build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
-    )
-    assert at_capture == [("attention", segments.BREAK), ("mixer", segments.CAPTURED)] * 2
-    assert at_replay == [("attention", segments.BREAK)] * 2
 
 
 @OWN

@@ -31,9 +31,7 @@ def test_short_convolutions_are_no_mlp():
 @pytest.mark.parametrize("place", ["layer", "mixer"])
 @pytest.mark.parametrize("pattern", ["M-M*M-", "ME*E"])
 def test_a_part_that_nobody_knows_makes_a_layer_unknown(build_model, pattern, place):
-    model = build_model(
-        "nemotron_h_moe", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern)
-    )
+    model = build_model("nemotron_h_moe", pattern=pattern)
     before = kinds(model)
     assert before[1][0] in ("MLP", "MOE")
     layer = model.model.layers[1]
@@ -49,9 +47,7 @@ def test_a_part_that_nobody_knows_makes_a_layer_unknown(build_model, pattern, pl
     "changes", [{}, {"moe_latent_size": 64}], ids=["experts", "latent experts"]
 )
 def test_nemotron_h_keeps_its_layers_without_state(build_model, changes):
-    model = build_model(
-        "nemotron_h_moe", hybrid_override_pattern="ME*E", num_hidden_layers=4, **changes
-    )
+    model = build_model("nemotron_h_moe", pattern="ME*E", **changes)
     assert [kind for kind, _ in kinds(model)] == ["MAMBA2", "MOE", "ATTENTION", "MOE"]
 
 

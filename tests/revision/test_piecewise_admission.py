@@ -5,7 +5,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
-from host import graph, late, logged, runner
+from host import graph, late
 
 with late.modules():
     from sglang.srt.model_executor import forward_batch_info, piecewise_cuda_graph_runner
@@ -17,19 +17,6 @@ WITH_REPORT = pytest.mark.revision(">=0.5.9")
 WITH_NETS = pytest.mark.revision(">=0.5.6")  # which have a split op of gated delta nets
 # releases whose graph replays only what wants the hidden states of its capture
 COMPARES_MODES = pytest.mark.revision(">=0.5.11")
-
-
-@pytest.fixture
-def decided(caplog):
-    """decided(model, **what host.runner.decide takes): the model runner after the release's own
-    decision, and its warnings."""
-
-    def decide(model, **changes):
-        caplog.clear()
-        made = runner.decide(model, **changes)
-        return made, logged.warnings(caplog, "CUDA graph")
-
-    return decide
 
 
 @pytest.mark.parametrize(
@@ -119,37 +106,25 @@ def test_without_drafts_it_is_captured(build_model, decided):
         assert runner.piecewise_cuda_graph_runner is not None and not warnings
 
 
-FALCON = (
-    "layer 0 (FalconH1HybridAttentionDecoderLayer): runs a Mamba2 mixer outside of every split op"
-)
-
-
 def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided):
     """Falcon-H1: its attention is a split op, and its mixer would be traced with one batch's state
-    slots. 0.5.5 never listed its layers."""
-    runner, warnings = decided(build_model("falcon_h1"))
+    slots. 0.5.5 never listed its layers. The first rank alone warns."""
+    name = "layer 0 (FalconH1HybridAttentionDecoderLayer): runs a Mamba2 mixer"
+    model = build_model("falcon_h1")
+    runner, warnings = decided(model)
     assert runner.piecewise_cuda_graph_runner is None
-    assert not hasattr(runner, "prefill_graph_refusal") or warnings[-1].startswith(
-        f"Prefill runs without a CUDA graph: {FALCON}"
-    )
+    assert not hasattr(runner, "prefill_graph_refusal") or name in warnings[-1]
+    runner, warnings = decided(model, tp_rank=1)
+    assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 
 @WITH_REPORT
 def test_the_report_names_the_layer(build_model, decided):
     runner, [warning] = decided(build_model("falcon_h1"))
     found = verdict.explain(runner)
-    assert found.verdict == "off"
-    assert found.reason.startswith(FALCON)
-    assert warning.endswith(found.reason)
-    assert (found.offender["index"], found.offender["class"]) == (
-        0,
-        "FalconH1HybridAttentionDecoderLayer",
-    )
-
-
-def test_only_the_first_rank_warns(build_model, decided):
-    runner, warnings = decided(build_model("falcon_h1"), tp_rank=1)
-    assert runner.piecewise_cuda_graph_runner is None and not warnings
+    assert found.verdict == "off" and warning.endswith(found.reason)
+    offender = found.offender["index"], found.offender["class"]
+    assert offender == (0, "FalconH1HybridAttentionDecoderLayer")
 
 
 @pytest.mark.parametrize(

@@ -98,40 +98,24 @@ def test_the_releases_own_op_is_captured(name, monkeypatch):
 
 
 @pytest.fixture
-def nemotron(build_model):
-    return build_model(
-        "nemotron_h",
-        device="cpu",
-        dtype=torch.float32,
-        hybrid_override_pattern=PATTERN,
-        num_hidden_layers=len(PATTERN),
-    )
-
-
-def attention(query, key, value, output, save_kv_cache, layer_id, **_):
-    output.copy_(query)
-
-
-@pytest.fixture
-def traced(nemotron, monkeypatch):
+def traced(build_model, monkeypatch):
     """traced(lengths): NemotronH's stack as the release's own compiler splits and runs it, on the
     tables of a batch."""
     with monkeypatch.context() as plain:
         undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
     monkeypatch.setitem(layers.RUN, MAMBA2, _sums_by_table)
-    table = described.describe(stack.find(nemotron).layers)
-    names = "attention_layers", "moe_layers", "moe_fusions"
+    nemotron = build_model("nemotron_h", device="cpu", dtype=torch.float32, pattern=PATTERN)
+    lists = graph.lists_of(described.describe(stack.find(nemotron).layers))
     batch = graph.prefill_batch(ROWS, extend_num_tokens=REAL)
 
     def run(lengths):
         with contextlib.ExitStack() as inside:
             enter = inside.enter_context
-            enter(graph.cpu_kernel("unified_attention_with_output", attention))
+            enter(graph.copying_attention())
             if hasattr(undecorated, MAMBA2):  # else this package's op, which runs on any device
                 enter(graph.cpu_kernel(MAMBA2, getattr(undecorated, MAMBA2)))
             enter(ops.not_split_at(ops.RECURRENT))
             enter(tables.capturing_into(tables_of(ROWS, 4, lengths), None))
-            lists = {name: getattr(table, name) for name in names}
             return graph.traced_forward(nemotron, batch, lists, ROWS)
 
     return run
@@ -312,17 +296,21 @@ def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
     ]
 
 
-@pytest.mark.parametrize("breakable", [False, True])
-def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, caplog, states):
-    """A ModelRunner of the release with neither piece to capture nor memory to count."""
-    made = SimpleNamespace(
-        server_args=SimpleNamespace(enable_breakable_cuda_graph=breakable), tp_rank=0
-    )
+@pytest.fixture
+def admitted(monkeypatch):
+    """A GPU without memory to count, and a model that the piecewise graph takes."""
     monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
-    monkeypatch.setattr(set_up, "make_runner", lambda *_: "breakable")
     monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
-    monkeypatch.setattr(set_up.arguments, "has_default_sizes", lambda args: False)
     monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
+
+
+@pytest.mark.parametrize("breakable", [False, True])
+def test_set_up_captures_the_graph_that_is_asked_for(
+    admitted, breakable, monkeypatch, caplog, states
+):
+    args = process.default_server_args(enable_breakable_cuda_graph=breakable)
+    made = SimpleNamespace(server_args=args, tp_rank=0)
+    monkeypatch.setattr(set_up, "make_runner", lambda *_: "breakable")
     monkeypatch.setattr(set_up, "_with_states", lambda *_: "piecewise")
     monkeypatch.setattr(set_up.with_states, "of", lambda runner: states)
     kind = "breakable" if breakable else "piecewise"
@@ -337,14 +325,11 @@ def test_set_up_captures_the_graph_that_is_asked_for(breakable, monkeypatch, cap
 
 
 @pytest.mark.parametrize("tokens", [None, [512, 2048]])
-def test_default_sizes_end_where_eager_prefill_is_as_fast(tokens, monkeypatch, states):
+def test_default_sizes_end_where_eager_prefill_is_as_fast(admitted, tokens, monkeypatch, states):
     """And are closer to each other; those that a user gave stay."""
-    args = process.default_server_args(piecewise_cuda_graph_max_tokens=8192)
-    default = args._generate_piecewise_cuda_graph_tokens()
+    args = process.with_default_sizes(8192)
+    default = args.piecewise_cuda_graph_tokens
     args.piecewise_cuda_graph_tokens = tokens or default
-    monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
-    monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
-    monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
     monkeypatch.setattr(set_up, "_enough", lambda runner: 1500)
     monkeypatch.setattr(set_up.with_states, "of", lambda runner: states)
     monkeypatch.setattr(set_up.with_states, "make_runner", lambda *_: SimpleNamespace())

@@ -1,10 +1,8 @@
 """The table of decoder layers, against the models themselves."""
 
-import logging
-
 import pytest
 import torch
-from host import late, logged, runner
+from host import late
 from packaging.version import Version
 
 with late.modules():
@@ -24,10 +22,6 @@ def table_of(build_model):
     return build
 
 
-def nemotron(pattern):
-    return dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
-
-
 # of a layer: its kind, and below it its split object, its experts and the block that has these
 PARTS = {
     "M": ("MAMBA2", "", None, None),
@@ -38,8 +32,8 @@ PARTS = {
 EXPERTS = "mlp.experts", "mlp"
 GDN, INDEXER = "linear_attn.attn", ("INDEXER", "self_attn.attn_mqa")
 MODELS = {
-    "dense NemotronH": ("nemotron_h_moe", nemotron(DENSE), [PARTS[part] for part in DENSE]),
-    "NemotronH with experts": ("nemotron_h_moe", nemotron(MOE), [PARTS[part] for part in MOE]),
+    "dense NemotronH": ("nemotron_h_moe", dict(pattern=DENSE), [PARTS[part] for part in DENSE]),
+    "NemotronH with experts": ("nemotron_h_moe", dict(pattern=MOE), [PARTS[part] for part in MOE]),
     "Qwen3-Next": (
         "qwen3_next",
         dict(num_hidden_layers=4),
@@ -52,9 +46,11 @@ MODELS = {
         [(*INDEXER, None, None), *[(*INDEXER, *EXPERTS)] * 2],
     ),
 }
-MARKS = {"NemotronH with experts": WITH_EXPERTS}
+
+
 EACH = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name in MODELS]
+    "name",
+    [pytest.param(name, marks=WITH_EXPERTS if "experts" in name else ()) for name in MODELS],
 )
 
 
@@ -81,26 +77,18 @@ def test_each_layer_is_known(name, table_of):
 
 
 @EACH
-def test_the_runner_captures_with_the_tables_lists(name, table_of, caplog, revision):
+def test_the_runner_captures_with_the_tables_lists(name, table_of, decided, revision):
     kind, changes, _ = MODELS[name]
     model, table = table_of(kind, **changes)
-    with caplog.at_level(logging.WARNING):
-        decided = runner.decide(model)
+    runner, warnings = decided(model)
     if name == "Qwen3-Next" and revision < Version("0.5.6"):  # the release has no split op
         # the traced forward would keep the state slots of one batch
-        assert decided.piecewise_cuda_graph_runner is None and "no split op" in caplog.text
+        assert runner.piecewise_cuda_graph_runner is None and "no split op" in warnings[-1]
         return
-    assert decided.piecewise_cuda_graph_runner.attention_layers == table.attention_layers
+    assert runner.piecewise_cuda_graph_runner.attention_layers == table.attention_layers
     for each in ("attention_layers", "moe_layers", "moe_fusions"):
-        assert getattr(decided, each, getattr(table, each)) == getattr(table, each)
-    assert not caplog.records
-
-
-def refusals(caplog, model, **changes):
-    caplog.clear()
-    decided = runner.decide(model, **changes)
-    assert decided.piecewise_cuda_graph_runner is None
-    return logged.warnings(caplog)
+        assert getattr(runner, each, getattr(table, each)) == getattr(table, each)
+    assert not warnings
 
 
 def another_mixer(layers):
@@ -120,29 +108,28 @@ def no_attention(layers):
     del layers[2].self_attn
 
 
-REFUSED = {
-    another_mixer: ("nemotron_h", ["layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)"]),
-    hidden_state: ("nemotron_h", ["layer 1 (NemotronHMLPDecoderLayer)", "MambaMixer2"]),
-    wrong_place: (
-        "nemotron_h",
-        ["layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4"],
-    ),
-    no_attention: ("llama", ["layer 2 (LlamaDecoderLayer): is an MLP"]),
-}
+def only_mamba(layers):
+    del layers[3:]
 
 
-@pytest.mark.parametrize("damage", REFUSED, ids=lambda damage: damage.__name__)
-def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(damage, table_of, caplog):
-    kind, words = REFUSED[damage]
-    model, _ = table_of(kind)
+@pytest.mark.parametrize(
+    "damage, kind, named",
+    [
+        (another_mixer, "nemotron_h", "layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)"),
+        (hidden_state, "nemotron_h", "layer 1 (NemotronHMLPDecoderLayer): its mixer"),
+        (wrong_place, "nemotron_h", "layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4"),
+        (no_attention, "llama", "layer 2 (LlamaDecoderLayer): is an MLP"),
+        (only_mamba, "nemotron_h", "no attention layer among 3; first is layer 0 (NemotronHMamba"),
+    ],
+)
+def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(
+    damage, kind, named, build_model, decided
+):
+    """The first rank alone says so."""
+    model = build_model(kind)
     damage(model.model.layers)
-    [message] = refusals(caplog, model)
-    assert all(word in message for word in words), message
-    assert refusals(caplog, model, tp_rank=1) == []
-
-
-def test_without_attention_the_graph_stays_off(table_of, caplog):
-    model, _ = table_of("nemotron_h_moe", **nemotron("M-M-"))
-    [message] = refusals(caplog, model)
-    assert "no attention layer among 4" in message
-    assert "layer 0 (NemotronHMambaDecoderLayer)" in message
+    for rank, count in ((0, 1), (1, 0)):
+        layers = len(model.model.layers)
+        runner, warnings = decided(model, tp_rank=rank, num_hidden_layers=layers)
+        assert runner.piecewise_cuda_graph_runner is None
+        assert len(warnings) == count and all(named in warning for warning in warnings)

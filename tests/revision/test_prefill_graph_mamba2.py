@@ -9,7 +9,6 @@ import torch
 from host import graph, late
 
 with late.modules():
-    from sglang.srt.models import nemotron_h
     from sglang.srt.prefill_graph.piecewise import mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
@@ -77,28 +76,3 @@ def test_the_layer_sees_exactly_the_real_tokens(case):
     assert calls == ([("the mixer", 1, True, real)] if real else [])
     torch.testing.assert_close(output[:real], hidden_states[:real] + 1)
     assert output[real:].eq(0).all()
-
-
-def test_eager_forwards_do_not_use_the_op(build_model, monkeypatch):
-    """Outside of the graph the layer calls its backend itself, on all rows."""
-    monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
-    monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", SimpleNamespace)
-    layer = build_model("nemotron_h", device="cpu", dtype=torch.float32).model.layers[0]
-    rows = []
-    backend = SimpleNamespace(
-        forward_metadata=SimpleNamespace(num_prefill_tokens=5, num_decodes=0),
-        forward=lambda *, hidden_states, output, **_: (
-            rows.append(len(hidden_states)),
-            output.zero_(),
-        ),
-    )
-    batch = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=backend))
-    hidden_states = torch.randn(8, 128)
-    with torch.no_grad():
-        layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
-        with (
-            graph.context_module().enable_piecewise_cuda_graph(),
-            graph.forward_context(batch, [layer]),
-        ):
-            layer(hidden_states=hidden_states, residual=None, forward_batch=batch)
-    assert rows == [8, 5]

@@ -30,12 +30,6 @@ def mean_of_all(hidden_states):
     return hidden_states + hidden_states.mean(0, keepdim=True)
 
 
-def attention(
-    query, key, value, output, save_kv_cache, layer_id, *, q_rope=None, k_rope=None, sinks=None
-):
-    output.copy_(query)
-
-
 class Backend:
     """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a
     layer was given."""
@@ -51,16 +45,9 @@ class Backend:
 
 @pytest.fixture
 def nemotron(build_model):
-    def build(pattern):
-        return build_model(
-            "nemotron_h_moe",
-            device="cpu",
-            dtype=torch.float32,
-            hybrid_override_pattern=pattern,
-            num_hidden_layers=len(pattern),
-        )
-
-    return build
+    return lambda pattern: build_model(
+        "nemotron_h_moe", device="cpu", dtype=torch.float32, pattern=pattern
+    )
 
 
 @pytest.fixture
@@ -75,14 +62,9 @@ def traced(monkeypatch):
         backend = Backend()
         batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
         batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
-        table = layers.describe(stack.find(model).layers)
-        lists = dict(
-            attention_layers=table.attention_layers,
-            moe_layers=table.moe_layers,
-            moe_fusions=table.moe_fusions,
-        )
+        lists = graph.lists_of(layers.describe(stack.find(model).layers))
         with contextlib.ExitStack() as kernels:
-            kernels.enter_context(graph.cpu_kernel("unified_attention_with_output", attention))
+            kernels.enter_context(graph.copying_attention())
             if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
                 kernels.enter_context(
                     graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve)
@@ -151,9 +133,5 @@ def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
     with graph.context_module().enable_piecewise_cuda_graph():
         assert streams() == "one"
     assert streams() == "two"
-    assert (
-        torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)(
-            torch.zeros(())
-        )
-        == 1
-    )
+    traced = torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)
+    assert traced(torch.zeros(())) == 1

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import late
+from host import flashinfer, late
+from host.flashinfer import batch_of
 
 with late.modules():
     from sglang.srt.compilation import piecewise_context_manager
-    from sglang.srt.layers.attention import flashinfer_backend
     from sglang.srt.layers.attention.mamba import mamba2_metadata
-    from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.prefill_graph.preparation import attention_plans, mamba2_chunks
     from sglang.srt.prefill_graph.preparation import known as preparation_known
 
@@ -25,104 +24,9 @@ BATCHES = {
 }
 
 
-class Batch(SimpleNamespace):
-    """What no test is about is None."""
-
-    def __getattr__(self, name):
-        return None
-
-
-def batch_of(prefixes, lengths):
-    """A ForwardBatch's fields of a prefill, on a device that holds no values."""
-
-    def there(values, dtype=torch.int32):
-        return torch.tensor(values, dtype=dtype).to("meta")
-
-    whole = [before + new for before, new in zip(prefixes, lengths)]
-    return Batch(
-        forward_mode=forward_batch_info.ForwardMode.EXTEND,
-        logical_forward_mode=forward_batch_info.ForwardMode.EXTEND,
-        batch_size=len(whole),
-        req_pool_indices=there(range(len(whole)), torch.int64),
-        seq_lens=there(whole, torch.int64),
-        seq_lens_cpu=torch.tensor(whole),
-        seq_lens_sum=sum(whole),
-        extend_prefix_lens=there(prefixes),
-        extend_seq_lens=there(lengths),
-        extend_prefix_lens_cpu=list(prefixes),
-        extend_seq_lens_cpu=list(lengths),
-        extend_num_tokens=sum(lengths),
-    )
-
-
-class Wrapper:
-    """In FlashInfer's place: takes the offsets to the host as its plan() does."""
-
-    def __init__(self):
-        self.planned = None
-
-    def begin_forward(self, *given, **_):
-        self.planned = [tensor.to("cpu").tolist() for tensor in given[:2]]
-        # behind the pages' own indices
-        pages = [one for one in given[2:] if isinstance(one, torch.Tensor)][1:]
-        self.pages = [tensor.to("cpu").tolist() for tensor in pages]
-        assert all(tensor.to("meta").device.type == "meta" for tensor in given[:2])
-
-
 @pytest.fixture
 def backend(monkeypatch):
-    """The release's FlashInfer backend and what updates its indices, without the memory of
-    either."""
-
-    class Ignored:
-        def __getitem__(self, grid):
-            return lambda *_: None
-
-    monkeypatch.setattr(
-        flashinfer_backend, "create_flashinfer_kv_indices_triton", Ignored(), raising=False
-    )
-    made, updater = (
-        object.__new__(getattr(flashinfer_backend, name))
-        for name in ("FlashInferAttnBackend", "FlashInferIndicesUpdaterPrefill")
-    )
-    vars(made).update(
-        is_multimodal=False,
-        enable_mis=False,
-        multi_item_scoring_delimiter=None,
-        enable_deterministic=False,
-        use_paged=False,
-        prefill_split_tile_size=None,
-        prefill_wrappers_paged=[Wrapper()],
-        prefill_wrapper_ragged=Wrapper(),
-        indices_updater_prefill=updater,
-        dispatch_reason=None,
-        num_wrappers=1,
-        use_sliding_window_kv_pool=False,
-        _swa_kv_pool=None,
-        dq_paged_kernel_lens=None,
-        _prepare_dequant_workspace_metadata_for_extend=lambda *_: None,
-        unified_swa_loc=None,
-        kv_indices_translator=None,
-        dq_page_table=None,
-    )
-    vars(updater).update(
-        attn_backend=made,
-        num_qo_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        q_data_type=torch.float16,
-        data_type=torch.float16,
-        sliding_window_size=None,
-        kv_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")],
-        qo_indptr=[torch.zeros(9, dtype=torch.int32, device="meta")],
-        kv_last_page_len=torch.ones(8, dtype=torch.int32, device="meta"),
-        req_to_token=torch.zeros(8, 64, dtype=torch.int32, device="meta"),
-        prefill_wrapper_ragged=made.prefill_wrapper_ragged,
-        _swa_kv_pool=None,
-        token_to_kv_pool_allocator=None,
-        update=updater.update_single_wrapper,
-    )
-    return made
+    return flashinfer.backend(monkeypatch)
 
 
 def sums(values):
@@ -226,41 +130,26 @@ def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeyp
     copy."""
     said = []
 
-    class Event:
-        def __init__(self):
-            self.name = sum(line[0] == "record" for line in said)
+    def event():
+        number = sum(line.startswith("record") for line in said)
+        return SimpleNamespace(
+            record=lambda: said.append(f"record {number}"),
+            synchronize=lambda: said.append(f"wait {number}"),
+        )
 
-        def record(self):
-            said.append(("record", self.name))
+    def buffer(*_, **__):
+        return SimpleNamespace(is_pinned=lambda: True)
 
-        def synchronize(self):
-            said.append(("wait", self.name))
-
-    class Buffer:
-        def is_pinned(self):
-            return True
-
-    monkeypatch.setattr(
-        attention_plans,
-        "torch",
-        SimpleNamespace(cuda=SimpleNamespace(Event=Event), empty_like=lambda *_, **__: Buffer()),
-    )
-    first = Buffer()
+    stand_in = SimpleNamespace(cuda=SimpleNamespace(Event=event), empty_like=buffer)
+    monkeypatch.setattr(attention_plans, "torch", stand_in)
+    first = buffer()
     wrapper = SimpleNamespace(**{attention_plans.PINNED: first})
     used = []
     for _ in range(4):
         attention_plans._turn(wrapper)
         used.append(getattr(wrapper, attention_plans.PINNED))
     assert used[0] is not first and used[1] is first and used[2] is used[0] and used[3] is first
-    assert said == [
-        ("record", 0),
-        ("record", 1),
-        ("wait", 0),
-        ("record", 2),
-        ("wait", 1),
-        ("record", 3),
-        ("wait", 2),
-    ]
+    assert ", ".join(said) == "record 0, record 1, wait 0, record 2, wait 1, record 3, wait 2"
 
 
 def mamba_metadata(batch, chunk):

@@ -1,19 +1,17 @@
 """Capture sizes that a server with a short context gets: none for which the context has no room."""
 
 import pytest
-from host import late, logged, prefill
+from host import late, logged, prefill, process
 from host import runner as host_runner
 from host.models import KINDS
 from packaging.version import Version
 
 with late.modules():
-    from sglang.srt import server_args
     from sglang.srt.configs import model_config
     from sglang.srt.prefill_graph.piecewise import admission
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.17")
 UP_TO_13 = pytest.mark.revision("<0.5.14")
-FROM_14 = pytest.mark.revision(">=0.5.14")
 CONTEXT = 2048
 
 
@@ -23,11 +21,7 @@ def served(resolve):
     config.json."""
 
     def sizes_for(flag):
-        asked = {
-            name: True
-            for name in ("enable_piecewise_cuda_graph",)
-            if name in getattr(server_args.ServerArgs, "__dataclass_fields__", {})
-        }
+        asked = process.offered(enable_piecewise_cuda_graph=True)
         if flag:
             asked["context_length"] = CONTEXT
         args = resolve(
@@ -52,15 +46,14 @@ def captured(build_model, caplog, revision):
     """captured(sizes, context): what the release's own set-up captures for these, or None, and what
     it warned of."""
 
-    def decide(sizes, context):
+    def decide(sizes, context, rank=0):
         caplog.clear()
-        model = build_model("llama")
+        model, limits = build_model("llama"), dict(context_len=context, tp_rank=rank)
         if revision < Version("0.5.14"):
-            made = host_runner.decide(
-                model, context_len=context, piecewise_cuda_graph_tokens=sizes
-            ).piecewise_cuda_graph_runner
+            runner = host_runner.decide(model, piecewise_cuda_graph_tokens=sizes, **limits)
+            made = runner.piecewise_cuda_graph_runner
         else:
-            made = prefill.capture(model, layers=4, sizes=sizes, context_len=context, requests=1)
+            made = prefill.capture(model, layers=4, sizes=sizes, requests=1, **limits)
         return made and made.capture_num_tokens, logged.warnings(caplog, "CUDA graph")
 
     return decide
@@ -77,13 +70,11 @@ def test_no_size_is_larger_than_the_context(served, captured, flag):
     assert not warned
 
 
-def test_sizes_that_fit_are_left_as_they_are(captured):
-    assert captured([64, 128], 4096) == ([64, 128], [])
-
-
 def test_where_no_size_fits_one_warning_says_why(captured):
+    """From the first rank."""
     made, [warning] = captured([64, 128], 32)
     assert made is None and "no c" in warning and "size fits" in warning and "128" in warning
+    assert captured([64, 128], 32, rank=1) == (None, [])
 
 
 @UP_TO_13
@@ -91,9 +82,3 @@ def test_the_cache_has_room_for_every_size(build_model):
     runner = host_runner.decide(build_model("llama"))
     runner.max_total_num_tokens = 100
     assert admission.admits(runner) and runner.server_args.piecewise_cuda_graph_tokens == [64]
-
-
-@FROM_14
-def test_only_the_first_rank_warns(build_model, caplog):
-    prefill.capture(build_model("llama"), tp_rank=1, layers=4, sizes=[64], context_len=32)
-    assert "size fits" not in caplog.text

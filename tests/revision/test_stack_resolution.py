@@ -74,39 +74,34 @@ def llama(build_model):
     return build_model("llama")
 
 
-def found(model):
-    return stack.find(model)
-
-
 # What is found
 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_a_text_model(name):
     model = build(name)
-    assert found(model).owner is model.model
-    assert len(found(model).layers) == 2
+    assert stack.find(model).owner is model.model
+    assert len(stack.find(model).layers) == 2
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_multimodal_wrapper(name):
     model = build(name)
-    assert found(model).owner is model.language_model.model
-    assert found(model).path == "language_model.model"
+    assert stack.find(model).owner is model.language_model.model
+    assert stack.find(model).path == "language_model.model"
 
 
 @pytest.mark.parametrize("name", NESTED)
 def test_a_nested_wrapper(name, llama):
     model = shell(name, **NESTED[name](llama))
-    assert found(model).owner is llama.model
+    assert stack.find(model).owner is llama.model
 
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_model_without_layers(name):
     model = build(name)
-    with pytest.raises(
-        stack.NoStack, match=rf"^no decoder layers in the model \({type(model).__name__}\)"
-    ):
+    probed = rf"^no decoder layers in the model \({type(model).__name__}\)"
+    with pytest.raises(stack.NoStack, match=probed):
         stack.find(model)
 
 
@@ -135,7 +130,7 @@ def test_a_loop_with_layers(llama):
     inner = SimpleNamespace(language_model=llama)
     model = SimpleNamespace(model=inner)
     inner.model = model
-    assert found(model).path == "model.language_model.model"
+    assert stack.find(model).path == "model.language_model.model"
 
 
 def test_the_language_model_is_tried_before_other_layers(llama):
@@ -143,20 +138,20 @@ def test_the_language_model_is_tried_before_other_layers(llama):
     thinker."""
     tower = SimpleNamespace(layers=[1])
     one = SimpleNamespace(model=tower, thinker=tower, language_model=llama.model)
-    assert (found(one).owner, found(one).path) == (llama.model, "language_model")
+    assert (stack.find(one).owner, stack.find(one).path) == (llama.model, "language_model")
     other = SimpleNamespace(thinker=tower, model=llama.model)
-    assert (found(other).owner, found(other).path) == (llama.model, "model")
+    assert (stack.find(other).owner, stack.find(other).path) == (llama.model, "model")
 
 
 def test_the_model_says_it_itself(llama):
     other = SimpleNamespace(layers=[1])
-    assert found(SimpleNamespace(model=llama.model, get_layer_stack=lambda: other)).owner is other
+    assert (
+        stack.find(SimpleNamespace(model=llama.model, get_layer_stack=lambda: other)).owner is other
+    )
 
 
 @pytest.mark.parametrize(
-    "says, reason",
-    [(lambda: None, "gave a NoneType without layers"), (lambda: 1 / 0, "raised ZeroDivisionError")],
-    ids=["nothing", "error"],
+    "says, reason", [(lambda: None, "gave a NoneType"), (lambda: 1 / 0, "raised ZeroDivisionError")]
 )
 def test_what_the_model_says_is_no_stack(says, reason, llama):
     """It is believed: nothing else is looked for."""
@@ -184,20 +179,14 @@ def test_the_stack_of_a_wrapper_is_captured(name, llama):
 
 @SET_UP
 @pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
-def test_the_full_graph_has_the_same_stack(name):
-    if not prefill.offers("full"):
-        pytest.skip("no such backend in this release")
-    model = build(name)
-    assert prefill.resolve(model, "full").layer_model is found(model).owner
-
-
-@SET_UP
-@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
 def test_a_model_is_captured_silently(name, caplog):
+    """The full graph has the same stack, where a release offers one."""
     model = build(name)
+    if prefill.offers("full"):
+        assert prefill.resolve(model, "full").layer_model is stack.find(model).owner
     if name in WRAPPERS and not prefill.takes_every_wrapper():
         pytest.skip("left eager by this release")
-    assert prefill.set_up(model).layer_model is found(model).owner
+    assert prefill.set_up(model).layer_model is stack.find(model).owner
     assert warned(caplog) == []
 
 
@@ -207,28 +196,32 @@ def test_what_the_model_says_is_captured(llama):
     assert prefill.set_up(model).layer_model is llama.model
 
 
+def says_nothing():
+    return SimpleNamespace(get_layer_stack=lambda: None)
+
+
+@SET_UP
+@pytest.mark.parametrize("make", [looped, endless, says_nothing])
+def test_where_no_layers_are_found_one_warning_says_so(make, caplog):
+    """From 0.5.16 the unpatched set-up never returned from a walk without an end. Other ranks are
+    silent."""
+    model = make()
+    with pytest.raises(stack.NoStack) as reason:
+        stack.find(model)
+    assert prefill.set_up(model) is None
+    [text] = warned(caplog)
+    assert f"{type(model).__name__}: {str(reason.value).partition(',')[0]}" in text
+    assert prefill.set_up(make(), tp_rank=1) is None and len(warned(caplog)) == 1
+
+
 @SET_UP
 @pytest.mark.parametrize("name", WITHOUT)
 def test_one_warning_lists_what_was_probed(name, caplog):
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
-    probed = f"the model ({type(model).__name__})" + (
-        f", model ({type(model.model).__name__})" if hasattr(model, "model") else ""
-    )
-    assert (
-        text
-        == f"Prefill runs eagerly, without a CUDA graph: {type(model).__name__}: no decoder layers"
-        f" in {probed}"
-    )
-
-
-@SET_UP
-@pytest.mark.parametrize("says", [lambda: None, lambda: 1 / 0], ids=["nothing", "error"])
-def test_what_the_model_says_wrong_is_warned_about(says, llama, caplog):
-    assert prefill.set_up(SimpleNamespace(model=llama.model, get_layer_stack=says)) is None
-    [text] = warned(caplog)
-    assert "get_layer_stack()" in text
+    assert f"the model ({type(model).__name__})" in text
+    assert not hasattr(model, "model") or f"model ({type(model.model).__name__})" in text
 
 
 @SET_UP
@@ -237,9 +230,7 @@ def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
     run eagerly."""
     assert prefill.set_up(llama.model) is None
     [text] = warned(caplog)
-    assert text.endswith(
-        "LlamaModel: LlamaModel has the layers itself, and no language model inside"
-    )
+    assert "LlamaModel: LlamaModel has the layers itself" in text
 
 
 @SET_UP
@@ -260,30 +251,13 @@ def test_a_draft_without_layers_is_no_warning(caplog):
     assert text.startswith("Disable draft prefill CUDA graph because of the draft model: Draft")
 
 
-@SET_UP
-def test_other_ranks_are_silent(caplog):
-    assert prefill.set_up(build("whisper.WhisperForConditionalGeneration"), tp_rank=1) is None
-    assert warned(caplog) == []
-
-
-@SET_UP
-@pytest.mark.parametrize("make", [looped, endless])
-def test_the_set_up_ends(make, caplog):
-    """From 0.5.16 the unpatched set-up never returned."""
-    assert prefill.set_up(make()) is None
-    [text] = warned(caplog)
-    assert "no decoder layers in the model" in text
-
-
 @pytest.mark.revision(">=0.5.14,<0.5.16")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
     model = build(name)
     assert prefill.set_up(model) is None
     [text] = warned(caplog)
-    assert text.endswith(
-        f"{type(model).__name__}: this release captures no wrapper that has no `model`"
-    )
+    assert f"{type(model).__name__}: this release captures no wrapper" in text
 
 
 @pytest.mark.revision(">=0.5.14,<0.5.16")
@@ -292,6 +266,4 @@ def test_their_piecewise_backend_keeps_to_what_it_compiles(llama, caplog):
     assert warned(caplog) == []
     assert prefill.set_up(Holder(model=llama), "tc_piecewise") is None
     [text] = warned(caplog)
-    assert text.endswith(
-        "Holder: the tc_piecewise backend of this release only compiles language_model.model"
-    )
+    assert "Holder: the tc_piecewise backend" in text

@@ -93,27 +93,6 @@ def session(name, turns):
     return [0] * TURN + [1000 * name + n for n in range(TURN * turns)]
 
 
-def test_an_idle_session_keeps_its_last_state(build):
-    """The states that another session has behind it went last: a request comes back, and starts
-    anew."""
-    cache = build()
-    idle, busy = zip(
-        *[[cache.insert(session(name, turn)) for name in (1, 2)] for turn in (1, 2, 3)]
-    )
-    assert cache.match(session(2, 3))[0] == 4 * TURN
-    cache.real.evict_mamba(4)
-    assert set(cache.states.freed) == {*idle[:2], *busy[:2]}
-    assert [cache.match(session(name, 3))[0] for name in (1, 2)] == [4 * TURN] * 2
-
-
-def test_a_request_refreshes_the_state_it_starts_from_and_no_other(build):
-    cache = build()
-    first, second, third = [cache.insert(session(1, turn)) for turn in (1, 2, 3)]
-    other = cache.insert(session(2, 1))
-    assert cache.match([*session(1, 2), 7])[1].mamba_value.tolist() == [second]
-    assert cache.order() == [first, third, other, second]
-
-
 def test_the_tokens_are_refreshed_as_before(build):
     """All of a cached beginning is read again, so all of it is recent."""
     cache = build()
@@ -131,19 +110,6 @@ def test_the_tokens_are_refreshed_as_before(build):
         path.append(used)
         used = used.parent
     assert nodes[: len(path)] == path
-
-
-def test_a_split_moves_no_state(build):
-    """A prompt that branches off cuts a node in two. Its state is behind the second half, and
-    nobody has used it."""
-    cache = build()
-    split = cache.insert([1] * 10)
-    later = cache.insert([2] * 10)
-    assert cache.match([1] * 5 + [3])[0] == 0 and cache.order() == [split, later]
-    branch = cache.insert([1] * 5 + [3])
-    assert cache.order() == [split, later, branch]
-    again = cache.insert([1] * 5)  # the first half gets a state of its own
-    assert cache.order() == [split, later, branch, again]
 
 
 @pytest.mark.parametrize("seed", range(4))

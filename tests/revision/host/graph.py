@@ -2,16 +2,20 @@
 for captures and kernels."""
 
 import contextlib
-import importlib
 from dataclasses import dataclass
 
 import torch
 
-from . import process
+from . import late, process
+
+with late.modules():
+    from sglang.srt.compilation import backend, compilation_config, piecewise_context_manager
+    from sglang.srt.compilation import compile as compilation
+    from sglang.srt.model_executor import forward_batch_info
 
 
 def context_module():
-    return importlib.import_module("sglang.srt.compilation.piecewise_context_manager")
+    return piecewise_context_manager
 
 
 def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
@@ -29,12 +33,10 @@ def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
 
 def prefill_batch(tokens, **fields):
     """A ForwardBatch of one prefill of `tokens`; `fields` are set on top."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-
-    return ForwardBatch(
+    return forward_batch_info.ForwardBatch(
         **{
             **dict(
-                forward_mode=ForwardMode.EXTEND,
+                forward_mode=forward_batch_info.ForwardMode.EXTEND,
                 batch_size=1,
                 input_ids=torch.zeros(tokens, dtype=torch.int64),
                 req_pool_indices=torch.arange(1),
@@ -95,13 +97,8 @@ def traced_forward(model, batch, lists, tokens):
     lists: attention_layers, and where the release has them moe_layers and moe_fusions. Split ops
     need CPU kernels.
     """
-    compile_, config = (
-        importlib.import_module(f"sglang.srt.compilation.{name}")
-        for name in ("compile", "compilation_config")
-    )
-    backend = importlib.import_module("sglang.srt.compilation.backend")
     # sizes it would capture: not the one that is run
-    settings = config.CompilationConfig([tokens + 1], "eager")
+    settings = compilation_config.CompilationConfig([tokens + 1], "eager")
     made = []
 
     def factory(graph, inputs):
@@ -109,7 +106,7 @@ def traced_forward(model, batch, lists, tokens):
         return made[0](graph, inputs)
 
     torch._dynamo.reset()
-    compile_.install_torch_compiled(
+    compilation.install_torch_compiled(
         model.model,
         fullgraph=True,
         dynamic_arg_dims=None,
@@ -122,7 +119,7 @@ def traced_forward(model, batch, lists, tokens):
         context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext
     )
     # up to 0.5.9; later the context alone decides
-    compiled = getattr(compile_, "set_compiled", contextlib.nullcontext)
+    compiled = getattr(compilation, "set_compiled", contextlib.nullcontext)
     with (
         context_module().enable_piecewise_cuda_graph(),
         compiled(True),
@@ -164,11 +161,25 @@ def cpu_kernel(op, function):
         library._destroy()
 
 
+def copying_attention():
+    """cpu_kernel() for attention that gives each query back."""
+
+    def attention(query, key, value, output, save_kv_cache, layer_id, **_):
+        output.copy_(query)
+
+    return cpu_kernel("unified_attention_with_output", attention)
+
+
+def lists_of(table):
+    """The lists by layer that a forward context takes, of the overlay's table of layers."""
+    return {
+        name: getattr(table, name) for name in ("attention_layers", "moe_layers", "moe_fusions")
+    }
+
+
 def split_ops():
     """The ops at which a compiler configured now would split."""
-    from sglang.srt.compilation.compilation_config import CompilationConfig
-
-    made = CompilationConfig([8], "eager")
+    made = compilation_config.CompilationConfig([8], "eager")
     if hasattr(made, "split_ops"):
         return made.split_ops
-    return importlib.import_module("sglang.srt.compilation.backend").SPLIT_OPS
+    return backend.SPLIT_OPS

@@ -61,14 +61,19 @@ def family(name, model_class=None):
     return construct(model_class or _class_of(f"sglang.srt.models.{name}"), config)
 
 
-def build(kind, device="meta", dtype=torch.bfloat16, seed=0, server_args=None, **changes):
+def build(
+    kind, device="meta", dtype=torch.bfloat16, seed=0, server_args=None, pattern=None, **changes
+):
     """The release's own model class for `kind`, from a small config with `changes`.
 
     device: "meta" (shapes only, nothing computed) or "cpu" (weights are normals of the config's
     initializer_range drawn from `seed`, vectors that scale are left at what the class set them to).
-    server_args: fields of ServerArgs other than their defaults.
+    server_args: fields of ServerArgs other than their defaults. pattern: the letters of NemotronH's
+    layers.
     """
     standin_packages.install()
+    if pattern:
+        changes |= dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     config = config_of(kind, **changes)
     model = construct(_class_of(KINDS[kind].model_class), config, device, dtype, server_args)
     if device != "meta":

@@ -12,6 +12,12 @@ from unittest import mock
 
 import torch
 
+from . import late
+
+with late.modules():
+    from sglang.srt import distributed, server_args
+    from sglang.srt.layers import dp_attention
+
 
 def default_server_args(model_path="dummy", **changes):
     """ServerArgs with every field at its default, except `changes`; not resolved, because resolving
@@ -19,13 +25,11 @@ def default_server_args(model_path="dummy", **changes):
 
     Raises TypeError for a change that names no field of this release.
     """
-    from sglang.srt.server_args import ServerArgs
-
-    chosen = {"model_path": model_path, "device": "cpu", **changes}
-    if not dataclasses.is_dataclass(ServerArgs):
-        return ServerArgs(**chosen)  # from 0.5.20 on making the object resolves nothing
-    args = ServerArgs.__new__(ServerArgs)  # __init__ would go on and resolve
-    fields = {field.name: field for field in dataclasses.fields(ServerArgs)}
+    kind, chosen = server_args.ServerArgs, {"model_path": model_path, "device": "cpu", **changes}
+    if not dataclasses.is_dataclass(kind):
+        return kind(**chosen)  # from 0.5.20 on making the object resolves nothing
+    args = kind.__new__(kind)  # __init__ would go on and resolve
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(chosen.keys() - fields.keys())
     if unknown:
         raise TypeError(f"ServerArgs of this release has no {', '.join(unknown)}")
@@ -65,18 +69,19 @@ def by_rules(architecture="LlamaForCausalLM", is_multimodal=False, **changes):
     return args
 
 
+def known():
+    """The names of the release's server arguments."""
+    kinds = server_args.ServerArgs.__mro__
+    return {name for kind in kinds for name in vars(kind).get("__annotations__", {})}
+
+
 def offered(**words):
     """Those of `words` that are server arguments of this release."""
-    from sglang.srt.server_args import ServerArgs
-
-    fields = getattr(ServerArgs, "__dataclass_fields__", ())
-    return {name: value for name, value in words.items() if name in fields}
+    return {name: value for name, value in words.items() if name in known()}
 
 
 def use_server_args(args):
     """Make `args` the ones that layers look up."""
-    from sglang.srt import server_args
-
     # up to 0.5.8 its value reaches the Mamba layers through this variable
     if getattr(args, "mamba_ssm_dtype", None):
         os.environ["SGLANG_MAMBA_SSM_DTYPE"] = args.mamba_ssm_dtype
@@ -117,8 +122,6 @@ def free_port():
 def start_groups():
     """World, tensor-, expert- and pipeline-parallel groups of this one process. Once per process;
     later calls return."""
-    from sglang.srt import distributed
-
     distributed.init_distributed_environment(
         backend="gloo",
         world_size=1,
@@ -132,8 +135,6 @@ def start_groups():
 
 def start_dp_attention(args, hidden_size, dtype):
     """What a model runner does before it loads a model: attention data parallelism of one rank."""
-    from sglang.srt.layers import dp_attention
-
     model_config = types.SimpleNamespace(
         hidden_size=hidden_size,
         dtype=dtype,

@@ -10,6 +10,11 @@ from unittest import mock
 
 from . import late, prefill, process, replayed
 
+with late.modules():
+    from sglang.srt.model_executor import model_runner
+    from sglang.srt.prefill_graph.breakable import runner as breakable
+    from sglang.srt.speculative import spec_info
+
 
 class NativeSparseAttnBackend:
     """Has the name of the backend that sparse attention is let into the graph with."""
@@ -38,15 +43,7 @@ def decide(
     num_hidden_layers: what the configuration says; more than there are keeps a release from
     capturing. speculative: the name of the algorithm that drafts for it.
     """
-    from sglang.srt.model_executor import model_runner
-    from sglang.srt.server_args import ServerArgs
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    switch = {
-        name: True
-        for name in ("enable_piecewise_cuda_graph",)
-        if name in ServerArgs.__dataclass_fields__
-    }
+    switch = process.offered(enable_piecewise_cuda_graph=True)
     args = process.default_server_args(
         **{**switch, "piecewise_cuda_graph_tokens": [64, 128], **server_args}
     )
@@ -70,7 +67,7 @@ def decide(
         is_multimodal=is_multimodal,
         use_mla_backend=False,
         attn_backend=NativeSparseAttnBackend(),
-        spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
+        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(speculative),
     )
     stand_ins = dict(
         PiecewiseCudaGraphRunner=Captured, get_available_gpu_memory=lambda *_, **__: 0.0
@@ -79,8 +76,6 @@ def decide(
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
         if "set_up(self)" in inspect.getsource(model_runner):
-            from sglang.srt.prefill_graph.breakable import runner as breakable
-
             upstream = Captured if breakable.capture.breakable_runner() else None
             stack.enter_context(mock.patch.object(breakable.features, "on_cuda", lambda: True))
             stack.enter_context(mock.patch.object(breakable, "BreakableRunner", Captured))

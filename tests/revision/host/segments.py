@@ -7,10 +7,11 @@ import importlib
 
 import torch
 
-from . import beside, bodies, graph, late, process, recorded
+from . import beside, bodies, graph, late, process, recorded, served
 
 with late.modules():
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph
+    from sglang.srt.model_executor.runner_utils import forward_batch, prefill_graph
 
 _BREAKABLE = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph"
 CAPTURED, BREAK = "captured", "break"
@@ -147,20 +148,13 @@ def forward_context_of(batch, layers, tokens, raw_tokens):
 
 def _contexts(layer_model, batch, backend, tokens):
     """The contexts of `around`, in their order."""
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-
-    yield forward_context(ForwardContext(attn_backend=backend))
+    yield served.published(backend)
     layers = [
         layer.attn if hasattr(layer, "attn") else getattr(layer.mixer, "attn", layer)
         for layer in layer_model.layers
     ]
     yield forward_context_of(batch, layers, tokens, tokens)
-    try:
-        from sglang.srt.model_executor.runner_utils.forward_batch import set_forward_batch
-        from sglang.srt.model_executor.runner_utils.prefill_graph import prefill_graph_scope
-    except ImportError:
-        pass
-    else:
-        yield set_forward_batch(batch)
-        yield prefill_graph_scope(full_graph=False, raw_num_tokens=tokens)
+    if late.has(prefill_graph.__name__):
+        yield forward_batch.set_forward_batch(batch)
+        yield prefill_graph.prefill_graph_scope(full_graph=False, raw_num_tokens=tokens)
     yield importlib.import_module(f"{_BREAKABLE}.context").enable_breakable_cuda_graph()

@@ -4,7 +4,10 @@ import contextlib
 
 import torch
 
-from . import graph
+from . import graph, late
+
+with late.modules():
+    from sglang.srt.model_executor import forward_context
 
 
 def batch_of(tokens, backend):
@@ -18,11 +21,9 @@ def batch_of(tokens, backend):
 def published(backend):
     """What ModelRunner makes around a forward: from 0.5.13 on layers ask it for the attention
     backend."""
-    try:
-        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    except ImportError:
+    if not late.has(forward_context.__name__):
         return contextlib.nullcontext()
-    return forward_context(ForwardContext(attn_backend=backend))
+    return forward_context.forward_context(forward_context.ForwardContext(attn_backend=backend))
 
 
 @contextlib.contextmanager
