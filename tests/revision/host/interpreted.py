@@ -167,7 +167,7 @@ def start():
 
 
 def _spare(interpreter):
-    """Leave out what the interpreter does again and again to no effect: half of its time."""
+    """Leave out what the interpreter does again and again to no effect."""
     # each sum of integers once more in 64 bits, for an assertion that it drops unless it debugs
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
@@ -195,81 +195,6 @@ def _spare(interpreter):
             return patch(function)
 
     interpreter.GridExecutor.__call__, interpreter._patch_lang = launched, patch_once
-    _keep_shapes()
-    _keep_blocks()
-    _broadcast_unlike_shapes()
-
-
-def _keep_shapes():
-    """Blocks of one type share what says their shape, which each result of an op would make
-    anew."""
-    from triton.language import core
-
-    change_type, make, types = core.block_type.with_element_ty, core.tensor.__init__, {}
-
-    def with_element_ty(block, scalar):
-        names = block.name, scalar.name
-        if names not in types:
-            types[names] = change_type(block, scalar)
-        return types[names]
-
-    def made(tensor, handle, kind):
-        if not hasattr(kind, "kept_shape"):
-            make(tensor, handle, kind)
-            kind.kept_shape = tensor.shape, tensor.numel
-        tensor.handle, tensor.type, tensor.dtype = handle, kind, kind.scalar
-        tensor.shape, tensor.numel = kind.kept_shape
-
-    core.block_type.with_element_ty, core.tensor.__init__ = with_element_ty, made
-
-
-def _keep_blocks():
-    """Blocks of one element type and shape have the same attributes, which each would make anew,
-    and tuples say of what type they are when they are asked."""
-    from triton.language import core
-
-    make_block, made = core.block_type.__init__, {}
-
-    def block(self, element_ty, shape):
-        sizes = [one.value if isinstance(one, core.constexpr) else one for one in shape]
-        key = (element_ty.name, *sizes)
-        if key not in made:
-            make_block(self, element_ty, shape)
-            made[key] = self.__dict__
-        self.__dict__ = made[key]
-
-    make_tuple = core.tuple.__init__
-
-    def collect(self, args, type=None):
-        if type is None:
-            self.values = [*args]
-        else:
-            make_tuple(self, args, type)
-
-    def type_of(self):
-        if "_type" not in self.__dict__:
-            self._type = core._type_for_tuple_values(self.values)
-        return self._type
-
-    core.block_type.__init__, core.tuple.__init__ = block, collect
-    core.tuple.type = property(type_of, lambda self, type: self.__dict__.update(_type=type))
-
-
-def _broadcast_unlike_shapes():
-    """Two blocks of one shape, and two scalars, are returned as they are, without a comparison of
-    their types."""
-    from triton.language.semantic import TritonSemantic
-
-    broadcast = TritonSemantic.broadcast_impl_value
-
-    def broadcast_unlike(self, left, right):
-        one, other = left.type, right.type
-        are_blocks = one.is_block(), other.is_block()
-        if are_blocks == (True, True) and one.shape.values == other.shape.values:
-            return left, right
-        return (left, right) if are_blocks == (False, False) else broadcast(self, left, right)
-
-    TritonSemantic.broadcast_impl_value = broadcast_unlike
 
 
 def _convert_float(convert, values, source, target, rounding_mode):
