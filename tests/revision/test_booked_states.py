@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from host import late, state_pool
+from host.unsaid import Unsaid
 
 with late.modules():
     from sglang.srt.managers import schedule_batch
@@ -157,10 +158,9 @@ def processor(monkeypatch):
 
 def drafting(length):
     """A request whose slots hold the number of tokens whose state was written last."""
-    request = SimpleNamespace(
+    request = Unsaid(
         rid="one",
         grammar=Grammar(),
-        is_retracted=False,
         finished=lambda: False,
         output_ids=[],
         kv_committed_len=length,
@@ -169,7 +169,6 @@ def drafting(length):
         update_spec_correct_drafts_histogram=lambda _: None,
         mamba_ping_pong_track_buffer=torch.tensor([0, 1]),
         mamba_next_track_idx=0,
-        mamba_last_track_idx=None,
         mamba_last_track_seqlen=None,
     )
     request.kv = request
@@ -190,17 +189,12 @@ def verified(processor, request, length, tokens, slots):
         mamba_track_buffer_indices=[slot],
         req_to_token_pool=SimpleNamespace(get_mamba_ping_pong_other_idx=lambda index: 1 - index),
     )
-    result = SimpleNamespace(
+    result = Unsaid(
         next_token_ids=torch.tensor(tokens + [9] * (COUNT - len(tokens))),
         accept_lens=torch.tensor([len(tokens)]),
-        block_accept_lens=None,
-        cap_lens=None,
-        copy_done=None,
         speculative_num_draft_tokens=COUNT,
         speculative_output_stride=COUNT,
         num_non_draft_tokens_per_req=1,
-        grammar_advanced=False,
-        grammar_retained_tokens=None,
     )
     if hasattr(processor, "advance_grammar_fsm"):
         processor.advance_grammar_fsm(result, batch)

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from host import graph, hybrids, late, segments
+from host import graph, hybrids, late, segments, served
 
 with late.modules():
     from sglang.srt.compilation import compile as compilation
@@ -14,7 +14,7 @@ with late.modules():
     from sglang.srt.layers.layer_boundary import layout, output
     from sglang.srt.layers.layer_boundary.residual import add_norm
     from sglang.srt.layers.layer_boundary.residual import stream as residual
-    from sglang.srt.model_executor import cuda_graph_config, forward_context
+    from sglang.srt.model_executor import cuda_graph_config
     from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph as pieces
     from sglang.srt.models import qwen2_moe, qwen3_next
 
@@ -100,7 +100,7 @@ def run(model, tokens):
     dp_attention.set_is_extend_in_batch(False)
     with (
         torch.no_grad(),
-        forward_context.forward_context(forward_context.ForwardContext(attn_backend=Attention())),
+        served.published(Attention()),
         pieces.set_tc_piecewise_forward_context(batch, [], None, [], []),
         pieces.enable_tc_piecewise_cuda_graph(),
     ):

@@ -4,6 +4,7 @@ import pytest
 import subjects
 import torch
 from host import late, models
+from test_default_sizes import args_of
 
 with late.modules():
     from sglang.srt.prefill_graph.breakable import crossover as breakable_crossover
@@ -74,8 +75,6 @@ def test_nothing_is_said_of_what_was_not_measured(hopper, monkeypatch):
 
 
 def test_default_sizes_end_there():
-    from test_default_sizes import args_of
-
     args = args_of(4096)
     fitting = args.piecewise_cuda_graph_tokens
     every, made = sizes.choose(args, fitting), sizes.choose(args, fitting, 1400)

@@ -40,22 +40,16 @@ def prepare(kind, mode, requests, draft_tokens=1, through=None):
         "lightning": lightning_backend.LightningAttentionBackend,
         "mamba2": hybrid_linear_attn_backend.Mamba2AttnBackend,
     }[kind]
-    made, pool, tokens = cls.__new__(cls), Pool(), requests * draft_tokens
+    made, pool = cls.__new__(cls), Pool()
     made.device, made.is_draft_worker, made.topk, made.mamba_chunk_size = "cpu", False, 1, 16
     made.req_to_token_pool = SimpleNamespace(
         mamba_pool=pool, get_mamba_indices=lambda rows: rows.to(torch.int32)
     )
-    batch = graph.prefill_batch(
-        tokens,
+    batch = graph.batch_of(
+        [draft_tokens] * requests,
+        [16] * requests,
         forward_mode=forward_batch_info.ForwardMode[mode],
-        batch_size=requests,
-        req_pool_indices=torch.arange(1, requests + 1),
         seq_lens=torch.full((requests,), 20),
-        extend_seq_lens=torch.full((requests,), draft_tokens),
-        extend_prefix_lens=torch.full((requests,), 16),
-        extend_start_loc=torch.arange(requests) * draft_tokens,
-        extend_seq_lens_cpu=[draft_tokens] * requests,
-        extend_prefix_lens_cpu=[16] * requests,
         spec_info=SimpleNamespace(draft_token_num=draft_tokens),
         mamba_cow_src_indices=torch.tensor([7]),
         mamba_cow_dst_indices=torch.tensor([1]),

@@ -6,40 +6,17 @@ import launch
 import models
 import pytest
 import torch
-from host import checkpoints, late
+from host import checkpoints, late, process
+from host import models as host_models
 
 with late.modules():
-    from sglang.srt import environ, server_args
+    from sglang.srt import environ
     from sglang.srt.entrypoints import engine
     from sglang.srt.managers import io_struct
 
-KINDS = {
-    "nemotron-h": "nemotron_h",
-    "nemotron-h-buffer": "nemotron_h",
-    "nemotron-h-no-buffer": "nemotron_h",
-    "nemotron-h-mtp": "nemotron_h",
-    "nemotron-h-moe": "nemotron_h",
-    "qwen3-next": "qwen3_next",
-    "qwen3-next-triton": "qwen3_next",
-    "qwen3-next-buffer": "qwen3_next",
-    "llama": "llama",
-    "deepseek-v32": "deepseek_v32",
-    "deepseek-v32-fp8": "deepseek_v32",
-    "glm-5": "glm_moe_dsa",
-    "falcon-h1": "falcon_h1",
-    "kimi-linear": "kimi_linear",
-}
 SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
-WRITTEN = (
-    "head_dim",
-    "mamba_d_ssm",
-    "mamba_n_groups",
-    "mamba_rms_norm",
-    "mlp_multipliers",
-    "num_hidden_layers",
-    "ssm_multipliers",
-    "vocab_size",
-)
+SIZES = "head_dim", "mamba_d_ssm", "mamba_n_groups", "num_hidden_layers", "vocab_size"
+FACTORS = "mamba_rms_norm", "mlp_multipliers", "ssm_multipliers"
 
 # 0.5.5 has no experts in NemotronH
 MARKS = {
@@ -54,12 +31,15 @@ MARKS = {
 )
 def test_a_checkpoint_fills_every_parameter(build_model, name, monkeypatch):
     config = models.MODELS[name] | SMALLER
+    [architecture] = config["architectures"]
+    kinds = host_models.KINDS.items()
+    kind = next(name for name, one in kinds if one.model_class.endswith(f".{architecture}"))
     # Kimi's model makes a second stream when it is built
     monkeypatch.setattr(torch.cuda, "Stream", torch.cpu.Stream)
     # without a GPU the releases build no rope without scaling; it has no parameters
     if name == "glm-5":
         config |= {"rope_scaling": models.MODELS["deepseek-v32"]["rope_scaling"]}
-    model = build_model(KINDS[name], device="cpu", **config)
+    model = build_model(kind, device="cpu", **config)
     # its layers make norms that they never call, and published checkpoints do not have
     unused = ("q_norm.weight", "k_norm.weight") if name == "falcon-h1" else ()
     left, _, held = checkpoints.fill(model, tensors := checkpoints.drawn(config), unused)
@@ -81,12 +61,6 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
     assert sum(map(torch.Tensor.numel, of_draft)) == held
 
 
-def known():
-    """The fields of the release's server arguments."""
-    kinds = server_args.ServerArgs.__mro__
-    return {field for kind in kinds for field in vars(kind).get("__annotations__", {})}
-
-
 @pytest.mark.revision(">=0.5.13")
 @pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-no-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
@@ -97,8 +71,8 @@ def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
         if models.has_drafts(name)
         else {*models.engine(name)}
     )
-    assert len(words & {*models.EXTRA_BUFFER} & known()) == 1
-    assert words - {*models.EXTRA_BUFFER} <= known()
+    assert len(words & {*models.EXTRA_BUFFER} & process.known()) == 1
+    assert words - {*models.EXTRA_BUFFER} <= process.known()
 
 
 @pytest.mark.revision(">=0.5.9")
@@ -107,7 +81,7 @@ def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
 def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(names, name):
     """0.5.13 has other names. Under the old ones, which engine.py leaves out, it decoded with
     FlashAttention 3."""
-    assert len({*names} & known()) == 1
+    assert len({*names} & process.known()) == 1
     assert len({models.engine(name)[one] for one in names}) == 1
 
 
@@ -131,8 +105,8 @@ def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
     assert type(read).__module__ == "sglang.srt.configs.falcon_h1" and read.architectures == [
         "FalconH1ForCausalLM"
     ]
-    assert {name: getattr(read, name) for name in WRITTEN} == {
-        name: models.MODELS["falcon-h1"][name] for name in WRITTEN
+    assert {name: getattr(read, name) for name in SIZES + FACTORS} == {
+        name: models.MODELS["falcon-h1"][name] for name in SIZES + FACTORS
     }
     assert read.rope_parameters["rope_theta"] == models.MODELS["falcon-h1"]["rope_theta"]
 

@@ -13,8 +13,7 @@ import modes
 import pytest
 import settings
 import test_prefill_counts as counts
-from host import checkpoints, late
-from test_gpu_models import known
+from host import checkpoints, late, process
 
 with late.modules():
     from sglang.srt import prefill_graph
@@ -31,12 +30,14 @@ def accepted(default_server_args, words: dict, tmp_path: Path) -> object:
     """The arguments as the release takes them; what it does not know is left out, as engine.py
     does."""
     folder = models.write_config(tmp_path, models.MODELS["llama"])
-    taken = {name: value for name, value in words.items() if name in known()}
-    return default_server_args(str(folder), **taken)
+    return default_server_args(str(folder), **process.offered(**words))
 
 
 @pytest.mark.revision(">=0.5.9")
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize(
+    "name",
+    [*SINGLE, pytest.param("dp-attention", marks=pytest.mark.revision(">=0.5.14"))],
+)
 def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_path):
     words = settings.SETTINGS[name].words
     args = accepted(default_server_args, words, tmp_path)
@@ -47,7 +48,7 @@ def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_p
 @pytest.mark.parametrize("mode", [modes.BREAKABLE, modes.PIECEWISE])
 def test_every_setting_runs_in_the_releases_modes(mode):
     """But for a piecewise graph where there is none any more."""
-    fields = known()
+    fields = process.known()
     for name in ("context-flag", "context-config", "returns", "mixed-chunk"):
         setting = settings.SETTINGS[name]
         why = settings.unavailable(setting, setting.models[0], mode, fields)
@@ -75,15 +76,8 @@ def test_two_gpus_share_a_model(default_server_args, tmp_path):
 @pytest.mark.revision(">=0.5.12")
 def test_no_kernel_that_may_use_multicast_is_chosen(default_server_args, tmp_path):
     """Releases choose it for Qwen3-Next on several GPUs; before 0.5.12 they do not."""
-    assert settings.TENSOR_PARALLEL.keys() <= known()
+    assert settings.TENSOR_PARALLEL.keys() <= process.known()
     assert settings.SETTINGS["dp-attention"].words.items() >= settings.TENSOR_PARALLEL.items()
-
-
-@pytest.mark.revision(">=0.5.14")
-def test_data_parallel_attention_is_taken(default_server_args, tmp_path):
-    words = settings.SETTINGS["dp-attention"].words
-    args = accepted(default_server_args, words, tmp_path)
-    assert (args.tp_size, args.dp_size, args.enable_dp_attention) == (2, 2, True)
 
 
 @pytest.mark.revision(">=0.5.9")

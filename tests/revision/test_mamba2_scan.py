@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import interpreted, late, launches
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from test_tracked_states import assert_left
 
 with late.modules():
@@ -274,54 +276,34 @@ def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
 # --- the plan
 
 
-def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request():
-    from hypothesis import given, settings
-    from hypothesis import strategies as some
-
-    lengths = some.lists(some.integers(1, 700), min_size=1, max_size=40)
-
-    @settings(deadline=None, max_examples=200)
-    @given(lengths, some.sampled_from([16, 64, 128]), some.booleans())
-    def holds(lengths, chunk, tracked):
-        columns = (
-            ([length // chunk * chunk for length in lengths], list(range(len(lengths))))
-            if tracked
-            else None
-        )
-        plan = ssd.plan(lengths, chunk, torch.device("cpu"), columns)
-        begins = [0, *itertools.accumulate(lengths)]
-        assert plan.cu.tolist() == begins and plan.requests == len(lengths)
-        chunks = [
-            (request, row)
-            for request, length in enumerate(lengths)
-            for row in range(0, length, chunk)
-        ]
-        assert plan.chunks == len(chunks) == len(plan.start) == len(plan.size) == plan.first[-1]
-        for (request, row), start, size in zip(
-            chunks, plan.start.tolist(), plan.size.tolist(), strict=True
-        ):
-            assert start == begins[request] + row and size == min(chunk, lengths[request] - row)
-        assert [chunks[first] for first in plan.first.tolist()[:-1]] == [
-            (request, 0) for request in range(len(lengths))
-        ]
-        assert (plan.track_rows is None, plan.track_slots is None) == (not tracked, not tracked)
-        if tracked:
-            assert (plan.track_rows.tolist(), plan.track_slots.tolist()) == columns
-        for table in (
-            plan.cu,
-            plan.first,
-            plan.start,
-            plan.size,
-            plan.track_rows,
-            plan.track_slots,
-        ):
-            assert table is None or (
-                table.dtype == torch.int32
-                and table.storage_offset() * 4 % 16 == 0
-                and table.is_contiguous()
-            )
-
-    holds()
+@settings(deadline=None, max_examples=200)
+@given(
+    some.lists(some.integers(1, 700), min_size=1, max_size=40),
+    some.sampled_from([16, 64, 128]),
+    some.booleans(),
+)
+def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request(lengths, chunk, tracked):
+    kept = [length // chunk * chunk for length in lengths], list(range(len(lengths)))
+    plan = ssd.plan(lengths, chunk, torch.device("cpu"), kept if tracked else None)
+    begins = [0, *itertools.accumulate(lengths)]
+    chunks = [
+        (begin + row, min(chunk, length - row))
+        for begin, length in zip(begins, lengths)
+        for row in range(0, length, chunk)
+    ]
+    assert plan.cu.tolist() == begins and plan.requests == len(lengths)
+    assert list(zip(plan.start.tolist(), plan.size.tolist(), strict=True)) == chunks
+    assert plan.chunks == len(chunks) == plan.first[-1]
+    assert plan.start[plan.first[:-1].long()].tolist() == begins[:-1]
+    tables = plan.cu, plan.first, plan.start, plan.size
+    if tracked:
+        assert (plan.track_rows.tolist(), plan.track_slots.tolist()) == kept
+        tables += plan.track_rows, plan.track_slots
+    else:
+        assert plan.track_rows is None and plan.track_slots is None
+    for table in tables:
+        assert table.dtype == torch.int32 and table.is_contiguous()
+        assert table.storage_offset() * 4 % 16 == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import device, late, logged, prefill, process, saver
+from host.unsaid import bare
 from torch.overrides import TorchFunctionMode
 
 with late.modules():
@@ -174,17 +175,13 @@ def test_pieces_are_paused(memory, monkeypatch):
         runtime_shape=4, need_to_compile=False, use_cudagraph=True
     )
     entry.runnable, entry.num_finished_warmup = piece, 1
-    backend = object.__new__(cuda_piecewise_backend.CUDAPiecewiseBackend)
-    config = SimpleNamespace(get_enable_debug_mode=lambda: False)
-    vars(backend).update(
+    backend = bare(
+        cuda_piecewise_backend.CUDAPiecewiseBackend,
         first_run_finished=True,
         sym_shape_indices=[0],
         concrete_size_entries={4: entry},
-        compile_config=config,
-        is_first_graph=False,
-        is_last_graph=False,
+        compile_config=SimpleNamespace(get_enable_debug_mode=lambda: False),
         graph_pool=POOL,
-        is_debugging_mode=False,
     )
     backend(4)
     assert memory.regions == {device.DEFAULT_POOL: {None}, POOL: {REGION}}

@@ -1,13 +1,9 @@
 """Which prefill graph the server's arguments end up with, for MoE kernels that bypass top-k."""
 
-import dataclasses
 import logging
 
 import pytest
-from host import late, logged, models
-
-with late.modules():
-    from sglang.srt import server_args
+from host import logged, models, process
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.15")
 
@@ -16,9 +12,7 @@ CONFIGS = models.read("unbuilt")
 
 def chosen(backend):
     """The options that ask for a prefill graph explicitly, in the words of the release."""
-    if "cuda_graph_backend_prefill" in {
-        field.name for field in dataclasses.fields(server_args.ServerArgs)
-    }:
+    if "cuda_graph_backend_prefill" in process.known():
         return {"cuda_graph_backend_prefill": backend}
     return {
         "tc_piecewise": {"enforce_piecewise_cuda_graph": True},

@@ -2,15 +2,18 @@
 release's own layers, on the CPU."""
 
 import contextlib
-import importlib
 
 import pytest
 import torch
-from host import segments
+from host import late, segments
 from host.graph import prefill_batch
 
+with late.modules():
+    from sglang.srt.model_executor.runner_backend_utils import tc_piecewise_cuda_graph
+    from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import context
+    from sglang.srt.models import nemotron_h
+
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
-GRAPHS = "sglang.srt.model_executor.runner_backend_utils"
 OPS = {
     "breakable": "breakable_nemotron_mamba2_with_output",
     "tc_piecewise": "nemotron_mamba2_with_output",
@@ -21,12 +24,8 @@ OPS = {
 def model(build_model, monkeypatch):
     """A NemotronH of a server that spreads attention over ranks by requests. There is one rank, so
     that nothing is sent."""
-    made = build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-")
-    monkeypatch.setattr(
-        importlib.import_module("sglang.srt.models.nemotron_h"),
-        "is_dp_attention_enabled",
-        lambda: True,
-    )
+    made = build_model("nemotron_h", device="cpu", pattern="M-M*M-")
+    monkeypatch.setattr(nemotron_h, "is_dp_attention_enabled", lambda: True)
     for layer in made.model.layers:
         layer.prev_layer_is_attn = False  # else its input is summed over the ranks first
     return made
@@ -35,25 +34,17 @@ def model(build_model, monkeypatch):
 def inside(graph):
     """The release's own context around a forward that is captured in `graph`."""
     if graph == "breakable":
-        return importlib.import_module(
-            f"{GRAPHS}.breakable_cuda_graph.context"
-        ).enable_breakable_cuda_graph()
+        return context.enable_breakable_cuda_graph()
     if graph == "tc_piecewise":
-        return importlib.import_module(
-            f"{GRAPHS}.tc_piecewise_cuda_graph"
-        ).enable_tc_piecewise_cuda_graph()
+        return tc_piecewise_cuda_graph.enable_tc_piecewise_cuda_graph()
     return contextlib.nullcontext()
 
 
 def test_mixers_break_the_graph(model, monkeypatch):
     """They were captured: a replay went on with the state slots of the dummy batch, and read memory
     that was not theirs."""
-    at_capture, at_replay = segments.of(model, monkeypatch)
-    assert (
-        at_capture
-        == at_replay
-        == [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
-    )
+    wanted = [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
+    assert segments.of(model, monkeypatch) == (wanted, wanted)
 
 
 @pytest.mark.revision("<0.5.21")
@@ -67,10 +58,9 @@ def test_each_graph_has_its_op_and_eager_prefill_none(model, monkeypatch, graph)
         return run
 
     called = []
-    module = importlib.import_module("sglang.srt.models.nemotron_h")
     layer = model.model.layers[2]
     for name in OPS.values():
-        monkeypatch.setattr(module, name, note(name))
+        monkeypatch.setattr(nemotron_h, name, note(name))
     monkeypatch.setattr(
         layer, "_forward_mamba", lambda hidden_states, *_: note("eager")(hidden_states)
     )

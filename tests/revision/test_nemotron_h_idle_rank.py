@@ -34,7 +34,7 @@ def idle(tokens):
 @pytest.fixture
 def layer(build_model):
     """The first layer of a NemotronH, a Mamba2 mixer."""
-    return build_model("nemotron_h", device="cpu", hybrid_override_pattern="M-M*M-").model.layers[0]
+    return build_model("nemotron_h", device="cpu", pattern="M-M*M-").model.layers[0]
 
 
 def test_a_rank_without_requests_runs_no_mixer(layer, monkeypatch):

@@ -12,6 +12,7 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import test_breakable_runner as runners
 import torch
 from host import bodies, late, process, recorded, saver
 
@@ -280,15 +281,12 @@ def compiled(monkeypatch):
         def backend(traced, _):
             graph = Graph(model)
             held.append(weakref.ref(graph))
-            return lambda *inputs: [
-                graph.replay(
-                    next(
-                        i
-                        for i in inputs
-                        if not isinstance(i, torch.nn.Parameter) and isinstance(i, torch.Tensor)
-                    )
-                )
-            ]
+
+            def run(*inputs):
+                [rows] = [one for one in inputs if type(one) is torch.Tensor]
+                return [graph.replay(rows)]
+
+            return run
 
         module.install_torch_compiled(model, backend_factory=backend)
         flag = getattr(module, "set_compiled", contextlib.nullcontext)
@@ -315,8 +313,6 @@ def test_the_compiled_stack_is_let_go_and_made_anew(compiled, server, monkeypatc
 @OWN
 def test_the_overlays_own_graph_follows_replaced_parameters(device, build_model, monkeypatch):
     """A small Llama on a recorded graph: stale after the update, right after the recapture."""
-    import test_breakable_runner as runners
-
     monkeypatch.setattr(capture, "capture_context", lambda runner: contextlib.nullcontext(None))
     monkeypatch.setattr(capture, "graph_pool", lambda runner: (0, 1))
     monkeypatch.setattr(capture, "torch_device_module", lambda runner: torch.cuda)

@@ -161,6 +161,38 @@ def test_linear_attention_leaves_zero(monkeypatch, gates, tokens):
     check(output, given, tokens)
 
 
+@OF_RUNNER
+@pytest.mark.parametrize("tokens, handed", [(5, 5), (1, 1), (ROWS, ROWS), (3, 6)])
+def test_deepseek_v4_leaves_zero(monkeypatch, tokens, handed):
+    op = op_of("models.deepseek_v4", "deepseek_v4_attention_with_output", monkeypatch)
+    given, output = rows(tokens), poisoned(ROWS, HEADS, DIM)
+    with served(tokens, handed):
+        op(given, torch.zeros(ROWS, DIM), output, 0, 4, torch.zeros(HEADS), False)
+    check(output, given, tokens)
+
+
+WITH_LSE = pytest.mark.revision(">=0.5.18")
+
+
+@OF_RUNNER
+@OPS
+@pytest.mark.parametrize(
+    "suffix, backend", [("", Backend), pytest.param("_and_lse", BackendWithLse, marks=WITH_LSE)]
+)
+def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(
+    monkeypatch, suffix, backend
+):
+    """Each rank's batch is padded to the longest one's tokens, so that all replay the same size.
+    The logarithm of weights has as many rows as the output, which is how the graph was captured."""
+    op = op_of("layers.radix_attention", ATTENTION + suffix, monkeypatch)
+    given, output = rows(3), poisoned(ROWS, HEADS, DIM)
+    with served(3, handed=6, backend=backend):
+        lse = op(given.view(ROWS, HEADS, DIM), KEYS, KEYS, output, True, 0)
+    check(output, given, 3)
+    if suffix:
+        assert lse.shape == (ROWS, HEADS) and lse[:3].eq(1).all() and lse[3:].eq(0).all()
+
+
 @pytest.mark.revision(">=0.5.10,<0.5.11")
 @pytest.mark.parametrize(
     "counts, tokens",
@@ -181,16 +213,6 @@ def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
     given, output = rows(tokens), poisoned(ROWS, HEADS * DIM)
     with graph.forward_context(batch, [layer]):
         op(given, output, 0)
-    check(output, given, tokens)
-
-
-@OF_RUNNER
-@pytest.mark.parametrize("tokens", [5, 1, ROWS])
-def test_deepseek_v4_leaves_zero(monkeypatch, tokens):
-    op = op_of("models.deepseek_v4", "deepseek_v4_attention_with_output", monkeypatch)
-    given, output = rows(tokens), poisoned(ROWS, HEADS, DIM)
-    with served(tokens):
-        op(given, torch.zeros(ROWS, DIM), output, 0, 4, torch.zeros(HEADS), False)
     check(output, given, tokens)
 
 
@@ -238,28 +260,6 @@ def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
         return layer(batch, given * 1, a * 1, b * 1)
 
     check_replays(monkeypatch, LINEAR, linear_attention(), given, forward)
-
-
-@OF_RUNNER
-@OPS
-def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(monkeypatch):
-    """Each rank's batch is padded to the longest one's tokens, so that all replay the same size."""
-    op = op_of("layers.radix_attention", ATTENTION, monkeypatch)
-    given, output = rows(3), poisoned(ROWS, HEADS * DIM)
-    with served(3, handed=6):
-        op(given, KEYS, KEYS, output, True, 0)
-    check(output, given, 3)
-
-
-@pytest.mark.revision(">=0.5.18,<0.5.23")
-def test_attention_that_gives_its_lse_leaves_zero(monkeypatch):
-    """What it returns has as many rows as its output, which is how the graph was captured."""
-    op = op_of("layers.radix_attention", f"{ATTENTION}_and_lse", monkeypatch)
-    given, output = rows(3), poisoned(ROWS, HEADS, DIM)
-    with served(3, handed=6, backend=BackendWithLse):
-        lse = op(given.view(ROWS, HEADS, DIM), KEYS, KEYS, output, True, 0)
-    check(output, given, 3)
-    assert lse.shape == (ROWS, HEADS) and lse[:3].eq(1).all() and lse[3:].eq(0).all()
 
 
 def attend(monkeypatch, tokens, handed, backend, given, output, **more):

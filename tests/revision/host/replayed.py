@@ -15,6 +15,12 @@ from typing import Any
 import torch
 
 from . import late, process
+from .unsaid import Unsaid
+
+with late.modules():
+    from sglang.srt.layers import logits_processor
+    from sglang.srt.model_executor import cuda_graph_config, forward_batch_info
+    from sglang.srt.speculative import spec_info
 
 _PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner"
@@ -74,50 +80,37 @@ class _Model:
         self.model = types.SimpleNamespace(forward=breaks)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any, **_: Any) -> Any:
-        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-
         self.model.forward(input_ids, positions, forward_batch)
-        return LogitsProcessorOutput(next_token_logits=torch.zeros(1, 1))
+        return logits_processor.LogitsProcessorOutput(next_token_logits=torch.zeros(1, 1))
 
 
 def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None) -> Any:
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
-    return types.SimpleNamespace(
+    return Unsaid(
         server_args=_server_args(kind),
-        spec_algorithm=SpeculativeAlgorithm.from_string(speculative),
+        spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(speculative),
         model=model,
         attn_backend=attention,
         device="cpu",
         dtype=torch.float32,
-        model_config=types.SimpleNamespace(
+        model_config=Unsaid(
             hidden_size=128,
-            is_multimodal=False,
             vocab_size=8,
             hf_config=types.SimpleNamespace(architectures=["NemotronHForCausalLM"]),
         ),
         req_to_token_pool=types.SimpleNamespace(size=32),
-        token_to_kv_pool=None,
         pp_group=types.SimpleNamespace(is_last_rank=True),
         tp_group=types.SimpleNamespace(ca_comm=None),
-        is_multimodal=False,
         is_generation=True,
-        is_draft_worker=False,
-        is_hybrid_swa=False,
-        graph_shared_output=None,
     )
 
 
 def _server_args(kind: str) -> Any:
-    from sglang.srt.server_args import ServerArgs
-
-    known = ServerArgs.__dataclass_fields__
     names = ("mamba_radix_cache_strategy", "mamba_scheduler_strategy")  # none up to 0.5.6
-    strategy = {name: "extra_buffer" for name in names if name in known}
+    strategy = process.offered(**dict.fromkeys(names, "extra_buffer"))
     args = process.default_server_args(**strategy)
     args.piecewise_cuda_graph_tokens = SIZES
-    if "cuda_graph_config" in known:
+    if "cuda_graph_config" in process.known():
         args.cuda_graph_config = types.SimpleNamespace(
             prefill=types.SimpleNamespace(bs=SIZES, backend=_backend(kind))
         )
@@ -127,8 +120,6 @@ def _server_args(kind: str) -> Any:
 
 
 def _backend(kind: str) -> Any:
-    from sglang.srt.model_executor import cuda_graph_config
-
     return {
         "piecewise": cuda_graph_config.Backend.TC_PIECEWISE,
         "breakable": cuda_graph_config.Backend.BREAKABLE,
@@ -138,8 +129,6 @@ def _backend(kind: str) -> Any:
 def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], type]) -> Any:
     """The runner behind the statements of its __init__ that make its buffers; captures are stood in
     for."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-
     name = _PREFILL if late.has(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))
@@ -160,7 +149,7 @@ def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], 
         _prefill_static_buffers=None,
         static_draft_hidden_states=None,
         _is_full_backend=False,
-        return_hidden_states_mode=CaptureHiddenMode.NULL,
+        return_hidden_states_mode=forward_batch_info.CaptureHiddenMode.NULL,
         enable_cp_v2_bcg_capture=False,
         _capture_chunked_prefix=False,
         _input_embeds_arg_idx=None,

@@ -8,52 +8,42 @@ cudaMalloc would allocate now, None outside of a region
 
 import collections
 import contextlib
+import functools
 
 import torch
 
 
 class Library:
-    """The state that the library keeps for a thread, asked and set through the functions that its
-    Python calls."""
+    """The states that the library keeps for a thread, asked and set through the functions that its
+    Python calls: tms_get_STATE and tms_set_STATE."""
 
     def __init__(self):
-        self.inside, self.tag, self.backup = False, b"default", False
+        self.states = dict(
+            interesting_region=False,
+            current_tag=b"default",
+            enable_cpu_backup=False,
+            cpu_backup_backend=b"pinned",
+            enable_disk_backup=False,
+        )
         # for each torch.cuda.empty_cache(): whether cudaFree would know paused memory
         self.freed_inside = []
 
+    def __getattr__(self, name):
+        verb, state = name[: len("tms_get_")], name[len("tms_get_") :]
+        if state not in self.states:
+            raise AttributeError(name)
+        if verb == "tms_set_":
+            return functools.partial(self.states.__setitem__, state)
+        return lambda: self.states[state]
+
+    @property
+    def inside(self):
+        return self.states["interesting_region"]
+
     @property
     def region(self):
-        return (self.tag.decode(), self.backup) if self.inside else None
-
-    def tms_set_current_tag(self, tag):
-        self.tag = tag
-
-    def tms_get_current_tag(self):
-        return self.tag
-
-    def tms_set_interesting_region(self, inside):
-        self.inside = inside
-
-    def tms_get_interesting_region(self):
-        return self.inside
-
-    def tms_set_enable_cpu_backup(self, backup):
-        self.backup = backup
-
-    def tms_get_enable_cpu_backup(self):
-        return self.backup
-
-    def tms_get_cpu_backup_backend(self):
-        return b"pinned"
-
-    def tms_set_cpu_backup_backend(self, backend):
-        assert backend == b"pinned"
-
-    def tms_get_enable_disk_backup(self):
-        return False
-
-    def tms_set_enable_disk_backup(self, backup):
-        assert not backup
+        tag, backup = self.states["current_tag"], self.states["enable_cpu_backup"]
+        return (tag.decode(), backup) if self.inside else None
 
 
 class Saver:

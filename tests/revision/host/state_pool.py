@@ -6,7 +6,11 @@ from unittest.mock import MagicMock
 
 import torch
 
-from . import models, process
+from . import late, models, process
+
+with late.modules():
+    from sglang.srt.managers import scheduler
+    from sglang.srt.mem_cache import memory_pool
 
 _LISTS = "state_indices", "query_start_loc", "retrieve_next_token", "retrieve_next_sibling"
 
@@ -14,14 +18,12 @@ _LISTS = "state_indices", "query_start_loc", "retrieve_next_token", "retrieve_ne
 def build(arguments, slots):
     """The release's pool of requests with states for one layer with a gated delta net, for `slots`
     states. arguments: the release's ServerArgs."""
-    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
-
     process.use_server_args(arguments)
     process.start_groups()
     process.start_dp_attention(arguments, 128, None)
     params = models.config_of("qwen3_next", num_hidden_layers=4).mamba2_cache_params
     return process.call(
-        HybridReqToTokenPool,
+        memory_pool.HybridReqToTokenPool,
         size=slots,
         mamba_size=slots,
         mamba_spec_state_size=slots,
@@ -88,8 +90,6 @@ def backend(kind, cache):
 def turn_away(monkeypatch, request, match, answer="NO_TOKEN", **fields):
     """Let the release's scheduler look `request` up in the prefix cache with match(…), and find no
     room for it. fields: of the scheduler."""
-    from sglang.srt.managers import scheduler
-
     request.init_next_round_input = match
     adder = MagicMock(can_run_list=[])
     adder.add_one_req.return_value = getattr(scheduler.AddReqResult, answer)

@@ -7,18 +7,8 @@ Tensors on the CPU wait for nothing, but the same ops run. What a mask decides o
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_READING = frozenset(
-    [
-        "_local_scalar_dense",
-        "is_nonzero",
-        "item",
-        "nonzero",
-        "masked_select",
-        "index",
-        "index_put",
-        "index_put_",
-    ]
-)
+_READ = {"_local_scalar_dense", "is_nonzero", "item"}
+_SIZE_A_RESULT = {"nonzero", "masked_select", "index", "index_put", "index_put_"}
 
 
 class MaskReads(TorchDispatchMode):
@@ -30,7 +20,9 @@ class MaskReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name in _READING and any(_is_mask(leaf) for leaf in tree_leaves((args, kwargs))):
+        if name in _READ | _SIZE_A_RESULT and any(
+            _is_mask(leaf) for leaf in tree_leaves((args, kwargs))
+        ):
             self.names.append(name)
         return function(*args, **(kwargs or {}))
 

@@ -1,25 +1,13 @@
 """The squared ReLU's kernel, interpreted, against PyTorch's two operations."""
 
+import math
+
 import torch
 from sglang.srt.layers import activation
 
-EDGES = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    float("inf"),
-    float("-inf"),
-    float("nan"),
-    1e-38,
-    -1e-38,
-    1e-22,
-    1e-23,
-    3e38,
-    255.9,
-    256.1,
-    2e-4,
-]
+NUMBERS = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 255.9, 256.1]
+SQUARES_AT_LIMITS = [1e-38, -1e-38, 1e-22, 1e-23, 3e38, 2e-4]  # of what a dtype can hold
+EDGES = NUMBERS + SQUARES_AT_LIMITS
 
 
 class OnGpu(torch.Tensor):

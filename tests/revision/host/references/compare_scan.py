@@ -2,6 +2,8 @@
 mixer, backend and pool."""
 
 import contextlib
+import functools
+import importlib
 import os
 from types import SimpleNamespace
 
@@ -15,7 +17,6 @@ try:
 except ImportError:  # a tree without them
     mamba2_scan = None
 
-OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
 TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
 
@@ -176,27 +177,26 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     return output, conv, ssm
 
 
-def tracked(chunk=16, **case):
-    """compare_tracked's comparison with chunks of `chunk` rows; `launched` beside what it
-    returns."""
-    from host.references import compare_tracked
-
-    os.environ.pop("SGLANG_MAMBA2_SCAN", None)
-    with compare_ssd.Launches() as launches, small(chunk):
-        found = compare_tracked.compare(**case)
-    return found | dict(launched=launches.of_scan())
-
-
-def split_op(chunk=16, **case):
-    """compare_mamba2's comparison, likewise."""
+def launched_by(program, chunk=16, **case):
+    """The comparison of another `program` of host.references with chunks of `chunk` rows;
+    `launched` beside what it returns."""
+    other = importlib.import_module(f"host.references.{program}")
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     with (
         compare_ssd.Launches() as launches,
         small(chunk) if mamba2_scan else contextlib.nullcontext(),
     ):
-        found = compare_mamba2.compare(**case)
+        found = other.compare(**case)
     return found | dict(launched=launches.of_scan())
 
 
+HOW = dict(
+    kernels=kernels,
+    mixer=mixer,
+    tracked=functools.partial(launched_by, "compare_tracked"),
+    split_op=functools.partial(launched_by, "compare_mamba2"),
+)
+
+
 def compare(how, **case):
-    return dict(kernels=kernels, mixer=mixer, tracked=tracked, split_op=split_op)[how](**case)
+    return HOW[how](**case)
