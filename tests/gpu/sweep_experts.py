@@ -414,23 +414,41 @@ def promising(rows: Sequence[Row], count: int) -> list[Tile]:
 def chosen(swept: Sequence[Sequence[Row]]) -> dict[int, Tile]:
     """A tile for each number of tokens, from the rows of all hidden sizes that share a table and
     were timed there: of those that are not slower than the default for any of them, and within
-    NEAR of the best where some are for all, the one that serves the neighbouring numbers best. None
-    for a number where the default stays."""
+    NEAR of the best where some are for all. Few tiles in all: a server compiles each. None for a
+    number where the default stays."""
     at: dict[int, list[Row]] = {}
     for row in itertools.chain(*swept):
         at.setdefault(row["tokens"], []).append(row)
-    counts, table = sorted(at), {}
-    for place, count in enumerate(counts):
-        around = [row for near in counts[max(0, place - 1) : place + 2] for row in at[near]]
-        tiles = set.intersection(*({*row["us"]} for row in at[count]))
-        no_slower = [tile for tile in tiles if all(_no_slower(row, tile) for row in at[count])]
-        near = [tile for tile in no_slower if all(_near(row, tile) for row in at[count])]
-        if no_slower:
-            table[count] = min(
-                sorted(near or no_slower),
-                key=lambda tile: sum(_cost(row, tile) for row in (around if near else at[count])),
-            )
-    return table
+    serving = {count: _serving(rows) for count, rows in sorted(at.items())}
+    left = {count for count, costs in serving.items() if costs}
+    tiles: list[Tile] = []
+    while left:
+        served = {
+            tile: [serving[count][tile] for count in left if tile in serving[count]]
+            for tile in sorted(set().union(*(serving[count] for count in left)))
+        }
+        tiles.append(max(served, key=lambda tile: (len(served[tile]), -sum(served[tile]))))
+        left = {count for count in left if tiles[-1] not in serving[count]}
+    return {
+        count: min((tile for tile in tiles if tile in costs), key=costs.__getitem__)
+        for count, costs in serving.items()
+        if costs
+    }
+
+
+def _serving(rows: Sequence[Row]) -> dict[Tile, float]:
+    """The tiles that may be chosen at a number of tokens, from the rows of its hidden sizes. The
+    cost of each: the logs of how many times the best it takes, added up; without those that are
+    not near, the cheapest alone."""
+    tiles = set.intersection(*({*row["us"]} for row in rows))
+    costs = {
+        tile: sum(math.log(row["us"][tile] / min(row["us"].values())) for row in rows)
+        for tile in tiles
+        if all(row["us"][tile] <= (row["default_us"] or math.inf) for row in rows)
+    }
+    near = {tile for tile in costs if all(_near(row, tile) for row in rows)}
+    near = near or {min(sorted(costs), key=costs.__getitem__)} if costs else near
+    return {tile: costs[tile] for tile in near}
 
 
 def chosen_right(
@@ -446,20 +464,8 @@ def chosen_right(
     return chosen(swept)
 
 
-def _no_slower(row: Row, tile: Tile) -> bool:
-    return row["us"][tile] <= (row["default_us"] or math.inf)
-
-
 def _near(row: Row, tile: Tile) -> bool:
     return row["us"][tile] <= NEAR * min(row["us"].values())
-
-
-def _cost(row: Row, tile: Tile) -> float:
-    """How far a tile is from the best: the log of the ratio, as if twice as slow where untimed."""
-    if not row["us"]:
-        return 0.0
-    best = min(row["us"].values())
-    return math.log(row["us"].get(tile, 2 * best) / best)
 
 
 def table_of(tiles: Mapping[int, Tile], defaults: Mapping[int, Mapping[str, int]]) -> dict:
