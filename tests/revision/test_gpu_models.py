@@ -62,7 +62,7 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
 
 
 @pytest.mark.revision(">=0.5.13")
-@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-no-buffer", "nemotron-h-mtp"])
+@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
     its own."""
