@@ -5,7 +5,8 @@ own environment.
     def test_layers(build_model):
         model = build_model("nemotron_h")           the real class on the meta device; see host/models.py
 
-Every file here is collected on every release: sglang is imported as host/late.py says.
+Every file here is collected on every release: sglang is imported as host/late.py says. This file
+is also run where torch is missing (tests/queue/test_testing.py): its fixtures import what needs it.
 """  # noqa: E501
 
 import functools
@@ -19,7 +20,7 @@ from unittest import mock
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "gpu"))  # whose modules tests import
-from host import beside, interpreted, late, logged, models, process, runner, standin_packages
+from host import interpreted, late, logged, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -173,12 +174,16 @@ def compared(request):
 @pytest.fixture(scope="session")
 def build_model():
     """host.models.build: build_model(kind, device="meta", server_args={...}, **config changes)."""
+    from host import models
+
     return models.build
 
 
 @pytest.fixture
 def unbroken(build_model):
     """A Falcon-H1 whose first layer makes no break at its mixer."""
+    from host import beside
+
     return beside.unbroken(build_model("falcon_h1"))
 
 
@@ -186,6 +191,7 @@ def unbroken(build_model):
 def decided(caplog):
     """decided(model, **what host.runner.decide takes): the model runner after the release's own
     decision, and its warnings."""
+    from host import runner
 
     def decide(model, **changes):
         caplog.clear()
@@ -198,6 +204,8 @@ def decided(caplog):
 @pytest.fixture(scope="session")
 def default_server_args():
     """host.process.default_server_args: default_server_args(model_path, **changes)."""
+    from host import process
+
     return process.default_server_args
 
 
