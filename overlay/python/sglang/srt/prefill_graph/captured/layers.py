@@ -19,12 +19,12 @@ from . import flashinfer_rule, gdn, mamba2, tables
 logger = logging.getLogger(__name__)
 Into = Callable[[torch.Tensor, torch.Tensor], Any]
 _warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
-SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
+SWITCH = tiles.SWITCH  # in the environment, one of:
 VALUES = {
     "": "Mamba2 layers and gated delta nets are captured",
-    "all": "the same",
+    "all": "as capture",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the same as when it is not set",
+    "capture": "the same, and Mamba2 layers on GPUs where nothing was measured too",
 }
 # set on the ForwardBatch of a capture: the tables.Current that its layers read
 CAPTURED_INTO = "captured_into"
@@ -112,7 +112,8 @@ def of(
     backend = backend or getattr(getattr(runner, "attn_backend", None), "linear_attn_backend", None)
     if nets and (reason := _no_nets(backend, bool(mixers))):
         return reason
-    step, chunk = step_of(runner), gdn.CHUNK if nets else None
+    mixer_states = [pool.mamba2_layer_cache(layer) for layer in mixers]
+    step, chunk = step_of(runner), mamba2.chunk(mixer_states[0]) if mixers else gdn.CHUNK
     if step and nets and not delta_rule.keeps_states():
         return "the prefix cache keeps states of each prefill"
     if reason := other_steps(step, chunk):
@@ -123,6 +124,7 @@ def of(
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
+    runner.prefill_graph_note = mamba2.note(runner.device) if mixers else None
     for layer, net in nets.items():
         reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
