@@ -96,7 +96,7 @@ def test_the_release_and_flashinfer_have_what_is_looked_at():
 def test_launches_compile_for_hopper(monkeypatch, pool):
     """In Qwen3-Next's shape on one GPU."""
     noted = []
-    for name in ("_move_kernel", "_clear_kernel"):
+    for name in ("_move_kernel", "_clear_kernel", "_keep_kernel"):
         recorder = launches.Recorder(getattr(delta_states, name), noted)
         monkeypatch.setattr(delta_states, name, recorder)
     made = flashinfer_rule.Sequences(None, 64, 512, 32, gdn.CHUNK, torch.device("cpu"))
@@ -104,5 +104,6 @@ def test_launches_compile_for_hopper(monkeypatch, pool):
     given = states, torch.empty(32, 32, 128, 128), made.plan, made.slots
     delta_states.move(*given, made.warm)
     delta_states.move(*given)
+    delta_states.keep(*given)
     delta_states.clear_behind(torch.empty(512, 32, 128, dtype=torch.bfloat16), made.plan)
-    assert [launch.compiled(90).spilled for launch in noted] == [0, 0, 0]
+    assert [launch.compiled(90).spilled for launch in noted] == [0] * 4
