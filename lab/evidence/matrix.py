@@ -4,6 +4,7 @@ evidence/ alone."""
 from __future__ import annotations
 
 import enum
+import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from .results import NO_MEASURE, Row
 DETAILS = "evidence/findings.md#models-and-releases"
 AGREES = "agrees with eager prefill"
 ENDED = "exit code"  # begins the reason of an engine that gave no answers
+DRAWN = 0.1  # the share of runs that hold for their files alone and are run again
 
 
 class State(str, enum.Enum):
@@ -61,6 +63,29 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
         proofs = results.of_release(rows, pin.version, "proof")
         validity = Validity(pin.patched, rules)
         found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
+    return found
+
+
+def left_to_run(root: Path, pins: Pins) -> list[str]:
+    """The tags of the releases with a cell for which no run of today's patches counts."""
+    missing = (State.STALE, State.NOT_RUN)
+    return [pin.tag for pin, row in matrix(root, pins) if any(one.state in missing for one in row)]
+
+
+def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
+    """By release tag, the models of some proofs that hold for their files alone. Running these
+    again shows a wrong footprint. Another tree draws others."""
+    rows, rules = results.load(root), harness.identity(root)
+    found: dict[str, list[str]] = {}
+    for pin in reversed(pins.all):
+        validity = Validity(pin.patched, rules)
+        models = {
+            row.model
+            for row in results.of_release(rows, pin.version, "proof")
+            if row.queue != pin.patched and validity.same_files(row)
+            if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
+        }
+        found |= {pin.tag: sorted(models)} if models else {}
     return found
 
 

@@ -245,9 +245,6 @@ def test_every_option_changes_something(world, tmp_path_factory, capfd, option):
 @pytest.mark.parametrize(
     ("words", "idle"),
     [
-        ("gpu --stale", "--stale"),
-        ("gpu --gpu H100", "--gpu"),
-        ("gpu --plan --here", "--here"),
         ("gpu --agree --bench", "--bench"),
         ("test --upstream x --tool", "--tool"),
         ("test --coverage -k x", "-k"),
