@@ -9,7 +9,6 @@ from typing import Any
 
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
-from patchqueue.environments import testing
 from patchqueue.hint import counted
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins as pinning
@@ -47,14 +46,6 @@ def _carried(manifest: dict[str, Any]) -> str:
     return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
 
 
-def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
-    """What is said where the release's lock names another torch than the host has; else ""."""
-    pinned = testing.pinned_torch(root, pin)
-    if pinned in ("", host_torch):
-        return ""
-    return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
-
-
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
     if options.releases or options.flash:
         what = "a peer is packed on its own, as the package index has it"
@@ -85,7 +76,7 @@ def _bundle(options: argparse.Namespace) -> int:
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pins, pin, description, wanted)
+        made = release.pack(options.root, pin, description, wanted)
         sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
         OUT.print(
             f"{shown(made.path.relative_to(options.root))}: {sizes},"
@@ -94,8 +85,6 @@ def _bundle(options: argparse.Namespace) -> int:
         )
         if options.carry_torch:
             OUT.print(_carried(made.manifest))
-        elif other := _another_torch(options.root, pin, made.manifest["host"]["torch"]):
-            OUT.print(other)
         OUT.print(
             "next: copy that folder to the host; there `./unpack FOLDER && python3"
             " FOLDER/tests/gpu/run.py --out RESULTS`"
@@ -108,7 +97,7 @@ COMMANDS = (
         "bundle",
         _bundle,
         "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
-        "v0.5.9",
+        "v0.5.9 --carry-torch",
         (
             terminal.releases(),
             option(

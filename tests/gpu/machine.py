@@ -106,9 +106,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
             "off_pin": torch["version"].split("+")[0] != pinned,
         },
         "python": torch["python"],
-        "kernel": bundle.get("kernel"),
-        "shims": bundle.get("shims", []),
-        "dependencies_of": bundle.get("dependencies_of"),
         "packages": [
             line
             for line in bundle.get("packages", [])

@@ -43,7 +43,6 @@ def result(project, **changes) -> dict:
         "date": "2030-01-02",
         "gpu": {"name": "NVIDIA Fake 1"},
         "torch": {"version": "2.11.0+cu130", "pinned": "2.9.1", "off_pin": True},
-        "kernel": None,
         "harness": None,
         "runs": [run("reference"), run("eager", why="see /tmp/there/log.txt")],
     } | changes
