@@ -11,7 +11,6 @@ import models
 import modes
 import next_turn
 import proof
-import saturated
 import settings
 import solo
 from experiment import Experiment
@@ -66,13 +65,6 @@ _ROWS = (
         port=28500,
         plan=images.plan,
         judge=images.judge,
-    ),
-    solo.row(
-        saturated,
-        "300 prompts at once, with as few slots for states as running requests; 0.5.7 and later",
-        ("together", "alone"),
-        "a saturated server answers each prompt as alone",
-        34000,
     ),
     solo.row(
         next_turn,

@@ -79,15 +79,3 @@ class Mixed(Decoded):
 
     def keep(self, prompt, tokens):
         self.known.add(prompt[: self.keeps])
-
-
-class Saturated(Server):
-    """stale: how many of the prompts that come at once start from another request's state."""
-
-    def __init__(self, stale: int = 0) -> None:
-        super().__init__()
-        self.stale = stale
-
-    def off(self, prompt, among):
-        number, count = among
-        return 500 * (count > 1 and number < self.stale), 0

@@ -29,7 +29,6 @@ ROWS = subprocess.run(
 SERVERS = {
     "next_turn": questions.Decoded,
     "mixed_states": questions.Mixed,
-    "saturated": questions.Saturated,
 }
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
