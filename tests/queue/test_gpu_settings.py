@@ -226,7 +226,7 @@ def test_the_queue_s_word_is_noted_for_a_prefill_that_runs_eagerly(tmp_path):
 
 
 def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
-    """With what the file itself keeps, as dirty.py does."""
+    """With what the file itself keeps."""
     (tmp_path / "package.py").write_text("VALUE = 1\n")
     (tmp_path / "hooks.py").write_text(
         "seen = []\n"
