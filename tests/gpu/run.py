@@ -36,8 +36,6 @@ import launch
 import machine
 import models
 import modes
-import setting_checks
-import settings
 from experiment import Experiment, Plan, Session, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
@@ -336,7 +334,7 @@ def save(session: Session, one: Planned, complete: bool) -> None:
 
 
 def show(session: Session, one: Planned) -> None:
-    """Every check of a row's runs, and a line in the end; a table of settings."""
+    """Every check of a row's runs, and a line in the end."""
     runs, jobs = one.found["runs"], {title_of(job): job for job in one.plan.jobs}
     for run in runs:
         print(
@@ -353,12 +351,10 @@ def show(session: Session, one: Planned) -> None:
         if run["verdict"] == "failed" and not run["checks"] and job:
             words = launch.last_words(session.place, job).splitlines()
             print("\n".join(f"    | {line[:220]}" for line in words))
-    if one.row.name in settings.SETTINGS:
-        facts = session.facts | {"without": session.options.without}
-        print("\n".join(["", *setting_checks.table(facts, runs, one.found["left_out"])]))
-    counts = [run["verdict"] for run in runs]
+    counts, without = [run["verdict"] for run in runs], session.options.without
     print(
-        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}: "
+        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}"
+        f"{f' without {without}' if without else ''}: "
         + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts))
         + f", {one.found['seconds']} s"
     )

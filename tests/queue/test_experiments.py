@@ -32,6 +32,7 @@ SERVERS = {
 }
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
+KNOWN |= {"json_model_override_args"}
 KNOWN |= {"chunked_prefill_size", "disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
 
 
