@@ -9,7 +9,7 @@ import torch
 from host import interpreted, late
 
 with late.modules():
-    from sglang.srt.prefill_graph.captured import mamba2, tables
+    from sglang.srt.prefill_graph.captured import layers, mamba2, tables
 
 pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*")
 
@@ -150,10 +150,9 @@ def test_a_short_request_writes_no_row_but_its_own():
     assert compared == dict.fromkeys(cases, True)
 
 
-def test_a_size_has_places_for_requests():
-    assert [tables.places(tokens) for tokens in (1, 8, 100, 128, 160, 1024, 4096)] == [
-        *(1, 8, 8, 8, 10, 64, 64)
-    ]
+def test_a_size_has_a_place_for_each_row_up_to_64():
+    made = [layers.Captured(None).tables(tokens, "cpu") for tokens in (1, 8, 63, 64, 4096)]
+    assert [one.requests for one in made] == [1, 8, 63, 64, 64]
 
 
 def test_tables_begin_at_addresses_that_16_bytes_divide():

@@ -47,10 +47,9 @@ class Captured:
         """A layer's part of the pool."""
         return self.pool.mamba2_layer_cache(layer_id)
 
-    def tables(self, tokens: int, device: Any, places: int | None = None) -> tables.Tables:
-        """The tables of a graph of `tokens` rows. places: requests at most, where they are not
-        those of tables.places."""
-        places, tracks = places or tables.places(tokens), self.step is not None
+    def tables(self, tokens: int, device: Any) -> tables.Tables:
+        """The tables of a graph of `tokens` rows: requests that fit its rows have places there."""
+        places, tracks = min(tokens, tables.MOST_REQUESTS), self.step is not None
         return tables.Tables(
             tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks
         )
@@ -166,6 +165,8 @@ def _no_nets(backend: Any, mixed: bool) -> str | None:
 
 def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
+    if forward_batch.batch_size > tables.MOST_REQUESTS:
+        return f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
     if forward_batch.forward_mode.is_mixed():
         return "requests that decode are in the batch"
     if forward_batch.forward_mode.is_target_verify():
