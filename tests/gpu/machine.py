@@ -96,7 +96,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
         "tree": made["tree"]["after"],
         "tree_untouched": untouched,
         "patches": made["patches"],
-        "overlay": made.get("overlay", []),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "gpu": gpu(),
         "torch": {
