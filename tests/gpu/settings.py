@@ -137,7 +137,8 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
     setting, made, left_out = SETTINGS[row.name], Stage([]), []
     for model in asked_models:
         here: list[launch.Job] = []
-        for mode in _modes(setting, session.modes(row), session.known):
+        asked_modes = [mode for mode in setting.modes if mode in session.modes(row)]
+        for mode in proof.with_references(asked_modes, session.known):
             if why := unavailable(setting, model, mode, session.known):
                 commandline.say(f"{row.name} {model} {mode}: left out: {why}")
                 left_out.append({"experiment": row.name, "model": model, "mode": mode, "why": why})
@@ -149,13 +150,6 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
         ]
     made.place = session.untouched if session.options.without == QUEUE else session.place
     return Plan([made], left_out)
-
-
-def _modes(setting: Setting, asked: Sequence[str], known: set[str]) -> list[str]:
-    """References first."""
-    tried = [mode for mode in setting.modes if mode in asked]
-    needed = {modes.reference(mode, known) for mode in tried}
-    return [mode for mode in modes.ALL if mode in needed or mode in tried]
 
 
 def unavailable(setting: Setting, model: str, mode: str, known: set[str]) -> str:
@@ -172,21 +166,15 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     """The proof's job for the model and mode, with what the setting changes."""
     setting, reference = SETTINGS[row.name], mode in modes.REFERENCES
     tp = session.options.tp or 1
-    one = proof.job(session, row, model, mode)
-    one.name = f"{row.name}.{one.name}"
-    one.needs = one.needs and f"{row.name}.{one.needs}"
+    one = proof.job(session, row, model, mode, f"{row.name}.")
     shared = {"tp_size": tp} | TENSOR_PARALLEL if tp > 1 else {}
     ranks = max(setting.gpus, tp)
     if ranks > 1:  # ranks of DP attention go on together: one that sleeps holds the others up
         shared["sleep_on_idle"] = False
-    out = session.place.out / one.name
     one.plan |= {
         "setting": row.name,
-        "mode": mode,
         "gpus": ranks,
         "ranks": ranks,
-        "out": f"{out}.json",
-        "watch": f"{out}.watch",
         "engine": one.plan["engine"] | shared | setting.words,
         "passes": passes(setting, mode),
         "ask": asked(setting, reference),
