@@ -111,13 +111,9 @@ def judge(session: Session, row: Experiment, made: Plan) -> dict:
         found = {one.plan["mode"]: judging.answers(one) for one in jobs if one.code == 0}
         checks = unanswered(session, jobs) + _held_against(session, model, row, found)
         run = judged_run(row, model, jobs, checks)
-        run["memory_mib"] = {
-            mode: {step: done["used_mib"] for step, done in one["steps"].items()}
-            for mode, one in found.items()
-        }
         run["notes"] = [
-            f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used.items())
-            for mode, used in run["memory_mib"].items()
+            f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used_mib(one).items())
+            for mode, one in found.items()
         ]
         runs.append(run)
     return {"runs": runs}
@@ -163,12 +159,13 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     return engine_job(session, row, f"asleep.{model}.{mode}", model, mode, **more)
 
 
+def used_mib(result: dict) -> dict[str, int]:
+    """What the GPU had in use after each step of an engine, in MiB."""
+    return {step: done["used_mib"] for step, done in result["steps"].items()}
+
+
 def compared(
-    mode: str,
-    mine: dict,
-    eager: dict,
-    held: int,
-    reference: dict | None = None,
+    mode: str, mine: dict, eager: dict, held: int, reference: dict | None = None
 ) -> list[compare.Verdict]:
     """A mode's engine held against the eager one's, step by step, and against itself. reference:
     whose answers count, where they are not the eager one's: those of a model with a router."""
@@ -177,7 +174,7 @@ def compared(
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
-        expected = right["steps"].get(step, right["steps"]["start"])["answers"]
+        expected = right["steps"][step]["answers"]
         what = f"{mode}, {step}: agrees with eager prefill"
         found.append(compare.same_answers(what, done["answers"], expected, limits))
         what, span = f"{mode}, {step}: prefills were replayed", (done["asked"], done["answered"])
@@ -187,9 +184,7 @@ def compared(
             before = mine["steps"][first]["answers"]
             what = f"{mode}, {step}: answers as after {first!r}"
             found.append(compare.same_answers(what, done["answers"], before))
-    used, bare = (
-        {step: done["used_mib"] for step, done in one["steps"].items()} for one in (mine, eager)
-    )
+    used, bare = used_mib(mine), used_mib(eager)
     for step in ASLEEP:
         more = used[step] - bare[step]
         what = f"{mode}, {step}: the graph's memory was given up"
