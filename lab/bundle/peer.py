@@ -120,8 +120,6 @@ def pack(
         "site.tar.xz",
         lambda scratch: _made(scratch, peer, locked, host, sm),
     )
-    if torch:
-        carried.check(facts, torch)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "peer": asdict(peer),
@@ -129,12 +127,9 @@ def pack(
         "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
         **facts,
-        "carried": torch.facts if torch else None,
     }
-    folder = release.emptied(root / "dist/bundle" / peer.tag)
-    archives = {"site": archive, **({"torch": torch.archive} if torch else {})}
-    sizes = release.write(folder, archives, wanted.part_size, manifest)
-    return release.Bundle(folder, manifest, sizes)
+    folder = root / "dist/bundle" / peer.tag
+    return release.finish(folder, manifest, {"site": archive}, torch, wanted.part_size)
 
 
 def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carried.Carried | None:

@@ -157,17 +157,11 @@ def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
         host = host.less(torch.besides)
     holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
     site, facts = dependencies(pin, host, sm, holds=holds, one_gpu=one_gpu, flash=flash)
-    if torch:
-        carried.check(facts, torch)
-    manifest = {**_manifest(built, host, sm), **facts}
-    manifest["carried"] = torch.facts if torch else None
-    folder = emptied(root / "dist/bundle" / pin.tag)
-    tree = folder / "tree.tar.xz"
-    _pack_tree(root, built, tree, flash)
-    archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
-    sizes = write(folder, archives, wanted.part_size, manifest)
-    tree.unlink()
-    return Bundle(folder, manifest, sizes)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
+        tree = Path(scratch) / "tree.tar.xz"
+        _pack_tree(root, built, Path(scratch), tree, flash)
+        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, sm) | facts
+        return finish(folder, manifest, {"site": site, "tree": tree}, torch, wanted.part_size)
 
 
 def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
@@ -176,11 +170,22 @@ def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
     return carried.pack(wanted, pin.resolve_as_of, host, sm, _never_reached(pin))
 
 
-def emptied(folder: Path) -> Path:
-    """The folder, with nothing in it."""
+def finish(
+    folder: Path,
+    manifest: dict[str, Any],
+    archives: dict[str, Path],
+    torch: carried.Carried | None,
+    part_size: int,
+) -> Bundle:
+    """Write a bundle into the folder, which is emptied, with the archive of a carried torch. Raises
+    Refused where packages ask for CUDA libraries that the torch leaves out."""
+    if torch:
+        carried.check(manifest, torch)
+        archives = archives | {"torch": torch.archive}
+    manifest["carried"] = torch.facts if torch else None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return folder
+    return Bundle(folder, manifest, write(folder, archives, part_size, manifest))
 
 
 def write(
@@ -224,17 +229,14 @@ def stand_ins(pin: Pin, flash: bool) -> list[str]:
     return sorted(modules - {FLASH_MODULE} if flash else modules)
 
 
-def _pack_tree(root: Path, built: build.Built, out: Path, flash: bool) -> None:
+def _pack_tree(root: Path, built: build.Built, scratch: Path, out: Path, flash: bool) -> None:
     """The patched wheel's files, what the host needs beside them, and what runs on a GPU."""
-    plan = {"stand_ins": stand_ins(built.pin, flash)}
-    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
-        with zipfile.ZipFile(built.path) as wheel:
-            wheel.extractall(Path(scratch) / "tree")
-        lay_host_files(Path(scratch) / "hostsite", plan)
-        untouched.lay(built, Path(scratch) / untouched.FOLDER)
-        own = ("tree", "hostsite", untouched.FOLDER)
-        folders = [(Path(scratch) / name, name) for name in own]
-        packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
+    with zipfile.ZipFile(built.path) as wheel:
+        wheel.extractall(scratch / "tree")
+    lay_host_files(scratch / "hostsite", {"stand_ins": stand_ins(built.pin, flash)})
+    untouched.lay(built, scratch / untouched.FOLDER)
+    folders = [(scratch / name, name) for name in ("tree", "hostsite", untouched.FOLDER)]
+    packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
 
 
 def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:

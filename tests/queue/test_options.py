@@ -217,7 +217,7 @@ def packed(site: Path) -> Callable[..., tuple[Path, dict]]:
 
     def dependencies(pin: pins.Pin, machine: host.Host, sm: int, **_: object) -> tuple[Path, dict]:
         site.write_bytes(b"x" * 3000)
-        return site, {"packages": [], "asks": [], "for": [machine.name, sm]}
+        return site, {"packages": [], "resolved_as_of": "2030-01-02", "for": [machine.name, sm]}
 
     return dependencies
 
