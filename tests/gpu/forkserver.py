@@ -55,7 +55,8 @@ LOADER = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # read when a program starts, which 
 SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
 LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
 NVML_ALONE = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks no driver whether there is a GPU
-READY_S, BEGIN_S, SMI_S, LOOK_S = 240, 60, 20, 0.1
+CAPABILITY = "PREFILL_GPU"  # in the server's environment: the first GPU's, as 9.0
+READY_S, BEGIN_S, LOOK_S = 240, 60, 0.1
 
 
 class Unready(Exception):
@@ -371,7 +372,7 @@ def _told_of_gpu(torch: ModuleType, asked: list[str]) -> Iterator[None]:
     """Answer questions about the GPU that would otherwise start CUDA: torchao asks whether Triton
     can compile for it (torch/utils/_triton.py, has_triton). A module that has kept a reference to
     one of these functions gets CUDA's own answer later."""
-    found = re.fullmatch(r"(\d+)\.(\d+)", _capability())
+    found = re.fullmatch(r"(\d+)\.(\d+)", os.environ.get(CAPABILITY, ""))
     if not found:
         yield
         return
@@ -397,17 +398,6 @@ def _told_of_gpu(torch: ModuleType, asked: list[str]) -> Iterator[None]:
     # torch's compiler keeps what it has been told (torch/_dynamo/device_interface.py)
     kept = sys.modules.get("torch._dynamo.device_interface")
     getattr(kept, "caching_worker_device_properties", {}).clear()
-
-
-def _capability() -> str:
-    """The first GPU's, as 9.0; empty where nvidia-smi knows none."""
-    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
-            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SMI_S
-        )
-        return said.stdout.partition("\n")[0].strip()
-    return ""
 
 
 def _cuda_began() -> bool:

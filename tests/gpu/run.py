@@ -219,7 +219,8 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
             stack.enter_context(kernels.made_ahead(session.place, gpus[0], options.attention))
         forks = None
         if forked(group[0]) and not options.no_fork:
-            forks = stack.enter_context(fork_server(session.place))
+            kind = session.facts["gpu"]["compute_capability"]
+            forks = stack.enter_context(fork_server(session.place, kind))
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
         if row.beside:
@@ -230,9 +231,10 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
 
 
 @contextlib.contextmanager
-def fork_server(place: launch.Place) -> Iterator[forkserver.ForkServer]:
-    """The server that engines are forked from, which begins to import."""
-    environment, log = place.environment(PREFILL_FILES="1"), place.out / "forkserver.log"
+def fork_server(place: launch.Place, capability: str) -> Iterator[forkserver.ForkServer]:
+    """The server that engines are forked from, which begins to import. capability: the GPUs'."""
+    known = {"PREFILL_FILES": "1", forkserver.CAPABILITY: capability}
+    environment, log = place.environment(**known), place.out / "forkserver.log"
     with contextlib.closing(forkserver.ForkServer(place.python, environment, log)) as server:
         yield server
 
