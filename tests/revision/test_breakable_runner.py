@@ -653,10 +653,8 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(captured_sta
         assert_alike(replayed(runner, graph, batch), eager(runner, batch_of(lengths)))
         first = graph.tables[size].plan.cu[: len(lengths)]
         assert first.tolist() == [*range(len(lengths))]
-    assert (
-        graph.why_not(batch_of([1] * 17))
-        == "more requests than the tables of states have places, 16"
-    )
+    crowded = "more requests than the tables of states have places, 16"
+    assert graph.why_not(batch_of([1] * 17)) == crowded
 
 
 @stood_in

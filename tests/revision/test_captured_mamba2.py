@@ -166,12 +166,6 @@ def test_tables_begin_at_addresses_that_16_bytes_divide():
         assert all(view.storage_offset() >= end for view, end in zip(views[1:], ends))
 
 
-def test_a_batch_that_fills_its_tables_fits():
-    made = tables.Tables(16, 3, 16, torch.device("cpu"))
-    assert made.fits([16]) and made.fits([1, 14, 1]) and made.fits([])
-    assert not made.fits([17]) and not made.fits([1] * 4) and not made.fits([8, 9])
-
-
 def test_a_capture_within_a_capture_gives_the_outer_tables_back():
     made = tables.Tables(16, 1, 16, torch.device("cpu"))
     assert tables.current() is None

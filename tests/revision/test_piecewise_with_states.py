@@ -241,7 +241,6 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, siz
         attention.full_attn_backend,
         attention.linear_attn_backend,
     ]
-    assert made.runner.capture_num_tokens == [64, 256]
 
 
 def test_a_forward_that_fails_leaves_the_runner_as_it_was(replays):

@@ -89,13 +89,9 @@ def test_a_replay_leaves_these_states_so_nemotron_h_keeps_the_breakable_graph(ki
     """The rules that turn the graph off for other models stay."""
     from sglang.srt.model_executor.cuda_graph_config import Backend
 
-    args = process.default_server_args(moe_a2a_backend="none")
-    phase = SimpleNamespace(backend=Backend.BREAKABLE)
-    args.cuda_graph_config = SimpleNamespace(prefill=phase)
-    args.model_config = SimpleNamespace(
-        attention_arch=None,
-        hf_config=SimpleNamespace(architectures=[f"{kind}ForCausalLM"]),
-        is_multimodal=False,
-    )
+    args, prefill = process.default_server_args(), SimpleNamespace(backend=Backend.BREAKABLE)
+    config = SimpleNamespace(architectures=[f"{kind}ForCausalLM"])
+    args.cuda_graph_config = SimpleNamespace(prefill=prefill)
+    args.model_config = SimpleNamespace(attention_arch=None, hf_config=config, is_multimodal=False)
     args._disable_breakable_cudagraph_if_incompatible()
-    assert (phase.backend == Backend.BREAKABLE) is keeps
+    assert (prefill.backend == Backend.BREAKABLE) is keeps

@@ -14,7 +14,7 @@ import torch
 
 from ..compat import delta_rule, model_runner, ops
 from ..kernels import tiles, tracked_states
-from . import gdn, mamba2, tables
+from . import flashinfer_rule, gdn, mamba2, tables
 
 logger = logging.getLogger(__name__)
 Into = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -37,11 +37,13 @@ class Captured:
 
     step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a
     prefill. chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
+    prefill: FlashInfer's delta rule, where that runs the nets.
     """
 
     pool: Any
     step: int | None = None
     chunk: int | None = None
+    prefill: Callable[..., Any] | None = None
 
     def states(self, layer_id: int) -> Any:
         """A layer's part of the pool."""
@@ -49,10 +51,11 @@ class Captured:
 
     def tables(self, tokens: int, device: Any) -> tables.Tables:
         """The tables of a graph of `tokens` rows: requests that fit its rows have places there."""
-        places, tracks = min(tokens, tables.MOST_REQUESTS), self.step is not None
-        return tables.Tables(
-            tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks
-        )
+        places = min(tokens, tables.MOST_REQUESTS)
+        sizes = tokens, places, self.chunk or tiles.CHUNK, torch.device(device)
+        if self.prefill:
+            return flashinfer_rule.Sequences(self.prefill, self.step, *sizes)
+        return tables.Tables(*sizes, tracks=self.step is not None)
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
         """A batch's rows of each request, which of them go on from a state, and each one's slot, on
@@ -124,7 +127,7 @@ def of(
         reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool, step, chunk)
+    return Captured(pool, step, chunk, delta_rule.flashinfer_prefill(backend))
 
 
 def step_of(runner: Any) -> int | None:

@@ -100,9 +100,6 @@ class Tables:
         self.plan = ssd.Plan(chunk, requests, len(start), cu, first, start, size, *kept)
         self.slots = torch.zeros(requests, dtype=torch.int64, device=device)
 
-    def fits(self, lengths: Sequence[int]) -> bool:
-        return len(lengths) <= self.requests and sum(lengths) <= self.tokens
-
     def fill(self, lengths: Sequence[int], warm: Sequence[bool], slots: torch.Tensor) -> None:
         """Describe a batch: two copies on the current stream, and no synchronisation.
 
