@@ -198,7 +198,7 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        f"make the support matrix in {status.PAGE}, and {bench.PAGE}",
+        f"make the support matrix in {status.PAGE}, and {bench.PAGE}; name what is left to run",
         "--merge results",
         (
             option(
