@@ -9,13 +9,9 @@ with an image must not. Another image must change the answer.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import random
-import sys
 import time
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,15 +223,6 @@ def ask(engine, call: Ask) -> dict:
     answers = engine.generate(**request(call))
     read = [engines.read(answer, answer["meta_info"]["prompt_tokens"]) for answer in answers]
     return {"from": began, "to": time.time(), "answers": read}
-
-
-def prepare() -> None:
-    """0.5.9's processor imports decord, which bundles leave out, and which no image needs."""
-    if importlib.util.find_spec("decord") is None:
-        stand_in = types.ModuleType("decord")
-        stand_in.VideoReader = type("VideoReader", (), {})
-        stand_in.__spec__ = importlib.machinery.ModuleSpec("decord", None)
-        sys.modules["decord"] = stand_in
 
 
 def asked(engine, _: dict) -> dict:
