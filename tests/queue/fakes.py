@@ -317,7 +317,7 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("scripts/patchqueue", "scripts/slurm", "lab"):
+    for name in ("scripts/patchqueue", "lab"):
         (root / name).symlink_to(ROOT / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)

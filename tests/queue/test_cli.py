@@ -287,7 +287,6 @@ def test_a_plan_of_test_says_which_releases_and_runs_nothing(run):
         (["test", "v0.5.12"], 1, "did you mean v0.5.12.post1?"),
         (["test", "--plan"], 0, "to be tested: the tool, v"),
         (["apply", "v0.5.99"], 1, "[unknown-release]"),
-        (["gpu", "--plan", "v0.5.9"], 0, '{"include": ['),
     ],
 )
 def test_nox_adds_nothing_and_a_session_looks_at_its_words_first(words, code, says):

@@ -229,3 +229,16 @@ def test_the_workflow_tests_every_release_that_has_an_environment():
     tested = [row["revision"] for row in json.loads(done.stdout or "{}").get("include", [])]
     pinned = [pin for pin in pins.load(ROOT).all if testing.has_environment(ROOT, pin)]
     assert sorted(tested) == sorted(pin.tag for pin in pinned) and len(tested) > 10, done.stderr
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
+)
+def test_a_workflow_runs_what_was_read(file):
+    """An action is the commit that was looked at, whoever moves its tag; and no value is pasted
+    into a script, where its words would be commands."""
+    text = file.read_text(encoding="utf-8")
+    used = re.findall(r"uses: *(.*)", text)
+    assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used)
+    scripts = re.findall(r"(?m)^( *)(?:- )?run: (?:\|\n((?:\1 .*\n|\n)+)|(.*))", text)
+    assert scripts and not any("${{" in part for script in scripts for part in script)
