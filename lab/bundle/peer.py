@@ -41,7 +41,7 @@ LEFT_OUT = (
     ),
     release.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
-        "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
+        "flashinfer-cubin tilelang tokenspeed-mla tokenspeed-triton humming-kernels"
         " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
     ),
     release.LeftOut(

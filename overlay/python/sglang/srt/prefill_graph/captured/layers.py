@@ -24,8 +24,8 @@ VALUES = {
     "": "Mamba2 layers and gated delta nets are captured",
     "all": "as capture",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured, and gated delta nets"
-    " in FlashInfer's kernel",
+    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured, and with nets in"
+    " FlashInfer's kernel",
 }
 # On a GPU, 24 of 810 tokens of a small Qwen3-Next were far from eager prefill's (docs/evidence/).
 FLASHINFER = (
