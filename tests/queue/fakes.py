@@ -192,6 +192,15 @@ class Project:
         releases.add_pin(self.root, version, str(self.wheels))
         return wheel
 
+    def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
+        """A wheel of another release, where pip finds it; changes: files of sglang/srt/ by their
+        stem, None where one is gone."""
+        own = {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
+        files = {
+            name: text for name, text in (release_of(version) | own).items() if text is not None
+        }
+        return write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", files)
+
     def warm(self) -> None:
         """Put every release into the cache."""
         for each in pins.load(self.root).all:
@@ -238,8 +247,13 @@ def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     settings = ("user.name=a", "user.email=a@b", "init.defaultBranch=main")
     settings += ("commit.gpgSign=false", "tag.gpgSign=false")
-    command = ["git", *(word for one in settings for word in ("-c", one)), *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    words = [word for one in settings for word in ("-c", one)]
+    return run("git", *words, *arguments, cwd=folder, check=True).stdout
+
+
+def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and keep what it says."""
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
 
 
 def author(home: Path) -> None:
