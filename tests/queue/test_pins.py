@@ -126,8 +126,7 @@ def test_add_keeps_comments_and_order(project):
 def test_many_at_once_are_all_kept(project):
     names = [f"9.9.{number}" for number in range(2, 10)]
     for name in names:
-        wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
-        fakes.write_wheel(wheel, fakes.release_of(name))
+        project.newer(name)
     fork = multiprocessing.get_context("fork").Process
     more = str(project.wheels)
     children = [fork(target=release.add_pin, args=(project.root, name, more)) for name in names]
