@@ -7,14 +7,13 @@ from __future__ import annotations
 import fakes
 import pytest
 from fakes import COUNT, CUT, RUNNER, diff, numbered
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from patchqueue.applying import context, matching, quilt
 from patchqueue.applying.apply import apply
 from patchqueue.applying.check import check, write
 from patchqueue.applying.refresh import refresh
-from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
@@ -220,25 +219,6 @@ def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
     with pytest.raises(Refused, match="reads 'step_21 = 21'.*needs 'step_21 = other"):
         write(two.root, every(two).all, None)
     assert (two.root / pins.FILE).read_bytes() == before
-
-
-@settings(max_examples=5)
-@given(at=st.integers(15, 35), gone=st.integers(0, 6))
-def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, tmp_path_factory):
-    """The shared text of two releases, written for each: quilt pushes it at no offset and makes the
-    same bytes."""
-    engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
-    shorter = "".join(BASE.splitlines(True)[gone:])
-    befores = [BASE, shorter.replace(f"step_{at - 2} = {at - 2}\n", "changed = 1\n")]
-    text = context.shared([patch(before, added(before, at)) for before in befores])
-    for before in befores:
-        tree = tmp_path_factory.mktemp("tree")
-        row = matching.apply_patch(text, lambda path: before.encode())
-        (tree / RUNNER).parent.mkdir(parents=True)
-        (tree / RUNNER).write_text(before)
-        write_patches(tree, {"a/b.patch": context.rendered(text, row).content})
-        assert b"offset" not in engine.run(tree, "push", "-a", "--fuzz=0").stdout
-        assert (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
 
 
 def test_two_hunks_never_share_a_line_of_context():
