@@ -28,7 +28,7 @@ from patchqueue.files import run  # noqa: E402
 from patchqueue.upstream import index, pins, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind
-settings.register_profile("queue", deadline=None, database=None)
+settings.register_profile("queue", deadline=None, database=None, max_examples=50)
 settings.load_profile("queue")
 
 

@@ -184,22 +184,23 @@ class Project:
         assert old in text, f"{old!r} is not in {name}"
         path.write_bytes(text.replace(old, new).encode())
 
-    def release(self, version: str = VERSION, files: Mapping[str, str] | None = None) -> Path:
-        """Make a wheel of a release, and pin it."""
-        wheel = write_wheel(
-            self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
-        )
+    def release(
+        self, version: str = VERSION, files: Mapping[str, str] | None = None, **changes: str
+    ) -> Path:
+        """Make a wheel of a release, and pin it. changes: as of `newer`, without `files`."""
+        name = f"sglang-{version}-py3-none-any.whl"
+        wheel = write_wheel(self.wheels / name, files) if files else self.newer(version, **changes)
         releases.add_pin(self.root, version, str(self.wheels))
         return wheel
 
     def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
-        """A wheel of another release, where pip finds it; changes: files of sglang/srt/ by their
+        """A wheel of another release, where pip finds it. changes: files of sglang/srt/ by their
         stem, None where one is gone."""
-        own = {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
-        files = {
-            name: text for name, text in (release_of(version) | own).items() if text is not None
-        }
-        return write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", files)
+        files = release_of(version)
+        for stem, content in changes.items():
+            files[f"sglang/srt/{stem}.py"] = content
+        there = {name: content for name, content in files.items() if content is not None}
+        return write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", there)
 
     def warm(self) -> None:
         """Put every release into the cache."""

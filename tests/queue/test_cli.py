@@ -250,7 +250,6 @@ def test_new_says_how_a_patch_is_named(run, words):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["test", "v0.5.12"], 1, "did you mean v0.5.12.post1?"),
         (["test", "--plan"], 0, "to be tested: the tool, v"),
         (["apply", "v0.5.99"], 1, "[unknown-release]"),
         (["gpu", "--plan", "v0.5.9"], 0, '{"include": ['),

@@ -133,7 +133,7 @@ def two(project: fakes.Project) -> fakes.Project:
     """A second release that the first patch is for as well, at another line and with other lines
     round it."""
     runner = "".join(BASE.splitlines(True)[10:]).replace("step_18 = 18\n", "step_18 = None\n")
-    project.release(SHORT, fakes.release_of(SHORT) | {"sglang/srt/runner.py": runner})
+    project.release(SHORT, runner=runner)
     project.warm()
     gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
     project.edit(f"patches/{CUT}", "Overlay: none", gap)
@@ -193,8 +193,7 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
 
 def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
     """A release just pinned had one for each hunk, and was to be refreshed, not rebased."""
-    other = fakes.release_of("9.9.4") | {"sglang/srt/runner.py": numbered(9, "other")}
-    two.release("9.9.4", other)
+    two.release("9.9.4", runner=numbered(9, "other"))
     two.warm()
     problems = check(two.root, every(two).all, None).all_problems
     assert [(one.name, one.where) for one in problems] == [("not-carried", "v9.9.4")]

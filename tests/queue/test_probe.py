@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, release_of, variant_text
+from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, variant_text
 
 from patchqueue.applying.check import check
 from patchqueue.applying.selection import probe
@@ -110,9 +110,8 @@ def test_a_killed_check_leaves_no_worker(number):
 
 
 def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
-    files = release_of("9.9.2")
-    merged = files["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
-    project.release("9.9.2", files | {"sglang/srt/runner.py": merged})
+    merged = RELEASE["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
+    project.release("9.9.2", runner=merged)
     project.release("9.8.0")
     project.warm()
     report = check_all(project)

@@ -20,7 +20,7 @@ from patchqueue.applying.check import check
 from patchqueue.commands import cli
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.rebasing.forecast import Forecast, forecast
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import pins
 from patchqueue.upstream.release import find, version_of
 
 NEXT = "9.9.2"
@@ -155,10 +155,9 @@ def applies(project: fakes.Project, **changes: str) -> None:
     """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
     otherwise."""
     if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        own = {f"sglang/srt/{stem}.py": text for stem, text in changes.items()}
-        project.release(NEXT, fakes.release_of(NEXT) | own)
+        project.release(NEXT, **changes)
+    project.warm()
     every = pins.load(project.root)
-    source.fetch(every.find(NEXT), str(project.wheels))
     made = apply.apply(project.root, every.find(NEXT), None)
     assert made.outcome in (Outcome.APPLIED, Outcome.EMPTY)
     written = refresh.refresh(project.root, every, every.find(NEXT), False)[0]
@@ -216,8 +215,8 @@ def between(project, made) -> fakes.Project:
     """9.9.1 and 9.9.5 are pinned, with a variant of count-once-more each; 9.9.2 is not."""
 
     def carry() -> None:
-        project.release("9.9.5", fakes.release_of("9.9.5") | {"sglang/srt/runner.py": RIVAL})
-        source.fetch(pins.load(project.root).find("9.9.5"), str(project.wheels))
+        project.release("9.9.5", runner=RIVAL)
+        project.warm()
         assert run(project, "9.9.5") == 0
         (project.root / "work/rebase-9.9.5" / fakes.RUNNER).write_text(SOLVED)
         assert run(project, "9.9.5", "--continue") == 0
@@ -547,8 +546,8 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
 
 
 def test_a_pinned_release_is_carried_too(project, capsys):
-    project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
-    source.fetch(pins.load(project.root).find(NEXT), str(project.wheels))
+    project.release(NEXT, runner=RIVAL)
+    project.warm()
     assert run(project, NEXT) == 0
     said = f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
     assert said in capsys.readouterr().out
@@ -561,7 +560,7 @@ def test_a_pinned_release_is_carried_too(project, capsys):
 def older(project: fakes.Project) -> None:
     """Pin an older release, for the pin that is rebased onto to have one before it."""
     project.release("9.8.0")
-    source.fetch(pins.load(project.root).find("9.8.0"), str(project.wheels))
+    project.warm()
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_new_refuses_a_bad_name(applied, name, problem):
 
 def two_releases(project, runner: str) -> pins.Pins:
     """9.9.3 as well, with this runner and its tree pinned; the cut is not for it."""
-    project.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/runner.py": runner})
+    project.release("9.9.3", runner=runner)
     project.warm()
     gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
     edit(project.root / CUT, "Overlay: none", gap)

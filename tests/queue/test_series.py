@@ -101,7 +101,7 @@ CLAUSES = st.one_of(
 GUARDS = st.lists(CLAUSES, min_size=1, max_size=3).map(",".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(first=GUARDS, second=GUARDS)
 def test_overlap_is_found_exactly_where_there_is_one(first, second):
     (a, b, _), problems = series.parse(

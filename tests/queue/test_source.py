@@ -105,8 +105,7 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
     name, text = refused(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: Connection refused" in text
     assert said == ["asking for the wheels of sglang 9.9.2"]
-    wheel = project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl"
-    fakes.write_wheel(wheel, fakes.release_of("9.9.3"))
+    project.newer("9.9.3")
     assert release.add_pin(project.root, "9.9.3", None).tag == "v9.9.3"
 
 

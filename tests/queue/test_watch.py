@@ -116,18 +116,17 @@ def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess
     return fakes.run("bash", "-e", "-c", script(), cwd=folder, env=environment)
 
 
-def test_a_new_release_gets_an_issue(tmp_path):
-    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (4, "sglang 9.9.2 died"))
+@pytest.mark.parametrize(
+    ("known", "issue"),
+    [((4, "sglang 9.9.2 died"), "new"), ((7, "sglang 9.9.2 is not pinned"), "7")],
+)
+def test_a_release_has_one_issue_which_is_written_anew(tmp_path, known, issue):
+    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), known)
     assert done.returncode == 0, done.stderr
-    assert "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
-    assert (tmp_path / "issue.new").read_text() == "the report"
-
-
-def test_its_issue_is_written_anew(tmp_path):
-    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (7, "sglang 9.9.2 is not pinned"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "issue.7").read_text() == "the report"
-    assert not (tmp_path / "issue.new").exists()
+    (written,) = tmp_path.glob("issue.*")
+    assert (written.name, written.read_text()) == (f"issue.{issue}", "the report")
+    created = "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
+    assert created is (issue == "new")
 
 
 def test_no_second_issue_is_opened_where_the_first_could_not_be_looked_for(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 
 import fakes
 import pytest
@@ -55,8 +54,7 @@ def test_what_nox_gets(call, words, handed):
 
 
 def test_every_session_is_a_word(call):
-    listed = fakes.run(sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "--list", check=True)
-    names = re.findall(r"(?m)^[*-] (\S+) ", listed.stdout)
+    names = fakes.sessions() - {"linted"}
     assert len(names) > 18 and [name for name in names if call(name).returncode] == []
 
 
