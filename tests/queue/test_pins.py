@@ -46,16 +46,7 @@ def test_bad_pins(project, old, new, says):
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        'default = "1"\nrevision = []\n',
-        'default = "1"\nrevision = ["1"]\n',
-        'default = "1"\n',
-        "",
-        b"\xff",
-    ],
-)
+@pytest.mark.parametrize("content", ["", 'default = "1"\nrevision = ["1"]\n', b"\xff"])
 def test_no_revisions(project, content):
     project.write("upstream/pins.toml", content)
     assert refused(pins.load, project.root)[0] == "bad-pins"

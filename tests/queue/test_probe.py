@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, variant_text
+from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text
 
 from patchqueue.applying.check import check
 from patchqueue.applying.selection import probe
@@ -55,19 +55,6 @@ def test_any_probe_is_enough_and_a_missing_file_is_none(project):
     for number, outcome in ((7, Outcome.MERGED_UPSTREAM), (8, Outcome.APPLIED)):
         project.write("release", f"step_{number} = {number}\n")
         assert first(project).outcome is outcome
-
-
-def test_variants_count_as_one_patch(project):
-    variant = "steps/count-once-more@9.9.patch"
-    project.write("series", f"{COUNT}  # <9.9\n{variant}  # >=9.9\n{CUT}  # ==9.9.1\n")
-    project.write(f"patches/{variant}", variant_text())
-    queue, problems = series.read(project.root)
-    found = probe(queue, project.pin, lambda path: b"")
-    assert problems == []
-    assert [(one.patch, one.outcome) for one in found] == [
-        (COUNT, Outcome.APPLIED),
-        (CUT, Outcome.APPLIED),
-    ]
 
 
 def check_all(project):
