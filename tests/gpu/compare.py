@@ -467,21 +467,15 @@ def reported(report: object, model: str) -> Verdict:
     )
 
 
-# begins the reason in the overlay's captured/tables.py
-FEW_TOKENS = "fewer tokens than half of the size that has places"
-
-
 def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
     """The prefills that fit a captured size with the padding that the release takes: from 0.5.16 on
     at most to twice the tokens (sglang's model_executor/runner/prefill_cuda_graph_runner.py:695).
-    What needs more runs eagerly. So does, by the queue's rule, what needs more for the places of
-    its requests (captured/tables.py in the overlay)."""
+    What needs more runs eagerly."""
     padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
     return [
         line
         for line in prefills
         if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)
-        and FEW_TOKENS not in (line.get("why") or "")
     ]
 
 

@@ -61,16 +61,12 @@ ONLY_ASKED_FOR = {
         "the cache strategy extra_buffer, which releases before 0.5.13 refuse, and later ones"
         " choose for nemotron-h"
     ),
-    "nemotron-h-no-buffer": (
-        "the cache strategy no_buffer, which SGLANG_PREFILL_GRAPH_STATES=capture needs from"
-        " 0.5.15 on"
-    ),
     "qwen3-next-buffer": "the cache strategy extra_buffer, which releases before 0.5.7 do not have",
     "kimi-linear": "no release has been asked for it yet",
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
     "qwen3-next-triton": (
-        "Triton's kernels compute its gated delta nets, which SGLANG_PREFILL_GRAPH_STATES=all needs"
-        " on 0.5.23"
+        "Triton's kernels compute its gated delta nets; from 0.5.19 on FlashInfer's are the default"
+        " on Hopper"
     ),
 }
 # Code of the rule by which the breakable graph of a release leaves prefills of a model out: from
@@ -100,8 +96,6 @@ TRITON_NETS = dict(linear_attn_prefill_backend="triton")  # not known to 0.5.9
 EXTRA_BUFFER = dict.fromkeys(
     ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer"
 )
-# which goes with it
-NO_BUFFER = dict.fromkeys(EXTRA_BUFFER, "no_buffer") | dict(disable_overlap_schedule=True)
 DRAFTS = dict(
     speculative_algorithm="EAGLE",
     speculative_num_steps=2,
@@ -146,8 +140,6 @@ def engine(name: str) -> dict:
         return EXTRA_BUFFER | DRAFTS
     if name in ("nemotron-h-buffer", "qwen3-next-buffer"):
         return EXTRA_BUFFER
-    if name == "nemotron-h-no-buffer":
-        return NO_BUFFER
     if name == "qwen3-next-triton":
         return TRITON_NETS
     if not is_sparse(MODELS[name]):

@@ -55,9 +55,11 @@ NEAR = 1.03  # a tile this close to the best of a number of tokens may serve tha
 FAR = 1.3  # a tile farther from the best of an anchor is not timed beside the anchor
 TOLERANCE = 1.2e-2  # relative error of bfloat16 results, Frobenius
 SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
-# seconds of one hidden size, and more for each GB of weights: 388 tiles are compiled in 532
-# variants, and timed in some 1900 graphs of four calls. Estimated: no whole run is kept yet.
-SECONDS, SECONDS_PER_GB = 330, 21
+# of one hidden size, and more for each GB of weights: 388 tiles are compiled in 532 variants, and
+# timed in some 1900 graphs of four calls. One H200 and 16 cores took 158 s for Qwen3-Next, 3.2 GB,
+# and 199 s with nothing compiled before for Qwen3.5-397B, 6.4 GB.
+SECONDS, SECONDS_PER_GB = 120, 12
+SLOW = 2  # times the best: a tile is timed once
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ class Experts:
         """How long a sweep is estimated to take."""
         return SECONDS + SECONDS_PER_GB * self.bytes_of_weights / 1e9
 
-    def floor_us(self, tokens: int, bytes_per_us: float = 3.0e6, flops_per_us: float = 750e6):
+    def floor_us(self, tokens: int, bytes_per_us: float, flops_per_us: float = 750e6) -> float:
         """The larger of reading the weights of the experts that are hit once, and of the
-        arithmetic, in microseconds."""
+        arithmetic, in microseconds. flops_per_us: of bfloat16 on a Hopper GPU, as measured."""
         hit = 1 - (1 - self.top_k / self.experts) ** tokens
         flops = tokens * self.top_k * self.bytes_of_weights / self.experts
         return max(hit * self.bytes_of_weights / bytes_per_us, flops / flops_per_us)
@@ -295,7 +297,9 @@ class Batch:
 
         batches = [self.inputs(tokens, seed) for seed in range(ROUTINGS)]
 
-        def timed(words: Mapping[str, int], replays: int = 3) -> float | None:
+        def timed(
+            words: Mapping[str, int], replays: int = 3, best: float = math.inf
+        ) -> float | None:
             try:
                 self.run(batches[0], words)
                 torch.cuda.synchronize()
@@ -306,24 +310,25 @@ class Batch:
             except Exception as failure:  # shared memory, registers
                 print(f"    {tuple(words.values())}: {str(failure)[:120]}", flush=True)
                 return None
-            return replayed(graph, replays) / ROUTINGS
+            return replayed(graph, replays, SLOW * ROUTINGS * best) / ROUTINGS
 
         return timed
 
 
-def replayed(graph: Any, times: int) -> float:
-    """Median microseconds of a replay, the first one left out."""
+def replayed(graph: Any, times: int, enough: float) -> float:
+    """Median microseconds of a replay, the first one left out; of the first one where it takes
+    more than `enough`."""
     import torch
 
-    spans = []
-    for _ in range(times + 1):
+    spans: list[float] = []
+    while len(spans) <= times and (not spans or spans[0] <= enough):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
         spans.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(spans[1:])
+    return statistics.median(spans[1:] or spans)
 
 
 def as_words(tile: Tile) -> dict[str, int]:
@@ -379,32 +384,17 @@ def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
         for tile in candidates(count, experts) if count in ANCHORS else promising(rows, count):
             if tile not in known:
                 known[tile] = wrong(tile)
-            if not known[tile] and (us := timed(as_words(tile))):
+            best = min(times.values(), default=math.inf)
+            if not known[tile] and (us := timed(as_words(tile), best=best)):
                 times[tile] = us
         for tile in sorted(times, key=times.__getitem__)[:6]:  # again, beside the default
             times[tile] = timed(as_words(tile), 15) or math.inf
         default = timed(release.default(count, experts), 15)
         rows.append({"tokens": count, "default_us": default, "us": times})
-        show(experts, rows[-1])
-    bad = leave_out_miscompiled(rows, batch.miscompiled)
+        show(experts, rows[-1], memory_rate())
     said = [why for why in known.values() if why]
-    print(f"    {len(said) + len(bad)} of {len(known)} tiles cannot be used", flush=True)
+    print(f"    {len(said)} of {len(known)} tiles cannot be used", flush=True)
     return sorted(rows, key=lambda row: row["tokens"])
-
-
-def leave_out_miscompiled(
-    rows: Sequence[Row], miscompiled: Callable[[set[Tile]], set[Tile]]
-) -> set[Tile]:
-    """Take the miscompiled tiles out of the rows. Only those that `chosen` may choose are looked
-    at, and those that may come in their place."""
-    looked_at: set[Tile] = set()
-    found: set[Tile] = set()
-    while new := {tile for row in rows for tile in row["us"] if _serves(row, tile)} - looked_at:
-        looked_at |= new
-        found |= miscompiled(new)
-        for row in rows:
-            row["us"] = {tile: us for tile, us in row["us"].items() if tile not in found}
-    return found
 
 
 def promising(rows: Sequence[Row], count: int) -> list[Tile]:
@@ -422,54 +412,87 @@ def promising(rows: Sequence[Row], count: int) -> list[Tile]:
 
 
 def chosen(swept: Sequence[Sequence[Row]]) -> dict[int, Tile]:
-    """A tile for each number of tokens, from the rows of all hidden sizes that share a table: of
-    those within NEAR of the best and not slower than the default, for each of them, the one that
-    serves the neighbouring numbers best. None for a number where the default stays."""
-    counts = sorted(set.intersection(*({row["tokens"] for row in rows} for rows in swept)))
-    at = [{row["tokens"]: row for row in rows} for rows in swept]
-    table = {}
-    for place, count in enumerate(counts):
-        around = counts[max(0, place - 1) : place + 2]
-        tiles = set.intersection(*({*rows[count]["us"]} for rows in at))
-        right = [tile for tile in tiles if all(_serves(rows[count], tile) for rows in at)]
-        if right:
-            table[count] = min(
-                sorted(right),
-                key=lambda tile: sum(_cost(rows[near], tile) for rows in at for near in around),
-            )
-    return table
+    """A tile for each number of tokens, from the rows of all hidden sizes that share a table and
+    were timed there: of those that are not slower than the default for any of them, and within
+    NEAR of the best where some are for all. Few tiles in all: a server compiles each. None for a
+    number where the default stays."""
+    at: dict[int, list[Row]] = {}
+    for row in itertools.chain(*swept):
+        at.setdefault(row["tokens"], []).append(row)
+    serving = {count: _serving(rows) for count, rows in sorted(at.items())}
+    left = {count for count, costs in serving.items() if costs}
+    tiles: list[Tile] = []
+    while left:
+        served = {
+            tile: [serving[count][tile] for count in left if tile in serving[count]]
+            for tile in sorted(set().union(*(serving[count] for count in left)))
+        }
+        tiles.append(max(served, key=lambda tile: (len(served[tile]), -sum(served[tile]))))
+        left = {count for count in left if tiles[-1] not in serving[count]}
+    return {
+        count: min((tile for tile in tiles if tile in costs), key=costs.__getitem__)
+        for count, costs in serving.items()
+        if costs
+    }
 
 
-def _serves(row: Row, tile: Tile) -> bool:
-    us, best = row["us"][tile], min(row["us"].values())
-    return us <= NEAR * best and us <= (row["default_us"] or math.inf)
+def _serving(rows: Sequence[Row]) -> dict[Tile, float]:
+    """The tiles that may be chosen at a number of tokens, from the rows of its hidden sizes. The
+    cost of each: the logs of how many times the best it takes, added up; without those that are
+    not near, the cheapest alone."""
+    tiles = set.intersection(*({*row["us"]} for row in rows))
+    costs = {
+        tile: sum(math.log(row["us"][tile] / min(row["us"].values())) for row in rows)
+        for tile in tiles
+        if all(row["us"][tile] <= (row["default_us"] or math.inf) for row in rows)
+    }
+    near = {tile for tile in costs if all(_near(row, tile) for row in rows)}
+    near = near or {min(sorted(costs), key=costs.__getitem__)} if costs else near
+    return {tile: costs[tile] for tile in near}
 
 
-def _cost(row: Row, tile: Tile) -> float:
-    """How far a tile is from the best: the log of the ratio, as if twice as slow where untimed."""
-    if not row["us"]:
-        return 0.0
-    best = min(row["us"].values())
-    return math.log(row["us"].get(tile, 2 * best) / best)
+def chosen_right(
+    swept: Sequence[Sequence[Row]], miscompiled: Callable[[set[Tile]], set[Tile]]
+) -> dict[int, Tile]:
+    """What `chosen` chooses once the tiles at which a kernel is miscompiled are out of the rows."""
+    looked_at: set[Tile] = set()
+    while new := {*chosen(swept).values()} - looked_at:
+        looked_at |= new
+        bad = miscompiled(new)
+        for row in itertools.chain(*swept):
+            row["us"] = {tile: us for tile, us in row["us"].items() if tile not in bad}
+    return chosen(swept)
 
 
-def table_of(swept: Sequence[Sequence[Row]], defaults: Mapping[int, Mapping[str, int]]) -> dict:
+def _near(row: Row, tile: Tile) -> bool:
+    return row["us"][tile] <= NEAR * min(row["us"].values())
+
+
+def table_of(tiles: Mapping[int, Tile], defaults: Mapping[int, Mapping[str, int]]) -> dict:
     """The file's content. A number without a tile of its own, or that no time was left for, names
     the default's, so that the release does not take a neighbour's."""
-    tiles = chosen(swept)
     return {
         str(count): as_words(tiles[count]) if count in tiles else dict(defaults[count])
         for count in sorted({*tiles, *defaults})
     }
 
 
-def show(experts: Experts, row: Row) -> None:
+def memory_rate() -> float:
+    """Bytes per microsecond that nine tenths of the GPU's memory bandwidth are: what a kernel that
+    only reads reaches. Two transfers a clock, as HBM and GDDR make them."""
+    import torch
+
+    gpu = torch.cuda.get_device_properties(0)
+    return 0.9 * 2 * gpu.memory_clock_rate * 1e3 * gpu.memory_bus_width / 8 / 1e6
+
+
+def show(experts: Experts, row: Row, bytes_per_us: float) -> None:
     best = min(row["us"], key=row["us"].__getitem__, default=())
     us = f"{row['us'][best]:8.1f}" if best else "       -"
+    floor = experts.floor_us(row["tokens"], bytes_per_us)
     print(
-        f"{experts.models[:24]:24} {row['tokens']:6} tokens: floor"
-        f" {experts.floor_us(row['tokens']):7.0f}, default {row['default_us'] or 0:8.1f}, best"
-        f" {us} us {best}",
+        f"{experts.models[:24]:24} {row['tokens']:6} tokens: floor {floor:7.0f}, default"
+        f" {row['default_us'] or 0:8.1f}, best {us} us {best}",
         flush=True,
     )
 
@@ -494,7 +517,8 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
             swept.append(sweep(experts, options.tokens, until))
         defaults = {count: release.default(count, group[0]) for count in options.tokens}
         file = folder / release.file_name(group[0])
-        file.write_text(json.dumps(table_of(swept, defaults), indent=4) + "\n")
+        tiles = chosen_right(swept, Batch(group[0], release).miscompiled)
+        file.write_text(json.dumps(table_of(tiles, defaults), indent=4) + "\n")
         print(f"{file} written", flush=True)
         rows = [[row | {"us": [*row["us"].items()]} for row in rows] for rows in swept]
         yield {"file": file.name, "experts": [*map(asdict, group)], "rows": rows}

@@ -8,7 +8,6 @@ import importlib
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -797,17 +796,3 @@ def test_prompts_whose_beginning_does_not_matter_are_seen(compare):
     for second, good in ((2, False), (3, True)):
         both = first | {"b": {"answers": [answer([1, second])]}}
         assert compare.remembers(both, [("a", "b")]).good is good
-
-
-def test_what_the_queue_pads_too_far_for_places_does_not_fit(compare):
-    line = {"tokens": 5, "requests": 5, "launches": 0}
-    assert compare.fitting([line], (16, 64)) == [line]
-    refused = line | {"why": f"{compare.FEW_TOKENS} for its requests"}
-    assert compare.fitting([refused], (16, 64)) == []
-    assert tables_reason().startswith(compare.FEW_TOKENS)
-
-
-def tables_reason() -> str:
-    """The overlay's words for that reason."""
-    text = (ROOT / "overlay/python/sglang/srt/prefill_graph/captured/tables.py").read_text()
-    return re.search(r'(?m)^FEW_TOKENS = "(.+)"$', text)[1]

@@ -59,15 +59,16 @@ def test_no_tile_is_slower_than_the_default(sweep_experts):
     rows = [row(16, 40, one=90, two=50), row(32, 60, one=90, two=50)]
     assert sweep_experts.chosen([rows]) == {32: TWO}
     defaults = {16: {"BLOCK_SIZE_M": 16}, 32: {"BLOCK_SIZE_M": 1}}
-    table = sweep_experts.table_of([rows], defaults)
+    table = sweep_experts.table_of(sweep_experts.chosen([rows]), defaults)
     assert table == {"16": {"BLOCK_SIZE_M": 16}, "32": sweep_experts.as_words(TWO)}
 
 
-def test_of_equal_tiles_the_one_that_serves_the_neighbours_is_chosen(sweep_experts):
-    for near, found in ((51, ONE), (60, TWO)):  # too far from the best
-        rows = [row(16, 100, one=50, two=80), row(32, 100, one=near, two=50)]
-        rows.append(row(64, 100, one=50, two=90))
-        assert sweep_experts.chosen([rows]) == {16: ONE, 32: found, 64: ONE}
+def test_few_tiles_are_chosen_and_the_faster_one_of_them(sweep_experts):
+    """ONE serves all numbers; where it is too far from the best, another one comes."""
+    rows = [row(16, 100, one=51, two=50), row(32, 100, one=50, two=80), row(64, 100, one=50)]
+    assert sweep_experts.chosen([rows]) == {16: ONE, 32: ONE, 64: ONE}
+    rows[2] = row(64, 100, one=60, two=50)
+    assert sweep_experts.chosen([rows]) == {16: TWO, 32: ONE, 64: TWO}
 
 
 def test_a_table_serves_all_hidden_sizes(sweep_experts):
@@ -77,18 +78,38 @@ def test_a_table_serves_all_hidden_sizes(sweep_experts):
     assert sweep_experts.chosen([narrow, [row(16, 100, three=50)]]) == {}
 
 
+def test_a_hidden_size_that_was_not_timed_at_a_number_has_no_say_there(sweep_experts):
+    narrow = [row(16, 100, one=50, two=51), row(32, 100, one=50, two=60)]
+    assert sweep_experts.chosen([narrow, [row(16, 100, one=80, two=50)]]) == {16: TWO, 32: ONE}
+
+
+@pytest.mark.parametrize(("enough", "replays"), [(99.0, 1), (100.0, 4)])
+def test_a_slow_graph_is_replayed_once(sweep_experts, monkeypatch, enough, replays):
+    done = []
+    event = SimpleNamespace(record=bool, synchronize=bool, elapsed_time=lambda _: 0.1)
+    cuda = SimpleNamespace(Event=lambda enable_timing: event)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    graph = SimpleNamespace(replay=lambda: done.append(1))
+    assert sweep_experts.replayed(graph, 3, enough) == 100.0
+    assert len(done) == replays
+
+
 def test_no_miscompiled_tile_is_chosen(sweep_experts):
-    """Nor one that would come in its place; what cannot be chosen is not looked at."""
-    rows = [row(16, 100, one=50, two=60, three=90), row(32, 40, one=90, two=60, three=50)]
+    """Nor one that would come in its place; what is not chosen is not looked at."""
+    rows = [row(16, 100, one=50, two=60, three=90), row(32, 40, one=90, two=60, three=30)]
     asked = []
 
     def miscompiled(tiles):
         asked.append(tiles)
         return tiles & {ONE}
 
-    assert sweep_experts.leave_out_miscompiled(rows, miscompiled) == {ONE}
-    assert asked == [{ONE}, {TWO}]
-    assert sweep_experts.chosen([rows]) == {16: TWO}
+    assert sweep_experts.chosen_right([rows], miscompiled) == {16: TWO, 32: THREE}
+    assert asked == [{ONE, THREE}, {TWO}]
+
+
+def test_a_tile_serves_where_none_is_near_the_best_of_each_hidden_size(sweep_experts):
+    narrow, wide = [row(16, 100, one=50, two=70)], [row(16, 200, one=99, two=60)]
+    assert sweep_experts.chosen([narrow, wide]) == {16: TWO}
 
 
 def test_a_host_without_a_gpu_is_refused(sweep_experts, monkeypatch, tmp_path):

@@ -633,30 +633,28 @@ def test_captured_states_get_eager_prefills_logits(captured_states, kind):
     Attention breaks, and it alone."""
     runner, graph, seen = captured_states(kind)
     assert attention_alone(runner, breaks_of(graph))
-    # more have no place in these sizes
-    fitting = [lengths for lengths in BATCHES if len(lengths) <= 8]
-    wanted = {str(lengths): eager(runner, batch_for(kind, lengths)) for lengths in fitting}
+    wanted = {str(lengths): eager(runner, batch_for(kind, lengths)) for lengths in BATCHES}
     seen.clear()
-    for first in fitting:
-        for lengths in (first, *fitting[::3]):
+    for first in BATCHES:
+        for lengths in (first, *BATCHES[::3]):
             found = replayed(runner, graph, batch_for(kind, lengths))
             assert_alike(found, wanted[str(lengths)])
     assert not seen, "a layer with states ran eagerly"
 
 
 @stood_in
-def test_a_batch_replays_a_size_with_places_for_its_requests(captured_states, monkeypatch):
-    monkeypatch.setattr(tables, "places", lambda tokens: {8: 2, 16: 3, 32: 4}[tokens])
+def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(captured_states, monkeypatch):
+    """However many requests it has, up to as many as tables have places for."""
+    monkeypatch.setattr(tables, "MOST_REQUESTS", 16)
     runner, graph, _ = captured_states()
-    batch = batch_of([3, 2, 3])
-    assert graph._size_for(batch) == 16 and graph.why_not(batch) is None
-    assert_alike(replayed(runner, graph, batch), eager(runner, batch_of([3, 2, 3])))
-    assert graph.why_not(batch_of([1])) is None  # 8 rows, for its tokens
-    for lengths in [2, 1, 3], [1, 1, 1, 1]:  # 16 and 32 rows, for their requests alone
-        assert graph.why_not(batch_of(lengths)) == tables.FEW_TOKENS
-    assert (
-        graph.why_not(batch_of([1] * 5)) == "more requests than the tables of states have places, 4"
-    )
+    for lengths, size in ([1] * 8, 8), ([1] * 15, 16), ([1] * 15 + [2], 32):
+        batch = batch_of(lengths)
+        assert graph.why_not(batch) is None
+        assert_alike(replayed(runner, graph, batch), eager(runner, batch_of(lengths)))
+        first = graph.tables[size].plan.cu[: len(lengths)]
+        assert first.tolist() == [*range(len(lengths))]
+    crowded = "more requests than the tables of states have places, 16"
+    assert graph.why_not(batch_of([1] * 17)) == crowded
 
 
 @stood_in
@@ -759,7 +757,7 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
         assert_alike(replayed(runner, graph, batch_of(lengths, **said)), expected)
         assert not seen, "a Mamba2 layer ran eagerly"
         plan = graph.tables[32].plan
-        assert plan.track_rows.tolist() == rows + [0] * (8 - len(rows))
+        assert plan.track_rows.tolist() == rows + [0] * (32 - len(rows))
         slots = [109 + i for i in range(len(rows))]  # their names inside of the pool
         assert plan.track_slots[: len(rows)].tolist() == slots
 

@@ -9,7 +9,7 @@ import torch
 from host import interpreted, late
 
 with late.modules():
-    from sglang.srt.prefill_graph.captured import mamba2, tables
+    from sglang.srt.prefill_graph.captured import layers, mamba2, tables
 
 pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*")
 
@@ -150,10 +150,9 @@ def test_a_short_request_writes_no_row_but_its_own():
     assert compared == dict.fromkeys(cases, True)
 
 
-def test_a_size_has_places_for_requests():
-    assert [tables.places(tokens) for tokens in (1, 8, 100, 128, 160, 1024, 4096)] == [
-        *(1, 8, 8, 8, 10, 64, 64)
-    ]
+def test_a_size_has_a_place_for_each_row_up_to_64():
+    made = [layers.Captured(None).tables(tokens, "cpu") for tokens in (1, 8, 63, 64, 4096)]
+    assert [one.requests for one in made] == [1, 8, 63, 64, 64]
 
 
 def test_tables_begin_at_addresses_that_16_bytes_divide():
@@ -165,12 +164,6 @@ def test_tables_begin_at_addresses_that_16_bytes_divide():
         assert [view.storage_offset() % 4 for view in views] == [0] * len(views)
         ends = [view.storage_offset() + len(view) for view in views]
         assert all(view.storage_offset() >= end for view, end in zip(views[1:], ends))
-
-
-def test_a_batch_that_fills_its_tables_fits():
-    made = tables.Tables(16, 3, 16, torch.device("cpu"))
-    assert made.fits([16]) and made.fits([1, 14, 1]) and made.fits([])
-    assert not made.fits([17]) and not made.fits([1] * 4) and not made.fits([8, 9])
 
 
 def test_a_capture_within_a_capture_gives_the_outer_tables_back():

@@ -14,6 +14,8 @@ SOME = ([37, 5, 16], [0, 0, 0], [37, -1, 16])
 BEHIND_CACHED = ([21, 9, 20], [7, 15, 16], [21, -1, 20])
 SILENT, NONE = ([33, 16], [0, 16], None), ([30, 7], [0, 4], [-1, -1])
 BRANCH = ([50, 3, 10], [0, 1, 16], [17, -1, -1])
+# of many requests, then of one: places behind it have slots of the batch before
+MANY, ONE = ([16, 1, 1, 17, 2], [0, 16, 3, 0, 7], [16, -1, -1, 17, -1]), ([37], [16], None)
 REFERENCE = "compare_captured_own_model"
 CASES = {
     "one batch after the other": dict(
@@ -25,8 +27,9 @@ CASES = {
         step=32,
     ),
     "drafts are verified": dict(batches=[BEHIND_CACHED, NONE], sizes=[64], speculative="EAGLE"),
+    "padded to almost twice its rows": dict(batches=[MANY, ONE], sizes=[72]),
 }
-LEFT = [5, 3, 2]
+LEFT = [5, 3, 2, 2]
 
 
 @pytest.mark.parametrize("case, left", [*zip(CASES, LEFT)], ids=str)

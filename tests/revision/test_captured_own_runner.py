@@ -229,10 +229,8 @@ def test_requests_have_places_apart_from_rows(captured, monkeypatch):
         first = tables_of(graph, size).plan.cu[: len(lengths)]
         assert first.tolist() == [*range(len(lengths))]
     assert tables_of(graph, 32).requests == 16
-    assert (
-        own_runner.why_not(graph, batch_of([1] * 17))
-        == "more requests than the tables of states have places, 16"
-    )
+    crowded = "more requests than the tables of states have places, 16"
+    assert own_runner.why_not(graph, batch_of([1] * 17)) == crowded
 
 
 def test_some_batches_run_eagerly(captured, monkeypatch):

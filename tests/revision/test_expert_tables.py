@@ -81,7 +81,7 @@ def test_the_release_reads_the_sweep_s_table(sweep, release, monkeypatch, tmp_pa
     assert release.file_name(experts) == FILE
     folder = tmp_path / "release/configs" / own()
     folder.mkdir()
-    (folder / FILE).write_text(json.dumps(sweep.table_of([rows], {})))
+    (folder / FILE).write_text(json.dumps(sweep.table_of(sweep.chosen([rows]), {})))
     assert release.tables.get_moe_configs(512, 512, None) == dict.fromkeys(
         (16, 64), sweep.as_words(GOOD)
     )

@@ -16,7 +16,6 @@ with late.modules():
 KINDS = {
     "nemotron-h": "nemotron_h",
     "nemotron-h-buffer": "nemotron_h",
-    "nemotron-h-no-buffer": "nemotron_h",
     "nemotron-h-mtp": "nemotron_h",
     "nemotron-h-moe": "nemotron_h",
     "qwen3-next": "qwen3_next",
@@ -88,7 +87,7 @@ def known():
 
 
 @pytest.mark.revision(">=0.5.13")
-@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-no-buffer", "nemotron-h-mtp"])
+@pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
     its own."""

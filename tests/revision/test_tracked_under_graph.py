@@ -4,9 +4,11 @@ The release's own runners make the batch that breaks read; no graph is behind th
 (host/replayed.py).
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from host import graph, replayed, waits
+from host import graph, process, replayed, waits
 
 pytestmark = pytest.mark.revision(">=0.5.7,<0.5.18,!=0.5.11.*,!=0.5.12.*")
 
@@ -79,3 +81,17 @@ def test_a_batch_that_leaves_no_state_gets_none_of_the_one_before(kind):
     runner.run(batch_of([70, 66], [True, True]))
     runner.run(batch_of([9, 9], None))
     assert said_by(told.pop()) == [None, None, None]
+
+
+@pytest.mark.revision(">=0.5.17")
+@pytest.mark.parametrize("kind, keeps", [("NemotronH", True), ("DeepseekV4", False)])
+def test_a_replay_leaves_these_states_so_nemotron_h_keeps_the_breakable_graph(kind, keeps):
+    """The rules that turn the graph off for other models stay."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend
+
+    args, prefill = process.default_server_args(), SimpleNamespace(backend=Backend.BREAKABLE)
+    config = SimpleNamespace(architectures=[f"{kind}ForCausalLM"])
+    args.cuda_graph_config = SimpleNamespace(prefill=prefill)
+    args.model_config = SimpleNamespace(attention_arch=None, hf_config=config, is_multimodal=False)
+    args._disable_breakable_cudagraph_if_incompatible()
+    assert (prefill.backend == Backend.BREAKABLE) is keeps

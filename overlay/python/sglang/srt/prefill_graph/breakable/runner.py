@@ -276,33 +276,12 @@ class BreakableRunner:
             return "the request brings embeddings"
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
-        return self._why_no_size(forward_batch) or (
-            self.captured and captured_layers.why_not(forward_batch, self.captured)
-        )
-
-    def _why_no_size(self, forward_batch: Any) -> str | None:
-        """Why no size is fit for the states of a batch's requests, or None."""
-        tokens, size = len(forward_batch.input_ids), self._size_for(forward_batch)
-        if size is None:
-            places = self.tables[self.capture_num_tokens[-1]].requests
-            return f"more requests than the tables of states have places, {places}"
-        enough = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, tokens)]
-        return tables.FEW_TOKENS if tables.too_large(tokens, enough, size) else None
-
-    def _size_for(self, forward_batch: Any) -> int | None:
-        """The smallest size that has room for a batch: for its tokens, and for its requests where
-        their states are captured."""
-        first = bisect.bisect_left(self.capture_num_tokens, len(forward_batch.input_ids))
-        fitting = (
-            size
-            for size in self.capture_num_tokens[first:]
-            if not self.captured or forward_batch.batch_size <= self.tables[size].requests
-        )
-        return next(fitting, None)
+        return self.captured and captured_layers.why_not(forward_batch, self.captured)
 
     def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
         """The model's own forward of `forward_batch`, with a replay in place of its layer stack."""
-        size = self._size_for(forward_batch)
+        sizes = self.capture_num_tokens
+        size = sizes[bisect.bisect_left(sizes, len(forward_batch.input_ids))]
         forward = self.stack.forward
 
         def replay_stack(*args: Any, **more: Any) -> Any:
@@ -320,8 +299,7 @@ class BreakableRunner:
             values = {name: given[name] for name in self.inputs if given.get(name) is not None}
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
             if self.captured:
-                self.tables[size].fill(*self.captured.batch(forward_batch))
-                self.captured.track(self.tables[size], forward_batch)
+                self.captured.describe(self.tables[size], forward_batch)
             self.graphs[size].replay()
             return first_rows(self.output, given["positions"].shape[-1])
 

@@ -1,12 +1,13 @@
 """Layers with recurrent states inside the captured graph, for any batch. Modules, low to high:
 
-    tables        what captured launches know of their batch
-    mamba2        a Mamba2 mixer's prefill
-    gdn           a gated delta net's prefill, between its projections
-    layers        which layers are captured, and what runs in the place of their breaks
-    states        the tables of each size, and which size a batch replays
-    own_runner    the same in the releases' prefill runner (0.5.14 to 0.5.21)
-    extend_hook   the same through upstream's own hook (from 0.5.22)
+    tables           what captured launches know of their batch
+    mamba2           a Mamba2 mixer's prefill
+    flashinfer_rule  a gated delta rule's prefill in FlashInfer's kernel
+    gdn              a gated delta net's prefill, between its projections
+    layers           which layers are captured, and what runs in the place of their breaks
+    states           the tables of each size, and which size a batch replays
+    own_runner       the same in the releases' prefill runner (0.5.14 to 0.5.21)
+    extend_hook      the same through upstream's own hook (from 0.5.22)
 
 A patch calls:
 

@@ -2,7 +2,7 @@
 projections.
 
 The convolution is Mamba2's, and has the release's bits. The delta rule runs in the release's own
-kernels, whose grids the tables give, from the state pool and to it.
+kernels, whose grids the tables give, from the state pool and to it, or in FlashInfer's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from ..compat import delta_rule
 from ..kernels import convolution, delta_states, delta_tables, tracked_windows
+from . import flashinfer_rule
 from .tables import Tables
 
 CHUNK = delta_rule.CHUNK
@@ -61,6 +62,8 @@ def run(
         tracked_windows.keep(mixed_qkv, cache.conv[0], plan)
     q, k, v = _convolved(layer, cache.conv[0], tables, mixed_qkv)
     g, beta = delta_rule.gates()(layer.A_log, a, b, layer.dt_bias)
+    if isinstance(tables, flashinfer_rule.Sequences):
+        return flashinfer_rule.run(cache.temporal, tables, q, k, v, g, beta)
     cut = plan.chunk // delta_rule.PART if delta_rule.solves_parts() else 0
     begun = delta_tables.begin(cache.temporal, plan, tables.owner, tables.slots, tables.warm, cut)
     with delta_rule.chunked_by(begun.pairs, begun.parts, plan.first):

@@ -14,7 +14,7 @@ import torch
 
 from ..compat import delta_rule, model_runner, ops
 from ..kernels import tiles, tracked_states
-from . import gdn, mamba2, tables
+from . import flashinfer_rule, gdn, mamba2, tables
 
 logger = logging.getLogger(__name__)
 Into = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -37,23 +37,25 @@ class Captured:
 
     step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a
     prefill. chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
+    prefill: FlashInfer's delta rule, where that runs the nets.
     """
 
     pool: Any
     step: int | None = None
     chunk: int | None = None
+    prefill: Callable[..., Any] | None = None
 
     def states(self, layer_id: int) -> Any:
         """A layer's part of the pool."""
         return self.pool.mamba2_layer_cache(layer_id)
 
-    def tables(self, tokens: int, device: Any, places: int | None = None) -> tables.Tables:
-        """The tables of a graph of `tokens` rows. places: requests at most, where they are not
-        those of tables.places."""
-        places, tracks = places or tables.places(tokens), self.step is not None
-        return tables.Tables(
-            tokens, places, self.chunk or tiles.CHUNK, torch.device(device), tracks
-        )
+    def tables(self, tokens: int, device: Any) -> tables.Tables:
+        """The tables of a graph of `tokens` rows: requests that fit its rows have places there."""
+        places = min(tokens, tables.MOST_REQUESTS)
+        sizes = tokens, places, self.chunk or tiles.CHUNK, torch.device(device)
+        if self.prefill:
+            return flashinfer_rule.Sequences(self.prefill, self.step, *sizes)
+        return tables.Tables(*sizes, tracks=self.step is not None)
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
         """A batch's rows of each request, which of them go on from a state, and each one's slot, on
@@ -125,7 +127,7 @@ def of(
         reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
-    return Captured(pool, step, chunk)
+    return Captured(pool, step, chunk, delta_rule.flashinfer_prefill(backend))
 
 
 def step_of(runner: Any) -> int | None:
@@ -166,6 +168,8 @@ def _no_nets(backend: Any, mixed: bool) -> str | None:
 
 def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
+    if forward_batch.batch_size > tables.MOST_REQUESTS:
+        return f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
     if forward_batch.forward_mode.is_mixed():
         return "requests that decode are in the batch"
     if forward_batch.forward_mode.is_target_verify():

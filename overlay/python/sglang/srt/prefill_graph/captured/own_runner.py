@@ -67,7 +67,7 @@ def tables_for(states: layers.Captured, forward_batch: Any) -> tables.Tables:
     """The tables of a size, with the batch of its capture, which no prefix cache keeps a state of.
     Its state goes to the slot that no request owns."""
     tokens, device = forward_batch.extend_num_tokens, forward_batch.input_ids.device
-    made = states.tables(tokens, device, places=min(tokens, tables.MOST_REQUESTS))
+    made = states.tables(tokens, device)
     lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
     made.fill(lengths, [False] * len(lengths), made.slots)
     return made
@@ -109,7 +109,5 @@ def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
     if states is None:
         return None
     reason = layers.why_not(forward_batch, states)
-    if forward_batch.batch_size > tables.MOST_REQUESTS:
-        reason = f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
     setattr(graph_runner, eager.LEFT, reason)
     return reason

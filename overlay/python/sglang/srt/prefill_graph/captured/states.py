@@ -1,4 +1,4 @@
-"""The tables of each size of a graph, and which size a batch replays."""
+"""The tables of each size of the piecewise graph."""
 
 from __future__ import annotations
 
@@ -26,30 +26,8 @@ class States:
             made.track(made.slots[:0], made.slots[:0])
         return made
 
-    def size_for(self, forward_batch: Any) -> int | None:
-        """The smallest size that has room for a batch's tokens, and for the states of its
-        requests."""
-        tokens, requests = len(forward_batch.input_ids), forward_batch.batch_size
-        fitting = (
-            made
-            for made in self.tables.values()
-            if tokens <= made.tokens and requests <= made.requests
-        )
-        return min((made.tokens for made in fitting), default=None)
-
-    def why_not(self, forward_batch: Any) -> str | None:
-        """Why a batch of no more tokens than the largest size has to run eagerly, or None."""
-        size, tokens = self.size_for(forward_batch), len(forward_batch.input_ids)
-        if size is None:
-            places = max(made.requests for made in self.tables.values())
-            return f"more requests than the tables of states have places, {places}"
-        enough = min(one for one in self.tables if one >= tokens)
-        if tables.too_large(tokens, enough, size):
-            return tables.FEW_TOKENS
-        return layers.why_not(forward_batch, self.captured)
-
-    def describe(self, forward_batch: Any, size: int) -> None:
-        """Fill the tables of `size` for a batch."""
-        made = self.tables[size]
-        made.fill(*self.captured.batch(forward_batch))
-        self.captured.track(made, forward_batch)
+    def describe(self, forward_batch: Any) -> None:
+        """Fill the tables of the size that a batch replays: the smallest with room for its
+        tokens."""
+        size = min(size for size in self.tables if size >= len(forward_batch.input_ids))
+        self.captured.describe(self.tables[size], forward_batch)

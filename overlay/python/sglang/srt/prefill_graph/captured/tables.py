@@ -17,22 +17,9 @@ import torch
 
 from ..kernels import ssd
 
-# more cost memory: the scan keeps the state before each chunk, and each request has a last one
+# A size of fewer rows has a place for each row. More places cost memory: the scan keeps the state
+# before each chunk, and each request has a last one.
 MOST_REQUESTS = 64
-ROWS_OF_REQUEST = 16  # a size has a place for each 16 rows of it, for 8 requests at least
-PADDING = 2  # as upstream's _MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR, from 0.5.16 on
-FEW_TOKENS = "fewer tokens than half of the size that has places for its requests"
-
-
-def places(tokens: int) -> int:
-    """How many requests a graph of `tokens` rows has places for."""
-    return min(MOST_REQUESTS, max(8, tokens // ROWS_OF_REQUEST), tokens)
-
-
-def too_large(tokens: int, enough: int, size: int) -> bool:
-    """Whether a batch of `tokens` runs eagerly rather than in a graph of `size` rows, which the
-    places of its requests alone ask for: `enough` rows have room for its tokens."""
-    return size > enough and size > PADDING * tokens
 
 
 @dataclass(frozen=True)
@@ -112,9 +99,6 @@ class Tables:
         kept = [torch.zeros(requests, dtype=torch.int32, device=device) for _ in range(2 * tracks)]
         self.plan = ssd.Plan(chunk, requests, len(start), cu, first, start, size, *kept)
         self.slots = torch.zeros(requests, dtype=torch.int64, device=device)
-
-    def fits(self, lengths: Sequence[int]) -> bool:
-        return len(lengths) <= self.requests and sum(lengths) <= self.tokens
 
     def fill(self, lengths: Sequence[int], warm: Sequence[bool], slots: torch.Tensor) -> None:
         """Describe a batch: two copies on the current stream, and no synchronisation.

@@ -30,7 +30,7 @@ GATES = "sglang.kernels.ops.attention.linear"  # of fused_gdn_gating, from 0.5.2
 FLA, LATER_FLA = "sglang.srt.layers.attention.fla", "sglang.kernels.ops.attention.fla"
 # rows of a chunk, and of what it is solved in where that is a launch of its own
 CHUNK, PART = (64, 16)
-BACKEND, KERNEL = "GDNAttnBackend", "TritonGDNKernel"
+BACKEND, KERNEL, FLASHINFER = "GDNAttnBackend", "TritonGDNKernel", "FlashInferGDNKernel"
 
 
 @functools.cache
@@ -49,6 +49,11 @@ def gates() -> Callable[..., Any]:
     dt_bias."""
     package = GATES if features.has(f"{GATES}.fused_gdn_gating") else _package()
     return importlib.import_module(f"{package}.fused_gdn_gating").fused_gdn_gating
+
+
+def normalize() -> Callable[..., Any]:
+    """The release's l2norm_fwd, which divides each head of a contiguous tensor by its length."""
+    return importlib.import_module(f"{_package()}.l2norm").l2norm_fwd
 
 
 def solves_parts() -> bool:
@@ -96,9 +101,20 @@ def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
             setattr(module, key, own)
 
 
+def flashinfer_prefill(backend: Any) -> Callable[..., Any] | None:
+    """FlashInfer's chunk_gated_delta_rule where that runs the prefills of `backend` on compute
+    capability 9.0, and leaves states behind steps (from 0.5.17; the default from 0.5.19); else
+    None."""
+    kernel = getattr(getattr(backend, "kernel_dispatcher", None), "extend_kernel", None)
+    steps = getattr(kernel, "uses_state_checkpoints", False)
+    if type(kernel).__name__ != FLASHINFER or not steps or kernel.use_state_pool:
+        return None  # a pool of states: from compute capability 10.0 on
+    return kernel._prefill_fn
+
+
 def other_kernels(backend: Any) -> str | None:
-    """What other than these kernels runs linear attention, or None. backend: the half of a hybrid
-    attention backend that does.
+    """What other than these kernels and FlashInfer's runs linear attention, or None. backend: the
+    half of a hybrid attention backend that does.
 
     The kernel is chosen from 0.5.10 on (--linear-attn-backend, --linear-attn-prefill-backend).
     """
@@ -108,6 +124,6 @@ def other_kernels(backend: Any) -> str | None:
     if dispatcher is None:
         return None
     kernel = type(getattr(dispatcher, "extend_kernel", None)).__name__
-    if kernel == KERNEL:
+    if kernel == KERNEL or flashinfer_prefill(backend):
         return None
     return f"prefills run in a {kernel}; --linear-attn-prefill-backend triton captures them"

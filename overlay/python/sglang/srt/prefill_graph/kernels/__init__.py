@@ -9,7 +9,7 @@ Modules, low to high:
     convolution       Mamba2's causal convolution, for launches that do not depend on the batch
     tracked_windows   the convolution's windows that the prefix cache keeps of a prefill
     delta_tables      what kernels of a gated delta rule need before a captured prefill
-    delta_states      the states of a gated delta rule that the prefix cache keeps of a prefill
+    delta_states      the states of a gated delta rule's captured prefill
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
     lightning_states  the same of lightning attention

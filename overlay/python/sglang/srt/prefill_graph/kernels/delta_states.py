@@ -1,6 +1,7 @@
-"""The states of a gated delta rule that the prefix cache keeps of a captured prefill.
+"""The states of a gated delta rule's captured prefill: those that the prefix cache keeps, and for
+FlashInfer's kernel all of them, packed.
 
-The rule's kernels leave the state before each chunk, in the type of activations. Eager prefill
+The release's kernels leave the state before each chunk, in the type of activations. Eager prefill
 copies from there, so that what is kept is rounded to it.
 """
 
@@ -13,6 +14,7 @@ import triton.language as tl
 from . import ssd
 
 BLOCK, WARPS = 1024, 4
+CLEARED = 4096  # elements of one program
 
 
 @triton.jit
@@ -68,3 +70,64 @@ def keep(pool: torch.Tensor, states: torch.Tensor, plan: ssd.Plan, slots: torch.
         BLOCK=BLOCK,
         num_warps=WARPS,
     )
+
+
+@triton.jit
+def _move_kernel(
+    pool,
+    packed,
+    cu,
+    slots,
+    warm,
+    stride_slot,
+    GATHER: tl.constexpr,
+    STATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    if tl.load(cu + request + 1) == tl.load(cu + request):
+        return
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = at < STATE
+    own = pool + tl.load(slots + request).to(tl.int64) * stride_slot + at
+    there = packed + request.to(tl.int64) * STATE + at
+    if GATHER:
+        was = here & (tl.load(warm + request) != 0)
+        tl.store(there, tl.load(own, mask=was, other=0.0).to(tl.float32), mask=here)
+    else:
+        tl.store(own, tl.load(there, mask=here).to(pool.dtype.element_ty), mask=here)
+
+
+def move(
+    pool: torch.Tensor,
+    packed: torch.Tensor,
+    plan: ssd.Plan,
+    slots: torch.Tensor,
+    warm: torch.Tensor | None = None,
+) -> None:
+    """Fill `packed`, (requests, heads, …) float32, from the slots of the pool, with zeros for a
+    request that begins; or, without `warm`, those slots from `packed`. A place without a request
+    reads and writes nothing. slots, warm: (requests,), as in ssd.Launches."""
+    size = packed[0].numel()
+    given = pool, packed, plan.cu, slots, slots if warm is None else warm, pool.stride(0)
+    grid = plan.requests, triton.cdiv(size, BLOCK)
+    _move_kernel[grid](*given, GATHER=warm is not None, STATE=size, BLOCK=BLOCK, num_warps=WARPS)
+
+
+@triton.jit
+def _clear_kernel(x, start, size, FEATURES: tl.constexpr, BLOCK: tl.constexpr):
+    chunk = tl.program_id(0)
+    rows = -tl.load(size + chunk)
+    if rows <= 0:
+        return
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(start + chunk).to(tl.int64) * FEATURES
+    none = tl.zeros((BLOCK,), x.dtype.element_ty)
+    tl.store(x + first + at, none, mask=at < rows * FEATURES)
+
+
+def clear_behind(x: torch.Tensor, plan: ssd.Plan) -> None:
+    """Zero the rows of x, (rows, …) contiguous, behind the batch of `plan`."""
+    features = x[0].numel()
+    grid = plan.chunks, triton.cdiv(plan.chunk * features, CLEARED)
+    _clear_kernel[grid](x, plan.start, plan.size, features, CLEARED, num_warps=WARPS)

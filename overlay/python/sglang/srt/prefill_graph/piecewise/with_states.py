@@ -54,20 +54,13 @@ def _class(release: type) -> type:
         def can_run(self, forward_batch: Any) -> bool:
             if not super().can_run(forward_batch):
                 return False
-            reason = self.states.why_not(forward_batch)
+            reason = layers.why_not(forward_batch, self.states.captured)
             setattr(self, eager.LEFT, reason)
             return reason is None
 
         def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
-            size = self.states.size_for(forward_batch)
-            self.states.describe(forward_batch, size)
-            sizes = self.capture_num_tokens
-            # the release takes the smallest with room for the tokens, which may lack places
-            self.capture_num_tokens = [one for one in sizes if one >= size]
-            try:
-                with capture.without_linear_plan(self.model_runner, forward_batch):
-                    return super().replay(forward_batch, **kwargs)
-            finally:
-                self.capture_num_tokens = sizes
+            self.states.describe(forward_batch)
+            with capture.without_linear_plan(self.model_runner, forward_batch):
+                return super().replay(forward_batch, **kwargs)
 
     return WithStates

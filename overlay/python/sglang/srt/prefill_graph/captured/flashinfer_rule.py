@@ -1,0 +1,86 @@
+"""A gated delta rule's prefill in FlashInfer's kernel for compute capability 9.0, as launches that
+any batch can replay (0.5.17 to 0.5.23).
+
+The kernel reads on the device where sequences begin, and the programs of a sequence without rows
+return at once: one launch serves any batch. What it leaves to its caller
+(gdn_kernels/delta_rule_dsl/delta_rule_sm90.py in FlashInfer 0.6.15 to 0.7.2):
+
+- States are packed, and a sequence without rows writes none.
+- A sequence's last tile of 64 rows multiplies the rows behind the sequence by zero, so that these
+  have to be finite.
+- Rows behind the last sequence are not written or, where no empty sequence follows, get the rest of
+  a tile.
+
+The first call compiles the kernel and allocates its workspace. The release runs each size twice
+before it captures that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..compat import delta_rule
+from ..kernels import delta_states
+from .tables import Tables
+
+
+class Sequences(Tables):
+    """Tables with what FlashInfer's kernel reads too.
+
+    prefill: FlashInfer's chunk_gated_delta_rule. step: as in layers.Captured. cu: (requests + 1,)
+    int64, the first row of each request. starts: (requests + 1,) int64, the first of each request's
+    states behind every `step` of its rows.
+    """
+
+    def __init__(self, prefill: Callable[..., Any], step: int | None, *sizes: Any) -> None:
+        super().__init__(*sizes, tracks=step is not None)
+        self.prefill, self.step = prefill, step
+        self.cu, self.starts = self.slots.new_zeros(2, self.requests + 1)
+
+    def fill(self, lengths: Sequence[int], warm: Sequence[bool], slots: torch.Tensor) -> None:
+        super().fill(lengths, warm, slots)
+        self.cu.copy_(self.plan.cu)
+        if self.step:
+            torch.cumsum(self.cu.diff() // self.step, 0, out=self.starts[1:])
+
+
+def run(pool: torch.Tensor, tables: Sequences, *given: torch.Tensor) -> torch.Tensor:
+    """The rule's output, (1, rows, heads of values, their size), with zeros behind the batch. Fills
+    each request's slot of the pool, and the slots that the prefix cache keeps.
+
+    given: q, k and v, (1, rows, heads, size), contiguous, where rows behind the batch may hold
+    anything; the logarithm of g, and beta, (1, rows, heads of values), float32.
+    """
+    q, k, v, g, beta = (part[0] for part in given)
+    plan, step, normalize = tables.plan, tables.step, delta_rule.normalize()
+    for part in (q, k, v):
+        delta_states.clear_behind(part, plan)
+    states = pool.new_empty(plan.requests, *pool.shape[1:], dtype=torch.float32)
+    delta_states.move(pool, states, plan, tables.slots, tables.warm)
+    count = tables.tokens // step if step else 0
+    # Row 0 belongs to nobody, so that a request's state behind its j-th step is in row starts + j.
+    kept = states.new_empty(count + 1, *states.shape[1:])
+    every = dict(checkpoint_every_n_tokens=step, checkpoint_cu_starts=tables.starts)
+    output, _ = tables.prefill(
+        q=normalize(q),
+        k=normalize(k),
+        v=v,
+        g=g.exp(),
+        beta=beta,
+        initial_state=states,
+        output_state=states,
+        output_final_state=True,
+        cu_seqlens=tables.cu,
+        use_cp=False,  # the other kernels' grids depend on the batch
+        **(dict(every, state_checkpoints=kept[1:]) if count else {}),
+    )
+    delta_states.move(pool, states, plan, tables.slots)
+    delta_states.clear_behind(output, plan)
+    if step:
+        plan = replace(plan, chunk=step, first=tables.starts)
+        delta_states.keep(pool, kept, plan, tables.slots)
+    return output[None]
