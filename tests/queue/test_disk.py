@@ -188,17 +188,9 @@ def no_cache(project, folder):
     no_tree(project, folder)
 
 
-def installed(project, folder):
-    fakes.install(folder)
-
-
 def installed_and_patched(project, folder):
     fakes.install(folder)
     inplace.install(project.root, folder)
-
-
-def newer(project, folder):
-    project.newer()
 
 
 def nothing(project, folder):
@@ -214,8 +206,12 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "refresh": (edited, "root", ("refresh",)),
     "new": (nothing, "root", ("new", "steps/another-one")),
     "check": (another_overlay, "root", ("check", "--write")),
-    "pin": (newer, "root", ("pin", "9.9.2", "--from", "{wheels}")),
-    "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
+    "pin": (lambda project, _: project.newer(), "root", ("pin", "9.9.2", "--from", "{wheels}")),
+    "install": (
+        lambda _, to: fakes.install(to),
+        "folder",
+        ("install", "--site-packages", "{folder}"),
+    ),
     "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
     "patches": (nothing, "folder", ("patches", "--out", "{folder}/all.patch")),
 }

@@ -35,8 +35,7 @@ def bad_path(path: str, part: str) -> tuple[str, str, int, str]:
     return "bad-path", GOOD.replace(RUNNER, path), FIRST, part
 
 
-NAMES = "--- a/"  # what comes before the names of a file
-AB, OTHER = (diff(f"python/sglang/{name}.py", "a\n", "b\n") for name in "ab")
+FILE_A, FILE_B = (diff(f"python/sglang/{name}.py", "a\n", "b\n") for name in "ab")
 LAST = diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "fifty ")).split("\n", 2)[2]
 PROBLEMS = [  # the problem's name, the patch, the line that is named, and a part of what is said
     ("not-utf-8", GOOD.encode() + b"\xff", None, "byte"),
@@ -61,14 +60,14 @@ PROBLEMS = [  # the problem's name, the patch, the line that is named, and a par
     ("bad-form", replaced(f"a/{RUNNER}", f"a/{RUNNER}\t2030-01-02"), FIRST, "there"),
     ("no-newline", replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"), FIRST + 2, "last"),
     ("no-newline", GOOD + MARK + LAST, FIRST + 2, "has no newline, and"),
-    ("rename", replaced(NAMES, "rename from a\nrename to b\n--- a/"), FIRST, "rename from"),
-    ("mode-change", replaced(NAMES, "old mode 1\nnew mode 2\n--- a/"), FIRST, "old mode"),
+    ("rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"),
+    ("mode-change", replaced("--- a/", "old mode 1\nnew mode 2\n--- a/"), FIRST, "old mode"),
     ("binary", body("", "Binary files a/x and b/x differ\n"), FIRST, "Binary"),
     ("new-or-deleted-file", body("@@ -0,0 +1 @@\n+x\n", "--- /dev/null\n+++ b/a\n"), FIRST, ""),
     ("new-or-deleted-file", body("@@ -1 +0,0 @@\n-x\n", "--- a/a\n+++ /dev/null\n"), FIRST + 1, ""),
     ("new-or-deleted-file", body(diff(RUNNER, "", "a\nb\n"), ""), FIRST + 2, "fills"),
-    ("file-twice", body(AB + AB, ""), FIRST + 5, ""),
-    ("unsorted-files", body(OTHER + AB, ""), FIRST + 5, ""),
+    ("file-twice", body(FILE_A + FILE_A, ""), FIRST + 5, ""),
+    ("unsorted-files", body(FILE_B + FILE_A, ""), FIRST + 5, ""),
     ("empty-hunk", body("@@ -1,2 +1,2 @@\n a\n b\n"), FIRST + 2, ""),
     ("unequal-context", body("@@ -8,4 +8,5 @@\n a\n b\n c\n d\n+x\n"), FIRST + 2, "4 lines"),
     ("unequal-context", body("@@ -18,0 +19 @@\n+x\n"), FIRST + 2, "0 lines"),
