@@ -59,7 +59,7 @@ def asked(monkeypatch, extend_kernel):
 
 
 def test_nets_are_captured_by_default(monkeypatch):
-    made = asked(monkeypatch, kernel()).tables(256, "cpu", places=40)
+    made = asked(monkeypatch, kernel()).tables(40, "cpu")
     assert isinstance(made, flashinfer_rule.Sequences) and made.prefill is PREFILL
     assert made.cu.dtype == made.starts.dtype == torch.int64 and len(made.cu) == 41
 

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.layers import radix_linear_attention
 from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer
 from sglang.srt.mem_cache.memory_pool import MambaPool
-from sglang.srt.prefill_graph.captured import gdn, layers
+from sglang.srt.prefill_graph.captured import flashinfer_rule, gdn, layers
 
 from host import graph
 from host.references import compare_captured_gdn, compare_tracked_gdn, mamba2
@@ -50,6 +50,7 @@ def prefill(
     every = checkpoint_every_n_tokens or len(q) + 1
     if state_checkpoints is not None:
         state_checkpoints.fill_(NAN)
+        assert torch.equal(checkpoint_cu_starts.diff(), cu_seqlens.diff() // every)
     shared = v.shape[1] // q.shape[1]
     q, k = (part.float().repeat_interleave(shared, 1) for part in (q, k))
     for i, (first, end) in enumerate(zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:])):
@@ -136,9 +137,8 @@ def compare(seed, batches, rows, places, step=64, states="float32"):
     random.seed(seed)
     torch.manual_seed(seed)
     found = dict.fromkeys(("bits", "others", "behind", "rows", "kept", "inside", "empty"), 0)
-    rule, slots = kernel(True)._prefill_fn, 2 * places + 2
-    layer, captured = layer_of(), layers.Captured(None, step, CHUNK, rule)
-    made = captured.tables(rows, "cpu", places)
+    layer, rule, slots = layer_of(), kernel(True)._prefill_fn, 2 * places + 2
+    made = flashinfer_rule.Sequences(rule, step, rows, places, CHUNK, torch.device("cpu"))
     for _ in range(batches):
         lengths, prefixes, wanted = drawn(rows, places, step or CHUNK)
         count, total, order = len(lengths), sum(lengths), 1 + torch.randperm(slots - 1)
@@ -156,7 +156,7 @@ def compare(seed, batches, rows, places, step=64, states="float32"):
         for part in given:
             part[total:] = NAN
         made.fill(lengths, [prefix > 0 for prefix in prefixes], order[:count])
-        captured.track(made, batch)
+        layers.Captured(None, step).track(made, batch)
         output = gdn.run(layer, new, made, *given)
         kept = compare_captured_gdn.kept_of(said)
         written = order[:count].tolist() + kept
