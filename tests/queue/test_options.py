@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT, RUNNER, TAG
+from fakes import ROOT, RUNNER
 
 from bundle import host
 from bundle import release as bundle
@@ -269,8 +269,3 @@ def test_an_option_that_another_one_makes_idle_is_refused(world, capsys, words, 
     said = capsys.readouterr().err
     assert said.startswith(f"{idle}: does nothing ") and "[bad-words]" in said
     assert fakes.snapshot(world.project.root) == before
-
-
-def test_the_release_is_named_once(world):
-    """`check` means every release as it is: there is no --all that would say so again."""
-    assert world.run("check --all") == 2 and world.run(f"check {TAG}") == 0

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -179,8 +178,8 @@ def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
         "PATCHQUEUE_REVISION": "9.9.1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a release's environment has no xdist
     }
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), *words]
-    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", suite, *words]
+    done = fakes.run(*command, env=variables, cwd=folder)
     return done.stdout + done.stderr
 
 
@@ -225,7 +224,7 @@ def test_the_workflow_tests_every_release_that_has_an_environment():
         pytest.skip("jq is not installed")
     workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
     (line,) = re.findall(r"(?m)^ *matrix=\$\((.*)\)$", workflow)
-    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    done = fakes.run("bash", "-c", line, cwd=ROOT)
     tested = [row["revision"] for row in json.loads(done.stdout or "{}").get("include", [])]
     pinned = [pin for pin in pins.load(ROOT).all if testing.has_environment(ROOT, pin)]
     assert sorted(tested) == sorted(pin.tag for pin in pinned) and len(tested) > 10, done.stderr
