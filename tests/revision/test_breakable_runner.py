@@ -586,6 +586,7 @@ def captured_states(captured_kind, monkeypatch):
     captured; their launches are stood in for."""
     for module in (layers.mamba2, layers.gdn):
         monkeypatch.setattr(module, "why_not", lambda *_: None)
+    monkeypatch.setattr(layers.mamba2, "chunk", lambda _: tiles.CHUNK)
     monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
     monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)

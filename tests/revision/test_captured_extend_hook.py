@@ -27,11 +27,13 @@ def runner(model, monkeypatch):
     """A ModelRunner as far as the backend looks at it, whose mixers' kernels fit."""
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
+    monkeypatch.setattr(mamba2, "chunk", lambda _: layers.tiles.CHUNK)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
     return SimpleNamespace(
         model=model,
         req_to_token_pool=state_pool.Named(),
         dtype=torch.float32,
+        device="cpu",
         server_args=arguments,
         tp_rank=0,
     )

@@ -52,13 +52,14 @@ def kernel(**changes):
     return type(delta_rule.FLASHINFER, (), given | changes)()
 
 
-def asked(monkeypatch, extend_kernel):
-    made = test_captured_gdn.runner(monkeypatch, switch=None)
+def asked(monkeypatch, extend_kernel, switch="capture"):
+    made = test_captured_gdn.runner(monkeypatch, switch)
     made.attn_backend.linear_attn_backend.kernel_dispatcher.extend_kernel = extend_kernel
     return layers.of(made)
 
 
-def test_nets_are_captured_by_default(monkeypatch):
+def test_nets_are_captured_where_this_is_asked_for(monkeypatch):
+    assert asked(monkeypatch, kernel(), switch=None) == layers.FLASHINFER
     made = asked(monkeypatch, kernel()).tables(40, "cpu")
     assert isinstance(made, flashinfer_rule.Sequences) and made.prefill is PREFILL
     assert made.cu.dtype == made.starts.dtype == torch.int64 and len(made.cu) == 41
@@ -96,7 +97,7 @@ def test_the_release_and_flashinfer_have_what_is_looked_at():
 def test_launches_compile_for_hopper(monkeypatch, pool):
     """In Qwen3-Next's shape on one GPU."""
     noted = []
-    for name in ("_move_kernel", "_clear_kernel"):
+    for name in ("_move_kernel", "_clear_kernel", "_keep_kernel"):
         recorder = launches.Recorder(getattr(delta_states, name), noted)
         monkeypatch.setattr(delta_states, name, recorder)
     made = flashinfer_rule.Sequences(None, 64, 512, 32, gdn.CHUNK, torch.device("cpu"))
@@ -104,5 +105,6 @@ def test_launches_compile_for_hopper(monkeypatch, pool):
     given = states, torch.empty(32, 32, 128, 128), made.plan, made.slots
     delta_states.move(*given, made.warm)
     delta_states.move(*given)
+    delta_states.keep(*given)
     delta_states.clear_behind(torch.empty(512, 32, 128, dtype=torch.bfloat16), made.plan)
-    assert [launch.compiled(90).spilled for launch in noted] == [0, 0, 0]
+    assert [launch.compiled(90).spilled for launch in noted] == [0] * 4

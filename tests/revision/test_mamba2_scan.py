@@ -16,6 +16,14 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.20")
 
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
+SAFE = dict(  # tiles.SAFE_OWN
+    lengths=[70, 33, 64],
+    prefixes=[0, 2, 0],
+    tracked=[64, 0, 64],
+    chunk=64,
+    states=dict(BLOCK_P=32, BLOCK_N=64),
+    scan=dict(BLOCK_HEADS=1),
+)
 KERNELS = {
     "cold": dict(lengths=[33, 5, 1, 16], prefixes=[0] * 4, alone=[0, 1, 3]),
     "cached beginnings": dict(
@@ -57,6 +65,9 @@ KERNELS = {
     "chunks of 128": dict(
         lengths=[150, 128, 3], prefixes=[0, 2, 1], chunk=128, size=16, alone=[0, 2]
     ),
+    "safe tiles, a head in halves": SAFE | dict(size=128, d_state=256, heads=2, groups=1),
+    "safe tiles, a head smaller than a block": SAFE | dict(size=16, d_state=64),
+    "safe tiles, heads of 80": SAFE | dict(size=80, d_state=128, heads=2, alone=[1], tail=3),
     "tracked": dict(
         lengths=[34, 5, 16, 33], prefixes=[0, 0, 4, 3], tracked=[32, 0, 16, 16], alone=[1, 3]
     ),
@@ -172,6 +183,7 @@ def prefill(monkeypatch):
         "own",
         lambda kernel, *_: dict(states=dict(BLOCK_P=16), scan=dict(BLOCK_HEADS=2))[kernel],
     )
+    monkeypatch.setattr(tiles, "chunk", lambda *_: tiles.CHUNK)
     monkeypatch.setattr(mamba2_scan.ops, "mamba2_scan", lambda: "the release's")
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     mixed = SimpleNamespace(
@@ -330,20 +342,32 @@ def test_a_head_is_split_into_powers_of_two(size, parts):
 SERVED = {(80, 128): (128, 8), (64, 128): (64, 8)}
 
 
-def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float32", track=False):
+def launched(
+    monkeypatch,
+    size,
+    d_state,
+    ranks=1,
+    dtype="bfloat16",
+    pool="float32",
+    track=False,
+    capability=(9, 0),
+):
     """Launches by kernel of one rank's layer, with tiles out of the table."""
     noted = []
     for name in OURS:
         monkeypatch.setattr(ssd, name, launches.Recorder(getattr(ssd, name), noted))
-    monkeypatch.setattr(tiles, "capability", lambda device: tiles.HOPPER)
-    heads, groups = (max(1, count // ranks) for count in SERVED[size, d_state])
+    monkeypatch.setattr(tiles, "capability", lambda device: capability)
+    served = SERVED.get((size, d_state), (128, 8))
+    heads, groups = (max(1, count // ranks) for count in served)
     dtype, cpu = getattr(torch, dtype), torch.device("cpu")
     inner, wide = heads * size, groups * d_state
     x, b, c = torch.empty(3, inner + 2 * wide, dtype=dtype).split([inner, wide, wide], -1)
     dt = torch.empty(3, 2 * inner + 2 * wide + heads, dtype=dtype)[:, -heads:]
+    own = getattr(tiles.own, "__wrapped__", tiles.own)
+    chunk = tiles.chunk(size, d_state, cpu)
     made = ssd.Launches(
-        ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK),
-        ssd.plan([2, 1], tiles.CHUNK, cpu, ([0, 1], [0, 3]) if track else None),
+        ssd.Shape.of(heads, groups, size, d_state, chunk),
+        ssd.plan([2, 1], chunk, cpu, ([0, 1], [0, 3]) if track else None),
         x.unflatten(-1, (heads, size)),
         b.unflatten(-1, (groups, d_state)),
         c.unflatten(-1, (groups, d_state)),
@@ -357,8 +381,8 @@ def launched(monkeypatch, size, d_state, ranks=1, dtype="bfloat16", pool="float3
         torch.empty(2, dtype=torch.bool),
     )
     made.steps()
-    made.states(tiles.own.__wrapped__("states", heads, size, d_state, dtype.itemsize, cpu))
-    made.scan(tiles.own.__wrapped__("scan", heads, size, d_state, dtype.itemsize, cpu))
+    made.states(own("states", heads, size, d_state, dtype.itemsize, cpu))
+    made.scan(own("scan", heads, size, d_state, dtype.itemsize, cpu))
     return {launch.name: launch for launch in noted}
 
 

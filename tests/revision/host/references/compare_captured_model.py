@@ -104,7 +104,9 @@ def backend(pool):
     made = compare_tracked_gdn.backend(SimpleNamespace(), (first.conv[0], first.temporal))
     vars(radix_linear_attention).update(before)  # in a graph, layers do look for its batch
     made.kernel_dispatcher = SimpleNamespace(
-        extend=made.kernel_dispatcher.extend, extend_kernel=made.kernel_dispatcher
+        extend=made.kernel_dispatcher.extend,
+        extend_kernel=made.kernel_dispatcher,
+        extend_uses_state_checkpoints=False,  # asked from 0.5.17 on
     )
     made.req_to_token_pool = SimpleNamespace(
         mamba2_layer_cache=lambda layer: pool[layer],

@@ -24,13 +24,13 @@ TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 def small(chunk, **tile):
     """A CPU gets tiles, and chunks have `chunk` rows. tile: those of "states" and of "scan", unless
     TILE."""
-    before = tiles.own, tiles.CHUNK
-    tiles.own, tiles.CHUNK = lambda kernel, *_: (TILE | tile)[kernel], chunk
+    before = tiles.own, tiles.chunk
+    tiles.own, tiles.chunk = lambda kernel, *_: (TILE | tile)[kernel], lambda *_: chunk
     mamba2_scan.known_shape.cache_clear()
     try:
         yield
     finally:
-        tiles.own, tiles.CHUNK = before
+        tiles.own, tiles.chunk = before
         mamba2_scan.known_shape.cache_clear()
 
 

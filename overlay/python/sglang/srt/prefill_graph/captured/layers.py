@@ -19,13 +19,19 @@ from . import flashinfer_rule, gdn, mamba2, tables
 logger = logging.getLogger(__name__)
 Into = Callable[[torch.Tensor, torch.Tensor], Any]
 _warn = functools.lru_cache(logger.warning)  # once, not for each runner and rank's question
-SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment, one of:
+SWITCH = tiles.SWITCH  # in the environment, one of:
 VALUES = {
     "": "Mamba2 layers and gated delta nets are captured",
-    "all": "the same",
+    "all": "as capture",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the same as when it is not set",
+    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured, and with nets in"
+    " FlashInfer's kernel",
 }
+# On a GPU, 24 of 810 tokens of a small Qwen3-Next were far from eager prefill's (docs/evidence/).
+FLASHINFER = (
+    "FlashInfer's kernel computes gated delta nets; --linear-attn-prefill-backend triton or"
+    f" {SWITCH}=capture captures them"
+)
 # set on the ForwardBatch of a capture: the tables.Current that its layers read
 CAPTURED_INTO = "captured_into"
 
@@ -112,7 +118,8 @@ def of(
     backend = backend or getattr(getattr(runner, "attn_backend", None), "linear_attn_backend", None)
     if nets and (reason := _no_nets(backend, bool(mixers))):
         return reason
-    step, chunk = step_of(runner), gdn.CHUNK if nets else None
+    mixer_states = [pool.mamba2_layer_cache(layer) for layer in mixers]
+    step, chunk = step_of(runner), mamba2.chunk(mixer_states[0]) if mixers else gdn.CHUNK
     if step and nets and not delta_rule.keeps_states():
         return "the prefix cache keeps states of each prefill"
     if reason := other_steps(step, chunk):
@@ -123,6 +130,7 @@ def of(
         reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
+    runner.prefill_graph_note = mamba2.note(runner.device) if mixers else None
     for layer, net in nets.items():
         reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
@@ -163,6 +171,8 @@ def _no_nets(backend: Any, mixed: bool) -> str | None:
         return "--enable-mis cuts prompts into items"
     if mixed:
         return "Mamba2 layers and linear attention have tables of different chunks"
+    if delta_rule.flashinfer_prefill(backend) and asked() not in tiles.ASKED:
+        return FLASHINFER
     return delta_rule.other_kernels(backend)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..kernels import convolution, mamba2_scan, ssd, tracked_windows
+from ..kernels import convolution, mamba2_scan, ssd, tiles, tracked_windows
 from .tables import Tables
 
 
@@ -26,7 +26,11 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     if mamba2_scan.is_off():
         return f"{mamba2_scan.SWITCH}=release is set"
     pool = cache.temporal
-    shape = mamba2_scan.known_shape(pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:])
+    if tiles.needs_switch(pool.device):
+        return f"its scan is {tiles.UNMEASURED}; {tiles.SWITCH}=capture captures it"
+    shape = mamba2_scan.known_shape(
+        pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:], pool.device
+    )
     if (
         shape is None
         or pool.stride(-1) != 1
@@ -34,6 +38,17 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     ):
         return f"its scan has no tiles for heads of {tuple(pool.shape[2:])} in {dtype} on this GPU"
     return None
+
+
+def chunk(cache: Any) -> int:
+    """Rows of a chunk of the scan. cache: as in why_not."""
+    return tiles.chunk(*cache.temporal.shape[2:], cache.temporal.device)
+
+
+def note(device: str) -> str | None:
+    """What the report says of a scan that was captured on the device."""
+    unmeasured = tiles.is_unmeasured(torch.device(device))
+    return f"the scan of its Mamba2 layers is {tiles.UNMEASURED}" if unmeasured else None
 
 
 def run(
@@ -86,7 +101,7 @@ def _scan(
     _, heads, size, d_state = pool.shape
     x, b, c = convolved.split([inner, groups * d_state, groups * d_state], -1)
     out = torch.empty((len(x), inner), dtype=x.dtype, device=x.device)
-    shape = mamba2_scan.known_shape(heads, groups, size, d_state)
+    shape = mamba2_scan.known_shape(heads, groups, size, d_state, x.device)
     states, scan = mamba2_scan.tiles_of(shape, x.dtype, x.device)
     launches = ssd.Launches(
         shape,

@@ -36,10 +36,16 @@ def choose(
     mixed = metadata.mixed_metadata
     shape = shape_of(pool, x, b)
     chosen = shape and tiles_of(shape, x.dtype, x.device)
-    if not chosen or not _can_plan(metadata) or is_off():
+    if not chosen or not _can_plan(metadata, shape.chunk) or is_off():
         return _release(metadata, pool), mixed.prep_initial_states, slots
     scan = functools.partial(
-        _in_place, shape, chosen, _plan(metadata, x.device), pool, slots, mixed.has_initial_states
+        _in_place,
+        shape,
+        chosen,
+        _plan(metadata, shape.chunk, x.device),
+        pool,
+        slots,
+        mixed.has_initial_states,
     )
     return scan, False, slice(0)
 
@@ -77,12 +83,14 @@ def shape_of(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape 
     _, heads, size, d_state = pool.shape
     if x.stride(-1) != 1 or b.stride(-1) != 1 or pool.stride(-1) != 1:
         return None
-    return known_shape(heads, b.shape[-1] // d_state, size, d_state)
+    return known_shape(heads, b.shape[-1] // d_state, size, d_state, pool.device)
 
 
 @functools.cache
-def known_shape(heads: int, groups: int, size: int, d_state: int) -> ssd.Shape | None:
-    return ssd.Shape.of(heads, groups, size, d_state, tiles.CHUNK)
+def known_shape(
+    heads: int, groups: int, size: int, d_state: int, device: torch.device
+) -> ssd.Shape | None:
+    return ssd.Shape.of(heads, groups, size, d_state, tiles.chunk(size, d_state, device))
 
 
 def tiles_of(
@@ -99,8 +107,9 @@ def tiles_of(
     return found[0], found[1] | {"BLOCK_HEADS": together}
 
 
-def _can_plan(metadata: Any) -> bool:
-    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk."""
+def _can_plan(metadata: Any, chunk: int) -> bool:
+    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk.
+    chunk: rows of one."""
     lengths, wanted = (
         metadata.mixed_metadata.extend_seq_lens_cpu,
         getattr(metadata, "wanted_states", None),
@@ -113,16 +122,16 @@ def _can_plan(metadata: Any) -> bool:
         return False
     if getattr(metadata, "track_ssm_h_src", None) is None:
         return True
-    return wanted is not None and wanted.step % tiles.CHUNK == 0
+    return wanted is not None and wanted.step % chunk == 0
 
 
-def _plan(metadata: Any, device: torch.device) -> ssd.Plan:
+def _plan(metadata: Any, chunk: int, device: torch.device) -> ssd.Plan:
     """Made once for all layers of a forward: the metadata is of one batch."""
     if not hasattr(metadata, "scan_plan"):
         wanted = getattr(metadata, "wanted_states", None)
         tracked = wanted and (wanted.rows, wanted.slots)
         metadata.scan_plan = ssd.plan(
-            metadata.mixed_metadata.extend_seq_lens_cpu, tiles.CHUNK, device, tracked
+            metadata.mixed_metadata.extend_seq_lens_cpu, chunk, device, tracked
         )
     return metadata.scan_plan
 

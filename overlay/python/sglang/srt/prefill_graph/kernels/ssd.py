@@ -25,6 +25,7 @@ import triton.language as tl
 
 PROGRAMS = 1024  # of the states' kernel: they fill any GPU, and starting more costs microseconds
 STEP_HEADS = 8  # heads of one program of the first kernel
+LARGEST_BLOCK = 128 * 128  # values of a state in the scan: more exceed a program's memory on sm_86
 ALIGN = 4  # int32 in 16 bytes: for an address that moves off this Triton compiles kernels again
 LOG2E = tl.constexpr(1.4426950408889634)  # sums are kept for exp2, which the GPU has
 
@@ -436,7 +437,8 @@ def _scan_kernel(
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them."""
+    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them, or in halves
+    that fit into a program's memory."""
 
     heads: int
     groups: int
@@ -451,6 +453,8 @@ class Shape:
         blocks = split_size(size)
         if not blocks or heads % groups or any(n < 16 or n & (n - 1) for n in (d_state, chunk)):
             return None
+        if not blocks[1] and size * d_state > LARGEST_BLOCK:
+            blocks = size // 2, size // 2
         return cls(heads, groups, size, d_state, chunk, blocks)
 
     def constants(self) -> dict[str, int]:

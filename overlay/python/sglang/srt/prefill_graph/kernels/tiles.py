@@ -13,12 +13,15 @@ kernel, most within 10 %. The scan's tiles have one stage: Triton miscompiles mo
 23 % faster than the ones before. Those for states of 256 were not timed with one stage.
 
 Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
-Where the release times candidates, they get what it chooses.
+Where the release times candidates, they get what it chooses. The scan of ssd.py likewise has
+SAFE_OWN for every size that its blocks take. On GPUs where nothing was measured, a server takes
+them where SWITCH asks for them.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +30,10 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 
 Tile = dict[str, int]  # what a kernel is launched with: sizes of blocks, num_warps, num_stages
 HOPPER = (9, 0)  # compute capability of H100, H200 and GH200
+COMPILED = {(8, 0), (8, 6), (8, 9), HOPPER, (10, 0), (12, 0)}  # what SAFE_OWN was compiled for
+SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment; captured/layers.py has its values
+ASKED = "capture", "all"  # the values that take SAFE_OWN on GPUs other than HOPPER
+UNMEASURED = "not measured on this GPU"
 
 
 def block(m: int, n: int, k: int, warps: int, stages: int) -> Tile:
@@ -81,6 +88,15 @@ OWN = {
     ("states", 64, 128): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
     ("scan", 64, 128): dict(BLOCK_HEADS=2, num_warps=4, num_stages=2),
 }
+# Of other sizes of 16 to 128 by 16 to 256, whose chunks have SAFE_CHUNK rows. No registers spill,
+# except 8 bytes of a thread for 64 by 64 on capability 10.0 (Triton 3.6). A program takes at most
+# 60 KiB of shared memory.
+SAFE_CHUNK = 64
+SAFE_OWN = {
+    "states": dict(BLOCK_P=32, BLOCK_N=64, num_warps=4, num_stages=2),
+    "scan": dict(BLOCK_HEADS=1, num_warps=8, num_stages=1),
+}
+LARGEST = 128, 256  # head size, state size
 FEW = 32  # heads of a rank: larger blocks of their states would leave much of the GPU idle
 OWN_OF_FEW = {("states", 80, 128): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3)}
 
@@ -121,12 +137,37 @@ def of_release(
 def own(
     kernel: str, heads: int, size: int, d_state: int, itemsize: int, device: torch.device
 ) -> Tile | None:
-    """The tile of "states" or "scan" for a rank with so many heads; None where none was
-    compared."""
-    if itemsize != 2 or capability(device) != HOPPER:
+    """The tile of "states" or "scan" for a rank with so many heads; None where there is none, or
+    `needs_switch`."""
+    if itemsize != 2 or capability(device) not in COMPILED or needs_switch(device):
         return None
     key = (kernel, size, d_state)
-    return OWN_OF_FEW.get(key, OWN.get(key)) if heads <= FEW else OWN.get(key)
+    if measured(size, d_state, device):
+        return OWN_OF_FEW.get(key, OWN[key]) if heads <= FEW else OWN[key]
+    if size > LARGEST[0] or d_state > LARGEST[1]:
+        return None
+    tile = SAFE_OWN[kernel]
+    return tile | {"BLOCK_N": min(tile["BLOCK_N"], d_state)} if kernel == "states" else tile
+
+
+def measured(size: int, d_state: int, device: torch.device) -> bool:
+    """Whether OWN has tiles of these sizes for the GPU."""
+    return capability(device) == HOPPER and ("scan", size, d_state) in OWN
+
+
+def chunk(size: int, d_state: int, device: torch.device) -> int:
+    """Rows of a chunk for the tiles that own() gives."""
+    return CHUNK if measured(size, d_state, device) else SAFE_CHUNK
+
+
+def is_unmeasured(device: torch.device) -> bool:
+    """Whether the GPU is one that SAFE_OWN was compiled for, and where nothing was measured."""
+    return capability(device) in COMPILED - {HOPPER}
+
+
+def needs_switch(device: torch.device) -> bool:
+    """Whether own() has tiles for the GPU that SWITCH does not ask for."""
+    return is_unmeasured(device) and os.environ.get(SWITCH) not in ASKED
 
 
 class Fixed:

@@ -125,7 +125,7 @@ def explain(runner: Any) -> Verdict:
     """The verdict and its reason, from the most general cause to the most particular."""
     graph = model_runner.graph_runner(runner)
     if graph is not None:
-        return _of_graph(graph)
+        return _of_graph(graph, getattr(runner, "prefill_graph_note", None))
     refusal = getattr(runner, "prefill_graph_refusal", None)
     if refusal:
         offender = _offender(getattr(refusal, "offender", None))
@@ -141,20 +141,23 @@ def explain(runner: Any) -> Verdict:
     )
 
 
-def _of_graph(graph: Any) -> Verdict:
+def _of_graph(graph: Any, note: str | None) -> Verdict:
+    """note: what captured/layers.py has to say of what was captured."""
     if model_runner.never_runs(graph):
         return Verdict(
             OFF,
             "the runner found no stack of decoder layers to capture, and runs every batch eagerly",
         )
     sizes = model_runner.capture_sizes(graph)
+    note = f"; {note}" if note else ""
     if not sizes:
-        return Verdict(ON, "captured")
+        return Verdict(ON, f"captured{note}")
     why = getattr(graph, "why_these_sizes", None)
     return Verdict(
         ON,
         f"captured {len(sizes)} sizes, {sizes[0]} to {sizes[-1]} tokens"
-        + (f": {why}" if why else ""),
+        + (f": {why}" if why else "")
+        + note,
     )
 
 
