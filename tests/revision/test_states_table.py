@@ -91,6 +91,8 @@ def why_not(model, changes, revision, monkeypatch):
     [owner] = made.model
     if revision.micro < 14 and (against := arguments._against(made.server_args)):
         return "refused", against[0].partition(": ")[2]
+    if model == "Qwen3-Next" and revision.micro >= 19:  # Hopper's default kernel
+        monkeypatch.setattr(layers.delta_rule, "flashinfer_prefill", lambda backend: True)
     if model == "Kimi-Linear" and revision.micro < 14:
         return "eager", runner.refuse(made).reason
     if model == "Kimi-Linear" and hasattr(
@@ -143,7 +145,7 @@ def wanted(model, revision, monkeypatch):
             found.append(why_not(model, changes, revision, patch) or "captured")
     if found[0] == "captured":
         return [*found, ("eager", mixed_chunk())]
-    assert all(cell == found[0] or cell[0] == "refused" for cell in found[1:4]), found
+    assert all(cell[0] in (found[0][0], "refused") for cell in found), found
     return found[:1]
 
 
