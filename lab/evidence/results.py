@@ -74,7 +74,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
-    seconds: float = 0.0
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
@@ -85,7 +84,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     floor_ms: dict[str, float] = field(default_factory=dict)  # matrix products alone, by shape
     input_tokens_per_s: float | None = None
     loads: dict[str, Load] = field(default_factory=dict)
-    cpus: int = 0
     raw: str = ""
 
     @property

@@ -109,7 +109,7 @@ def keep(project: Path, *runs: tuple[str, str, str], **changes) -> None:
     host = {"date": "2030-01-02", "gpu": "NVIDIA H200", "torch": "2.9.1"}
     about = {"kind": "proof", "release": "0.5.9", "queue": PINS.find("0.5.9").patched}
     rows = [
-        Row(model=model, name=mode, verdict=verdict, seconds=30, **about, **host)
+        Row(model=model, name=mode, verdict=verdict, **about, **host)
         for model, mode, verdict in runs
     ]
     results.save(project, [replace(row, **changes) for row in rows])
