@@ -9,7 +9,6 @@ from typing import Any
 
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
-from patchqueue.environments import testing
 from patchqueue.hint import counted
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins as pinning
@@ -18,6 +17,7 @@ from . import carried, host, release
 from . import peer as peers
 
 MIB = 2**20
+RUN = "python3 FOLDER/tests/gpu/"
 
 
 def _peer(text: str) -> peers.Peer:
@@ -47,12 +47,17 @@ def _carried(manifest: dict[str, Any]) -> str:
     return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
 
 
-def _another_torch(root: Path, pin: pinning.Pin, host_torch: str) -> str:
-    """What is said where the release's lock names another torch than the host has; else ""."""
-    pinned = testing.pinned_torch(root, pin)
-    if pinned in ("", host_torch):
-        return ""
-    return f"{pin.version} pins torch {pinned}, the host has {host_torch}: `--carry-torch` packs it"
+def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> None:
+    """Print what was packed, and what to do with it on the host."""
+    sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
+    OUT.print(
+        f"{shown(made.path.relative_to(options.root))}: {sizes},"
+        f" {counted(len(made.manifest['packages']), 'package')} as of"
+        f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
+    )
+    if options.carry_torch:
+        OUT.print(_carried(made.manifest))
+    OUT.print(f"next: copy that folder to the {then}")
 
 
 def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
@@ -63,17 +68,8 @@ def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
     wanted = release.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
     pins = pinning.load(options.root)
     made = peers.pack(options.root, pins, options.peer, description, wanted)
-    OUT.print(
-        f"{shown(made.path.relative_to(options.root))}: {sum(made.sizes.values()) / MIB:.1f} MiB,"
-        f" {counted(len(made.manifest['packages']), 'package')} as of"
-        f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
-    )
-    if options.carry_torch:
-        OUT.print(_carried(made.manifest))
-    OUT.print(
-        "next: copy that folder to the host, beside a release's bundle; there `./unpack PEER && "
-        f"python3 FOLDER/tests/gpu/gain.py --out RESULTS --peer {options.peer.name}=PEER`"
-    )
+    run = f"gain.py --out RESULTS --peer {options.peer.name}=PEER"
+    _report(options, made, f"host, beside a release's bundle; there `./unpack PEER && {RUN}{run}`")
     return 0
 
 
@@ -85,21 +81,8 @@ def _bundle(options: argparse.Namespace) -> int:
     size = round(options.part_size * MIB)
     wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
     for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pins, pin, description, wanted)
-        sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
-        OUT.print(
-            f"{shown(made.path.relative_to(options.root))}: {sizes},"
-            f" {counted(len(made.manifest['packages']), 'package')},"
-            f" {counted(len(made.manifest['parts']), 'part')}"
-        )
-        if options.carry_torch:
-            OUT.print(_carried(made.manifest))
-        elif other := _another_torch(options.root, pin, made.manifest["host"]["torch"]):
-            OUT.print(other)
-        OUT.print(
-            "next: copy that folder to the host; there `./unpack FOLDER && python3"
-            " FOLDER/tests/gpu/run.py --out RESULTS`"
-        )
+        made = release.pack(options.root, pin, description, wanted)
+        _report(options, made, f"host; there `./unpack FOLDER && {RUN}run.py --out RESULTS`")
     return 0
 
 
@@ -108,7 +91,7 @@ COMMANDS = (
         "bundle",
         _bundle,
         "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
-        "v0.5.9",
+        "v0.5.9 --carry-torch",
         (
             terminal.releases(),
             option(

@@ -26,7 +26,6 @@ from .host import load as load_host
 
 SCHEMA = 2
 DAYS = 3  # after a release, until what its requirements resolve to is fixed
-HIGHEST = Version("9999")  # no host's replacement is for a peer
 
 LEFT_OUT = (
     release.LeftOut(
@@ -42,7 +41,7 @@ LEFT_OUT = (
     ),
     release.LeftOut(
         "kernels for models and GPUs that the runs do not use, and their compilers",
-        "flashinfer-cubin tilelang quack-kernels tokenspeed-mla tokenspeed-triton humming-kernels"
+        "flashinfer-cubin tilelang tokenspeed-mla tokenspeed-triton humming-kernels"
         " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
     ),
     release.LeftOut(
@@ -101,7 +100,7 @@ def pack(
 ) -> release.Bundle:
     """Write dist/bundle/<name>-<version>/ for the host described. Raises Refused with uv's
     reason."""
-    host, sm = load_host(description, HIGHEST), wanted.sm
+    host, sm = load_host(description), wanted.sm
     as_of = released(peer, host) + datetime.timedelta(days=DAYS)
     requires = lock.version_of(_resolve(peer, host, as_of), "torch")
     fits = not requires or _minor(requires) == _minor(host.torch)
@@ -110,7 +109,7 @@ def pack(
         raise Refused.of("no-peer", "bundle --peer", what, "pack it too: --carry-torch")
     torch = None if fits else _torch(root, pins, requires, host, sm)
     if torch:
-        host = host.with_release_torch(torch.besides)
+        host = host.less(torch.besides)
     locked = release.without("torch", _resolve(peer, host, as_of))
     made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
     said = f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)"
@@ -121,8 +120,6 @@ def pack(
         "site.tar.xz",
         lambda scratch: _made(scratch, peer, locked, host, sm),
     )
-    if torch:
-        carried.check(facts, torch)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "peer": asdict(peer),
@@ -130,12 +127,9 @@ def pack(
         "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
         **facts,
-        "carried": torch.facts if torch else None,
     }
-    folder = release.emptied(root / "dist/bundle" / peer.tag)
-    archives = {"site": archive, **({"torch": torch.archive} if torch else {})}
-    sizes = release.write(folder, archives, wanted.part_size, manifest)
-    return release.Bundle(folder, manifest, sizes)
+    folder = root / "dist/bundle" / peer.tag
+    return release.finish(folder, manifest, {"site": archive}, torch, wanted.part_size)
 
 
 def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carried.Carried | None:
@@ -179,5 +173,5 @@ def _made(scratch: Path, peer: Peer, locked: str, host: Host, sm: int) -> packag
     packages.Index(host).install(locked, site, peer.tag)
     trimmed = [packing.trim(site, rule) for rule in TRIMMED]
     facts = release.facts_of(site, locked, LEFT_OUT, trimmed, sm, (peer.name,))
-    release.lay_host_files(hostsite, {"stand_ins": [], "shims": []})
+    release.lay_host_files(hostsite, {"stand_ins": []})
     return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)

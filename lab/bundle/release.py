@@ -6,7 +6,8 @@ untouched/ beside the patched tree holds the release's own content of what the q
 The dependencies are resolved as of the pin's day for the host's own Python, less what the host
 brings, less what a run from random weights never reaches, less kernels for other GPUs: about 45 MiB
 packed instead of 9 GB installed. The tree is packed apart from them, because it changes with every
-edit of the queue and they do not. On request torch itself is packed too (carried.py).
+edit of the queue and they do not. Where the release pins another torch than the host has, torch is
+packed too (carried.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from packaging.specifiers import SpecifierSet
 from patchqueue import RELEASE
 from patchqueue.environments import lock
 from patchqueue.environments.lock import body, until
+from patchqueue.environments.testing import pinned_torch
 from patchqueue.outcome import Refused
-from patchqueue.upstream.pins import Pin, Pins
+from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build
 
 from . import carried, elf, packages, packing, untouched
@@ -37,7 +39,6 @@ from .host import load as load_host
 HOSTSITE = Path(__file__).parent / "hostsite"
 SCRIPTS = ("tests/gpu", "tests/models")  # what runs on the host, and the configs of its models
 SCHEMA = 1
-KERNEL_EDIT = 2  # which form of _let_missing_kernels_raise a kept site has been through
 
 
 @dataclass(frozen=True)
@@ -138,35 +139,29 @@ class Wanted:
     flash: bool = False
 
 
-def pack(root: Path, pins: Pins, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
+def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described. Raises Refused with uv's or apply's
     reason."""
     sm, flash = wanted.sm, wanted.flash
-    host = load_host(description, pin.version)
+    host = load_host(description)
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
+    pinned = pinned_torch(root, pin)
+    if pinned not in ("", host.torch) and not wanted.carry_torch:
+        what = f"pins torch {pinned}, and {host.name} has {host.torch}"
+        raise Refused.of("other-torch", pin.tag, what, "pack it too: --carry-torch")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, None, root / "dist")
     torch = torch_of(pin, host, sm) if wanted.carry_torch else None
     if torch:
-        host = host.with_release_torch(torch.besides)
-    shared, sharing = pin, host
-    for share in host.share:
-        shared = pins.find(str(share.dependencies_of))
-        sharing = load_host(description, shared.version)
+        host = host.less(torch.besides)
     holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
-    site, facts = dependencies(shared, sharing, sm, holds=holds, one_gpu=one_gpu, flash=flash)
-    if torch:
-        carried.check(facts, torch)
-    manifest = {**_manifest(built, host, sm, shared), **facts}
-    manifest["carried"] = torch.facts if torch else None
-    folder = emptied(root / "dist/bundle" / pin.tag)
-    tree = folder / "tree.tar.xz"
-    _pack_tree(root, built, host, tree, flash)
-    archives = {"site": site, **({"torch": torch.archive} if torch else {}), "tree": tree}
-    sizes = write(folder, archives, wanted.part_size, manifest)
-    tree.unlink()
-    return Bundle(folder, manifest, sizes)
+    site, facts = dependencies(pin, host, sm, holds=holds, one_gpu=one_gpu, flash=flash)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
+        tree = Path(scratch) / "tree.tar.xz"
+        _pack_tree(root, built, Path(scratch), tree, flash)
+        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, sm) | facts
+        return finish(folder, manifest, {"site": site, "tree": tree}, torch, wanted.part_size)
 
 
 def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
@@ -175,11 +170,22 @@ def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
     return carried.pack(wanted, pin.resolve_as_of, host, sm, _never_reached(pin))
 
 
-def emptied(folder: Path) -> Path:
-    """The folder, with nothing in it."""
+def finish(
+    folder: Path,
+    manifest: dict[str, Any],
+    archives: dict[str, Path],
+    torch: carried.Carried | None,
+    part_size: int,
+) -> Bundle:
+    """Write a bundle into the folder, which is emptied, with the archive of a carried torch. Raises
+    Refused where packages ask for CUDA libraries that the torch leaves out."""
+    if torch:
+        carried.check(manifest, torch)
+        archives = archives | {"torch": torch.archive}
+    manifest["carried"] = torch.facts if torch else None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return folder
+    return Bundle(folder, manifest, write(folder, archives, part_size, manifest))
 
 
 def write(
@@ -223,23 +229,17 @@ def stand_ins(pin: Pin, flash: bool) -> list[str]:
     return sorted(modules - {FLASH_MODULE} if flash else modules)
 
 
-def _pack_tree(root: Path, built: build.Built, host: Host, out: Path, flash: bool) -> None:
+def _pack_tree(root: Path, built: build.Built, scratch: Path, out: Path, flash: bool) -> None:
     """The patched wheel's files, what the host needs beside them, and what runs on a GPU."""
-    plan = {
-        "stand_ins": stand_ins(built.pin, flash),
-        "shims": [shim.module for shim in host.shim],
-    }
-    with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
-        with zipfile.ZipFile(built.path) as wheel:
-            wheel.extractall(Path(scratch) / "tree")
-        lay_host_files(Path(scratch) / "hostsite", plan)
-        untouched.lay(built, Path(scratch) / untouched.FOLDER)
-        own = ("tree", "hostsite", untouched.FOLDER)
-        folders = [(Path(scratch) / name, name) for name in own]
-        packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
+    with zipfile.ZipFile(built.path) as wheel:
+        wheel.extractall(scratch / "tree")
+    lay_host_files(scratch / "hostsite", {"stand_ins": stand_ins(built.pin, flash)})
+    untouched.lay(built, scratch / untouched.FOLDER)
+    folders = [(scratch / name, name) for name in ("tree", "hostsite", untouched.FOLDER)]
+    packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
 
 
-def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str, object]:
+def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "version": str(built.pin.version),
@@ -255,13 +255,6 @@ def _manifest(built: build.Built, host: Host, sm: int, shared: Pin) -> dict[str,
             "brings": list(host.brings),
         },
         "sm": sm,
-        "kernel": host.kernel[0].as_json() if host.kernel else None,
-        "others": [other.as_json() for other in host.package],
-        "shims": [shim.as_json() for shim in host.shim],
-        "dependencies_of": {
-            "version": str(shared.version),
-            "why": host.share[0].reason if host.share else "",
-        },
     }
 
 
@@ -281,8 +274,7 @@ def dependencies(
     """
     locked = resolve(pin, host, holds)
     patterns = [rule.patterns for rule in trim_rules(sm, flash)]
-    edited = KERNEL_EDIT if host.kernel else False
-    made_of = [locked, patterns, host.python, host.platform, edited, SCHEMA]
+    made_of = [locked, patterns, host.python, host.platform, SCHEMA]
     made_of += [sm] if one_gpu else []
     said = f"packing the dependencies of {pin.version} (a few minutes, once)"
     return packages.kept(
@@ -295,24 +287,15 @@ def dependencies(
 
 
 def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
-    """What is installed, as hashed requirements: the release's dependencies as of its day, and what
-    replaces some on the host.
+    """What is installed, as hashed requirements: the release's dependencies as of its day.
 
     holds: versions of what is made for a carried torch. Torch itself is left out here, so that
     nothing else would hold them to it.
     """
-    replaced = [*host.kernel, *host.package]
-    excluded = [
-        *host.brings,
-        *_never_reached(pin),
-        *(name for one in replaced for name in one.instead_of),
-        *lock.cuda_libraries(CUDA),
-    ]
+    excluded = [*host.brings, *_never_reached(pin), *lock.cuda_libraries(CUDA)]
     index = packages.Index(host)
     words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"]
     text = body(index.resolve([f"sglang=={pin.version}", "dill", *holds], words, excluded))
-    if replaced:
-        text += body(index.resolve([one.package for one in replaced], ["--no-deps"]))
     return without("sglang", text)
 
 
@@ -335,8 +318,6 @@ def _made(
     """Install and trim."""
     packages.Index(host).install(locked, site, f"{pin.version}'s dependencies")
     trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
-    if host.kernel:
-        _let_missing_kernels_raise(site / "sgl_kernel/__init__.py")
     facts = facts_of(site, locked, left_out(pin), trimmed, sm if one_gpu else None)
     as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
     return packages.Packed([(site, "site")], as_of | facts)
@@ -363,27 +344,8 @@ def facts_of(
     }
 
 
-def _let_missing_kernels_raise(init: Path) -> None:
-    """Old releases import names that the newer kernel package dropped: they raise when called, not
-    when imported.
-
-    A module of the package is no such name: `from sgl_kernel import flashmla_ops` asks here first,
-    and must go on to load it.
-    """
-    text = (
-        init.read_text()
-        + "\n\ndef __getattr__(name):  # added by the bundle\n    import importlib.util\n\n    if"
-        ' name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}"):\n        raise'
-        " AttributeError(name)\n\n    def missing(*args, **kwargs):\n        raise"
-        ' NotImplementedError(f"this kernel package has no sgl_kernel.{name}")\n\n    return'
-        " missing\n"
-    )
-    init.unlink()  # it may be a hard link into uv's cache
-    init.write_text(text)
-
-
 def lay_host_files(folder: Path, plan: dict[str, Any]) -> None:
-    """Write what a host's Python runs before an engine. plan: "stand_ins" and "shims", modules."""
+    """Write what a host's Python runs before an engine. plan: "stand_ins", modules."""
     folder.mkdir()
     for file in HOSTSITE.glob("*.py"):
         shutil.copy(file, folder / file.name)

@@ -10,12 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from msgspec import Struct, field
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchqueue.files import record
 from patchqueue.outcome import Problem, Refused
-from patchqueue.upstream.pins import Pin
 
 from .results import FOLDER
 
@@ -129,14 +127,10 @@ def _unknown(root: Path, found: Cells) -> str:
 
 
 class Question(Struct, frozen=True, forbid_unknown_fields=True):
-    """One script. asks: the releases that it can ask, as in series."""
+    """One script. repairs: the patches without which the answer is wrong."""
 
     title: str
     repairs: tuple[str, ...]
-    asks: SpecifierSet
-
-    def can_ask(self, pin: Pin) -> bool:
-        return self.asks.contains(pin.version, prereleases=True)
 
 
 def questions(root: Path) -> dict[str, Question]:

@@ -4,14 +4,11 @@ bundle."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from bundle import command as bundle
-from bundle import host
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import (
     OUT,
@@ -25,18 +22,11 @@ from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream import pins as pinning
 
-from . import fleet, footprints, front, gpurun, harness, incoming, picture, results
+from . import footprints, front, gpurun, harness, incoming, matrix, picture, results
 from .pages import bench, status
-
-PLAN = ("--gpu", "--stale")  # options of --plan alone
-RUNS = ("--here", "--python", "--out", "--site", "--pass", "--mode", "--agree", "--bench")
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    if options.plan:
-        refuse_ineffective(options, "with --plan, which runs nothing", *RUNS)
-        return _plan(options)
-    refuse_ineffective(options, "without --plan", *PLAN)
     if options.agree:
         refuse_ineffective(options, "with --agree, which times nothing", "--bench")
     harness.refuse_unknown(options.root, options.model, options.mode)
@@ -48,18 +38,6 @@ def _gpu(options: argparse.Namespace) -> int:
     bench.write(options.root)
     OUT.print(f"next: `git diff {bench.PAGE}` shows what is new on it")
     return code
-
-
-def _plan(options: argparse.Namespace) -> int:
-    """Print the runs that a fleet has to make."""
-    pins = pinning.load(options.root)
-    chosen = chosen_releases(options, pins, pins.all)
-    hosts = options.root / host.DEFAULT
-    asked = (options.gpu, options.model, hosts, options.stale)
-    rows = [asdict(job) for job in fleet.jobs(options.root, chosen, *asked)]
-    # and no other word: nox passes what goes to stderr to stdout
-    print(json.dumps({"include": rows}))
-    return 0
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -138,7 +116,12 @@ def _status(options: argparse.Namespace) -> int:
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )
-    OUT.print(f"next: {to_type('gpu', '--plan --stale')} says what is left to run")
+    if left := matrix.left_to_run(root, pins):
+        runs = to_type("gpu", *left)
+        OUT.print(f"next: {runs} runs each release that lacks results about today's patches")
+    for tag, models in matrix.drawn(root, pins).items():
+        again = to_type("gpu", tag, *(f"--model {model}" for model in models))
+        OUT.print(f"next: {again} repeats runs whose files are the same today, drawn at random")
     return code
 
 
@@ -196,7 +179,7 @@ COMMANDS = (
         "test a release on this host's GPU, and keep the results in evidence/",
         "v0.5.9 --model llama",
         (
-            terminal.releases(f"{terminal.DEFAULT}; with --plan, every pinned release"),
+            terminal.releases(),
             *RUN,
             _repeated("--model", "only this model of tests/gpu/models.py"),
             _repeated("--mode", "only this mode, as breakable, and its reference"),
@@ -210,21 +193,12 @@ COMMANDS = (
                 "time the untouched and the patched release in one run instead, keep the figures"
                 f" in evidence/, and make {bench.PAGE}",
             ),
-            flag(
-                "--plan",
-                "run nothing: print the GPU runs that are to be made, by release, GPU and model, as"
-                " JSON for GitHub's strategy.matrix",
-            ),
-            _repeated(
-                "--gpu", "with --plan: only this kind, as H200 (default: those in evidence/)"
-            ),
-            flag("--stale", "with --plan: only runs without evidence about today's queue"),
         ),
     ),
     Command(
         "status",
         _status,
-        f"make the support matrix in {status.PAGE}, and {bench.PAGE}",
+        f"make the support matrix in {status.PAGE}, and {bench.PAGE}; name what is left to run",
         "--merge results",
         (
             option(

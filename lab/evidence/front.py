@@ -36,14 +36,15 @@ class Row:
 ROWS = (
     Row("Nemotron-Nano-9B-v2", "0.5.9", "nvidia-h200.fa3.nemotron.eager-to-breakable"),
     Row("Nemotron-Nano-9B-v2", "0.5.12.post1", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
-    Row("Nemotron-Nano-9B-v2", "0.5.16", "nvidia-h200.nemotron.breakable-to-breakable+capture"),
-    Row("Nemotron-Nano-9B-v2", "0.5.23", "nvidia-h200.nemotron.eager-to-breakable+all"),
+    Row("Nemotron-Nano-9B-v2", "0.5.16", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
+    Row("Nemotron-Nano-9B-v2", "0.5.23", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
     Row("Nemotron-3-Nano-30B-A3B", "0.5.12.post1", "nvidia-h200.nemotron-3-nano.eager-to-eager"),
-    Row("Qwen3.5-35B-A3B", "0.5.12.post1", "nvidia-h200.qwen3.5-moe.eager-to-breakable+all"),
+    Row("Qwen3.5-35B-A3B", "0.5.12.post1", "nvidia-h200.fa3.qwen3.5-moe.eager-to-breakable"),
+    Row("Qwen3.5-35B-A3B", "0.5.16", "nvidia-h200.fa3.qwen3.5-moe.breakable-to-breakable"),
     Row(
-        "Qwen3-Next-80B-A3B, 32 of 48 layers",
+        "Qwen3-Next-80B-A3B, 12 of 48 layers",
         "0.5.12.post1",
-        "nvidia-h200.qwen3-next-32.eager-to-breakable+all",
+        "nvidia-h200.fa3.qwen3-next.eager-to-breakable",
     ),
 )
 

@@ -185,7 +185,6 @@ def _common(result: Result) -> dict[str, Any]:
         "torch_pin": torch.pinned if torch.off_pin else "",
         "queue": result.tree,
         "attention": result.attention,
-        "kernels": result.kernel.package if result.kernel else "",
     }
 
 

@@ -4,6 +4,7 @@ evidence/ alone."""
 from __future__ import annotations
 
 import enum
+import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, harness, results
-from .cells import ALWAYS, Feature, Question
+from .cells import Feature, Question
 from .footprints import Validity
 from .results import NO_MEASURE, Row
 
 DETAILS = "evidence/findings.md#models-and-releases"
 AGREES = "agrees with eager prefill"
 ENDED = "exit code"  # begins the reason of an engine that gave no answers
+DRAWN = 0.1  # the share of runs that hold for their files alone and are run again
 
 
 class State(str, enum.Enum):
@@ -44,10 +46,11 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One feature on one release. before: of a stale cell, what the run said."""
+    """One feature on one release. reason: of what a run said, and where it cannot be; the page
+    shows that of a failure. before: of a stale cell, what the run said."""
 
     state: State
-    reason: str
+    reason: str = ""
     before: State | None = None
     date: str = field(default="", compare=False)  # of the latest run that it is about
 
@@ -61,6 +64,29 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
         proofs = results.of_release(rows, pin.version, "proof")
         validity = Validity(pin.patched, rules)
         found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
+    return found
+
+
+def left_to_run(root: Path, pins: Pins) -> list[str]:
+    """The tags of the releases with a cell for which no run of today's patches counts."""
+    missing = (State.STALE, State.NOT_RUN)
+    return [pin.tag for pin, row in matrix(root, pins) if any(one.state in missing for one in row)]
+
+
+def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
+    """By release tag, the models of some proofs that hold for their files alone. Running these
+    again shows a wrong footprint. Another tree draws others."""
+    rows, rules = results.load(root), harness.identity(root)
+    found: dict[str, list[str]] = {}
+    for pin in reversed(pins.all):
+        validity = Validity(pin.patched, rules)
+        models = {
+            row.model
+            for row in results.of_release(rows, pin.version, "proof")
+            if row.queue != pin.patched and validity.same_files(row)
+            if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
+        }
+        found |= {pin.tag: sorted(models)} if models else {}
     return found
 
 
@@ -150,7 +176,7 @@ def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
                         for row in results.of_release(rows, pin.version, "question")
                         if row.name == name
                     ],
-                    *(queue, pin, name, question),
+                    *(queue, pin, question),
                 )
                 for name, question in asked.items()
             ],
@@ -159,12 +185,13 @@ def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     ]
 
 
-def answer(rows: Sequence[Row], queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
+def answer(rows: Sequence[Row], queue: Queue, pin: Pin, question: Question) -> Cell:
     """What is known of one question on one release: from its rows, else from the queue. A control
     failed where the release's own tree answered as the patched tree did: inconclusive."""
     asked = [row for row in rows if not row.control]
     if not asked:
-        return _unasked(queue, pin, name, question)
+        repaired = not _selected(queue, pin).isdisjoint(question.repairs)
+        return Cell(State.NOT_RUN if repaired else State.NOT_APPLICABLE)
     now = pin.patched
     # one that failed about today's tree outweighs all that passed, on whatever GPU
     last = max(asked, key=lambda row: (row.queue == now, bool(row.why), row.date))
@@ -175,21 +202,8 @@ def answer(rows: Sequence[Row], queue: Queue, pin: Pin, name: str, question: Que
         return Cell(State.STALE, f"{why} {reason}", state, last.date)
     controls = [row for row in rows if row.control and row.gpu == last.gpu]
     if state is State.PROVEN and controls and all(row.why for row in controls):
-        alike = f"{reason}: the release's own tree answered alike"
-        return Cell(State.INCONCLUSIVE, alike, date=last.date)
-    control = "the release's own tree answered otherwise" if controls else "no control ran"
-    return Cell(state, f"{reason}; {control}", date=last.date)
-
-
-def _unasked(queue: Queue, pin: Pin, name: str, question: Question) -> Cell:
-    """What the queue alone says of a question."""
-    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    if repairs := [patch for patch in question.repairs if patch in selected]:
-        why = f"the queue repairs it with {named(repairs)}"
-        limit = "" if question.can_ask(pin) else f"; `{name}.py` asks {question.asks} alone"
-        return Cell(State.NOT_RUN, why + limit)
-    why = gap([queue.patches[patch].header for patch in question.repairs], pin)
-    return Cell(State.NOT_APPLICABLE, why or "no patch repairs it there")
+        state = State.INCONCLUSIVE
+    return Cell(state, reason, date=last.date)
 
 
 def in_words(why: str) -> str:
@@ -217,25 +231,22 @@ def host(row: Row) -> str:
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
-    selected = [queue.base(patch.name) for patch in queue.select(pin.version)]
-    brings, repairs = (
-        named(name for name in selected if name in those)
-        for those in (feature.brings, feature.repairs)
-    )
-    if brings and not _has(pin, feature.upstream):
-        return Cell(State.NOT_RUN, f"the queue brings it with {brings}")
+    selected = _selected(queue, pin)
+    if not selected.isdisjoint(feature.brings) and not _has(pin, feature.upstream):
+        return Cell(State.NOT_RUN)
     for specifier, reason in feature.never.items():
         if SpecifierSet(specifier).contains(pin.version, prereleases=True):
             return Cell(State.NOT_APPLICABLE, reason)
-    headers = [queue.patches[name].header for name in feature.brings]
-    since = feature.upstream or _merged(headers)
+    since = feature.upstream or _merged(queue.patches[name].header for name in feature.brings)
     if not _has(pin, since):
-        return Cell(State.NOT_APPLICABLE, gap(headers, pin) or "no patch brings it there")
-    if repairs:
-        return Cell(State.NOT_RUN, f"the queue repairs it with {repairs}")
-    when = "" if since == ALWAYS else f" (since {since})"
-    what = f"the release has it itself{when}, and no patch repairs it there; not run here"
-    return Cell(State.UPSTREAM, what)
+        return Cell(State.NOT_APPLICABLE)
+    repaired = not selected.isdisjoint(feature.repairs)
+    return Cell(State.NOT_RUN if repaired else State.UPSTREAM)
+
+
+def _selected(queue: Queue, pin: Pin) -> set[str]:
+    """The patches of a release, each by the name that its variants share."""
+    return {queue.base(patch.name) for patch in queue.select(pin.version)}
 
 
 def _has(pin: Pin, since: str) -> bool:
@@ -246,15 +257,3 @@ def _merged(headers: Iterable[Header]) -> str:
     """The first release that has one of these patches; empty where none has."""
     found = (re.fullmatch(r"Merged (\S+)", one.get("Upstream-Status")) for one in headers)
     return next((one[1] for one in found if one), "")
-
-
-def gap(headers: Iterable[Header], pin: Pin) -> str:
-    """Why a release does not get one of these patches; empty where none says so."""
-    gaps = (one for header in headers for one in header.gaps)
-    reasons = (one.reason for one in gaps if one.releases.contains(pin.version, prereleases=True))
-    return next(reasons, "")
-
-
-def named(patches: Iterable[str]) -> str:
-    """Patches as a page names them."""
-    return ", ".join(f"`{name.removesuffix('.patch')}`" for name in patches)

@@ -29,10 +29,6 @@ class Torch(Struct, frozen=True):
     off_pin: bool
 
 
-class Kernel(Struct, frozen=True):
-    package: str
-
-
 class Result(Struct, frozen=True, kw_only=True):
     """What every file says: which release and tree a host ran, and on what.
 
@@ -46,7 +42,6 @@ class Result(Struct, frozen=True, kw_only=True):
     gpu: Gpu
     torch: Torch
     date: Date
-    kernel: Kernel | None = None
     attention: Attention = USUAL_ATTENTION
 
 

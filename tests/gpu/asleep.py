@@ -8,16 +8,11 @@ graph may pick other kernels, and a router other experts then. So the answers of
 router are held against an engine that has the graph and keeps each prefill eager, within what
 compare.py lets eager prefill move itself at most: no control is asked here. What the GPU
 has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
-eager server holds, and one that is captured anew may take no more than that again. The way rounds
-sleeps, wakes and gets the same weights three times, with other memory of the GPU soiled meanwhile
-(dirty.py): each time the graphs must find what they held, and long answers, which graphs decode,
-must be those from before and a new eager engine's. --without makes a control of it, in which
-something must be wrong.
+eager server holds, and one that is captured anew may take no more than that again.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +30,6 @@ import models
 import modes
 import settings
 from experiment import (
-    HERE,
     Experiment,
     Plan,
     Session,
@@ -51,64 +45,27 @@ CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
 WIDE = {"llama": "llama-wide"}  # so that a graph's memory shows
 KINDS = ("single", "batch", "chunked")  # of the calls after a step; the cache is empty then
 NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
-SLEEP, ROUNDS = "sleep", "rounds"
-NUMBERS = (1, 2, 3)  # of the rounds
-DECODED = 32  # tokens of an answer in them
-WITHOUT = ("back-up-captured-graphs", "copy-all-reduce-inputs")
-STEPS = {
-    SLEEP: (
-        "start",
-        "nap",
-        "woken",
-        "sleep",
-        "wake",
-        "same weights",
-        "other weights",
-        "same weights again",
-        "other tensors",
-        "captured anew",
-        "captured again",
-    ),
-    ROUNDS: (
-        "start",
-        *(
-            f"{step}, round {number}"
-            for number in NUMBERS
-            for step in ("sleep", "wake", "same weights")
-        ),
-    ),
-}
+STEPS = (
+    "start",
+    "nap",
+    "woken",
+    "sleep",
+    "wake",
+    "same weights",
+    "other weights",
+    "same weights again",
+    "other tensors",
+    "captured anew",
+    "captured again",
+)
 # the first step with the weights of each step that is asked
-FIRST = {
-    SLEEP: dict.fromkeys(("woken", "same weights", "same weights again"), "start")
-    | dict.fromkeys(("other tensors", "captured anew", "captured again"), "other weights"),
-    ROUNDS: {f"same weights, round {number}": "start" for number in NUMBERS},
-}
+FIRST = dict.fromkeys(("woken", "same weights", "same weights again"), "start") | dict.fromkeys(
+    ("other tensors", "captured anew", "captured again"), "other weights"
+)
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
 WORDS = dict(chunked_prefill_size=CHUNK, enable_memory_saver=True)  # sglang.Engine's
 ASLEEP = ("nap", "sleep")
-
-
 HELD_MIB = 64  # that a sleeping graph may hold beside an eager server
-
-
-def row(way: str, what: str, checked: str) -> Experiment:
-    """A row of the table."""
-    return Experiment(
-        name=way,
-        what=what,
-        models=("llama",),
-        passes=STEPS[way],
-        checked=checked,
-        port=27000,
-        plan=plan,
-        judge=judge,
-        prepare=write_models,
-        modes=(modes.BREAKABLE, modes.PIECEWISE),
-        takes=("model", "mode", "tp", *(["held"] if way != ROUNDS else [])),
-        controls=WITHOUT if way == ROUNDS else (),
-        engine_limit=240,
-    )
 
 
 def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
@@ -124,8 +81,7 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
                 commandline.say(f"{mode}: {chosen.reason}")
                 continue
             one = job(session, row, model, mode)
-            more = environment(session, row.name, one.name)
-            stages.append(Stage([one], environment=more, lead=False))
+            stages.append(Stage([one], environment=SAVER, lead=False))
     return Plan(stages)
 
 
@@ -148,27 +104,16 @@ def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
-    """The engines of each model, compared. In a control something must be wrong."""
+    """The engines of each model, compared."""
     runs = []
     for model in made.models:
         jobs = made.of_model(model)
-        found = {
-            one.plan["mode"]: judging.answers(one)
-            | {"woken": woken(notes(session.place, one.name))}
-            for one in jobs
-            if one.code == 0
-        }
+        found = {one.plan["mode"]: judging.answers(one) for one in jobs if one.code == 0}
         checks = unanswered(session, jobs) + _held_against(session, model, row, found)
         run = judged_run(row, model, jobs, checks)
-        if session.options.without:
-            run["verdict"] = "passed" if run["verdict"] == "failed" else "failed"
-        run["memory_mib"] = {
-            mode: {step: done["used_mib"] for step, done in one["steps"].items()}
-            for mode, one in found.items()
-        }
         run["notes"] = [
-            f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used.items())
-            for mode, used in run["memory_mib"].items()
+            f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used_mib(one).items())
+            for mode, one in found.items()
         ]
         runs.append(run)
     return {"runs": runs}
@@ -185,41 +130,8 @@ def _held_against(
     for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
         reference = found.get(references.get(mode, ""))
         if reference or mode not in references:
-            checks += compared(row.name, mode, found[mode], found[modes.EAGER], held, reference)
-            if row.name == ROUNDS:
-                checks.append(kept(mode, found[mode]["woken"], session.options.tp or 1))
+            checks += compared(mode, found[mode], found[modes.EAGER], held, reference)
     return checks
-
-
-def notes(place: launch.Place, name: str) -> Path:
-    """Where dirty.py writes of an engine's graphs."""
-    return place.out / f"{name}.notes"
-
-
-def woken(file: Path) -> list[dict]:
-    """bytes of a rank's graphs, and changed, how many of these are not as they were, at each
-    wake."""
-    lines = file.read_text().splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines]
-
-
-def kept(mode: str, found: Sequence[dict], ranks: int) -> compare.Verdict:
-    """Whether each wake of each rank gave the graphs' memory back as it was."""
-    changed = sum(one["changed"] for one in found)
-    held = min((one["bytes"] for one in found), default=0)
-    good = len(found) == ranks * len(NUMBERS) and held > 0 and not changed
-    said = f"{changed >> 20} MiB changed in {len(found)} wakes of at least {held >> 20} MiB"
-    return compare.Verdict(f"{mode}: graphs found what they held", good, said)
-
-
-def environment(session: Session, way: str, name: str) -> dict[str, str]:
-    """What an engine's environment has on a way beside what all have."""
-    if way != ROUNDS:
-        return SAVER
-    file, hooks = notes(session.place, name), str(HERE / "dirty.py")
-    file.unlink(missing_ok=True)
-    more = {"SLEEP_NOTES": str(file), "SLEEP_WITHOUT": session.options.without}
-    return SAVER | more | {"PREFILL_HOOKS": hooks}
 
 
 def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -230,7 +142,7 @@ def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str
 
 
 def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
-    way, tp = row.name, session.options.tp or 1
+    tp = session.options.tp or 1
     same, other = folders(session.place, model)
     ranks = {"tp_size": tp} | settings.TENSOR_PARALLEL if tp > 1 else {}
     more = {
@@ -241,20 +153,19 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
         "keep_eager": mode in modes.REFERENCES,
         "enforce": commandline.enforced(model),
         "capture": list(CAPTURE),
-        "steps": list(STEPS[way] if mode in modes.GRAPHS or way != ROUNDS else ["start"]),
+        "steps": list(STEPS),
         "engine": WORDS | engine_words(session, model) | ranks,
-        "new_tokens": DECODED if way == ROUNDS else None,
     }
-    return engine_job(session, row, f"asleep.{model}.{way}.{mode}", model, mode, **more)
+    return engine_job(session, row, f"asleep.{model}.{mode}", model, mode, **more)
+
+
+def used_mib(result: dict) -> dict[str, int]:
+    """What the GPU had in use after each step of an engine, in MiB."""
+    return {step: done["used_mib"] for step, done in result["steps"].items()}
 
 
 def compared(
-    way: str,
-    mode: str,
-    mine: dict,
-    eager: dict,
-    held: int,
-    reference: dict | None = None,
+    mode: str, mine: dict, eager: dict, held: int, reference: dict | None = None
 ) -> list[compare.Verdict]:
     """A mode's engine held against the eager one's, step by step, and against itself. reference:
     whose answers count, where they are not the eager one's: those of a model with a router."""
@@ -263,20 +174,18 @@ def compared(
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
-        expected = right["steps"].get(step, right["steps"]["start"])["answers"]
+        expected = right["steps"][step]["answers"]
         what = f"{mode}, {step}: agrees with eager prefill"
         found.append(compare.same_answers(what, done["answers"], expected, limits))
         what, span = f"{mode}, {step}: prefills were replayed", (done["asked"], done["answered"])
         found.append(compare.replayed(what, mine["prefills"], CAPTURE, [span]))
-        first = FIRST[way].get(step)
+        first = FIRST.get(step)
         if first:
             before = mine["steps"][first]["answers"]
             what = f"{mode}, {step}: answers as after {first!r}"
             found.append(compare.same_answers(what, done["answers"], before))
-    used, bare = (
-        {step: done["used_mib"] for step, done in one["steps"].items()} for one in (mine, eager)
-    )
-    for step in ASLEEP if way == SLEEP else ():
+    used, bare = used_mib(mine), used_mib(eager)
+    for step in ASLEEP:
         more = used[step] - bare[step]
         what = f"{mode}, {step}: the graph's memory was given up"
         found.append(
@@ -287,8 +196,6 @@ def compared(
                 " allowed",
             )
         )
-    if "captured again" not in used:
-        return found
     grown, usual = (one["captured again"] - one["captured anew"] for one in (used, bare))
     found.append(
         compare.Verdict(
@@ -303,9 +210,8 @@ def compared(
 # What follows runs in the engine's own process.
 
 
-def calls(new_tokens: int | None = None) -> list[cases.Call]:
-    chosen = [call for call in cases.calls() if call.kind in KINDS]
-    return [replace(call, new_tokens=new_tokens or call.new_tokens) for call in chosen]
+def calls() -> list[cases.Call]:
+    return [call for call in cases.calls() if call.kind in KINDS]
 
 
 def release(engine, **parts) -> None:
@@ -352,7 +258,7 @@ def _check(said: object) -> None:
         raise RuntimeError(message)
 
 
-# By the begin of a step's name: what is done, given the engine and its plan. Answers are asked for
+# By a step's name: what is done, given the engine and its plan. Answers are asked for
 # behind all but those that leave the weights asleep.
 ACTIONS: dict[str, Callable[[Any, dict], None]] = {
     "start": lambda engine, plan: None,
@@ -370,8 +276,8 @@ UNASKED = (*ASLEEP, "wake")
 
 
 def action(step: str) -> str:
-    """The name in ACTIONS: a round's steps and a second time have words behind it."""
-    return step.partition(",")[0].removesuffix(" again") if step not in ACTIONS else step
+    """The name in ACTIONS: a second time has a word behind it."""
+    return step if step in ACTIONS else step.removesuffix(" again")
 
 
 def asked(engine: Any, plan: dict) -> dict:
@@ -384,11 +290,10 @@ def asked(engine: Any, plan: dict) -> dict:
         ACTIONS[action(name)](engine, plan)
         seconds, used = round(time.time() - began, 2), machine.used_mib()
         done = {"seconds": seconds, "used_mib": used, "asked": time.time()}
-        if action(name) not in UNASKED:
+        if name not in UNASKED:
             if steps:  # a new engine's cache is empty
                 engines.flush(engine)
-            made = calls(plan.get("new_tokens"))
-            done["answers"] = {call.name: engines.ask(engine, call) for call in made}
+            done["answers"] = {call.name: engines.ask(engine, call) for call in calls()}
         steps[name] = done | {"answered": time.time()}
         print(f"{launch.MARK}{name}: {seconds} s, {used} MiB in use", flush=True)
     return {"steps": steps}

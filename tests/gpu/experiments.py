@@ -11,7 +11,6 @@ import models
 import modes
 import next_turn
 import proof
-import saturated
 import settings
 import solo
 from experiment import Experiment
@@ -47,15 +46,19 @@ _ROWS = (
         judge=agree.judge,
         takes=("model", "against"),
     ),
-    asleep.row(
-        asleep.SLEEP,
-        "servers that sleep, wake and get other weights, as RL trainers run them",
-        "agrees with an eager server at each step; a sleeping graph gives its memory up",
-    ),
-    asleep.row(
-        asleep.ROUNDS,
-        "three rounds of sleep, with the GPU's other memory soiled meanwhile",
-        "graphs find what they held; long answers are those of a new eager server",
+    Experiment(
+        name="sleep",
+        what="servers that sleep, wake and get other weights, as RL trainers run them",
+        models=("llama",),
+        passes=asleep.STEPS,
+        checked="agrees with an eager server at each step; a sleeping graph gives its memory up",
+        port=27000,
+        plan=asleep.plan,
+        judge=asleep.judge,
+        prepare=asleep.write_models,
+        modes=(modes.BREAKABLE, modes.PIECEWISE),
+        takes=("model", "mode", "tp", "held"),
+        engine_limit=240,
     ),
     Experiment(
         name="images",
@@ -66,13 +69,6 @@ _ROWS = (
         port=28500,
         plan=images.plan,
         judge=images.judge,
-    ),
-    solo.row(
-        saturated,
-        "300 prompts at once, with as few slots for states as running requests; 0.5.7 and later",
-        ("together", "alone"),
-        "a saturated server answers each prompt as alone",
-        34000,
     ),
     solo.row(
         next_turn,

@@ -55,8 +55,8 @@ LOADER = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # read when a program starts, which 
 SPARES = 2  # children of an engine on one GPU: its scheduler, its detokenizer
 LARGEST, FILES = 1 << 18, 16  # bytes and descriptors of one message
 NVML_ALONE = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch asks no driver whether there is a GPU
-AGAIN = 3  # packages that are left out because they start CUDA
-READY_S, BEGIN_S, SMI_S, LOOK_S = 240, 60, 20, 0.1
+CAPABILITY = "PREFILL_GPU"  # in the server's environment: the first GPU's, as 9.0
+READY_S, BEGIN_S, LOOK_S = 240, 60, 0.1
 
 
 class Unready(Exception):
@@ -110,8 +110,7 @@ class ForkServer:
         said = self._hear(limit_s, "ready")
         if said.get("why"):
             raise Unready(said["why"])
-        without = f" without {', '.join(said['without'])}" if said["without"] else ""
-        return f"{said['ready']} modules{without}"
+        return f"{said['ready']} modules"
 
     def start(
         self, words: Sequence[str], environment: dict[str, str], cwd: Path, log: int
@@ -333,10 +332,10 @@ def learn() -> list[str]:
     return json.loads(names)
 
 
-def preload(names: Sequence[str]) -> str:
-    """Import them, in the order in which an engine did. Returns the first that starts CUDA, or asks
-    of the GPU what is not known. A module whose import fails here is skipped, with all below it;
-    engines import it themselves."""
+def preload(names: Sequence[str]) -> None:
+    """Import them, in the order in which an engine did. A module whose import fails here is
+    skipped, with all below it; engines import it themselves. Raises Unready naming a module that
+    starts CUDA, or asks of the GPU what is not known: it may take no answer for a no."""
     failed: list[str] = []
     asked: list[str] = []
     told = False
@@ -353,9 +352,7 @@ def preload(names: Sequence[str]) -> str:
                 stack.enter_context(_told_of_gpu(sys.modules["torch"], asked))
                 told = True
             if asked or _cuda_began():
-                print(f"{name} asks for {', '.join(asked) or 'CUDA'}", file=sys.stderr)
-                return name
-    return ""
+                raise Unready(f"{name} asks for {', '.join(asked) or 'CUDA'}")
 
 
 class _Gpu:
@@ -375,7 +372,7 @@ def _told_of_gpu(torch: ModuleType, asked: list[str]) -> Iterator[None]:
     """Answer questions about the GPU that would otherwise start CUDA: torchao asks whether Triton
     can compile for it (torch/utils/_triton.py, has_triton). A module that has kept a reference to
     one of these functions gets CUDA's own answer later."""
-    found = re.fullmatch(r"(\d+)\.(\d+)", _capability())
+    found = re.fullmatch(r"(\d+)\.(\d+)", os.environ.get(CAPABILITY, ""))
     if not found:
         yield
         return
@@ -403,17 +400,6 @@ def _told_of_gpu(torch: ModuleType, asked: list[str]) -> Iterator[None]:
     getattr(kept, "caching_worker_device_properties", {}).clear()
 
 
-def _capability() -> str:
-    """The first GPU's, as 9.0; empty where nvidia-smi knows none."""
-    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
-            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SMI_S
-        )
-        return said.stdout.partition("\n")[0].strip()
-    return ""
-
-
 def _cuda_began() -> bool:
     try:
         driver = ctypes.CDLL(DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
@@ -423,50 +409,22 @@ def _cuda_began() -> bool:
 
 
 def main() -> Callable[[], None]:
-    """Each attempt to import runs in a fork. The first that succeeds becomes the server."""
+    """Import, then serve. Returns in each fork what it is to do."""
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     signal.alarm(READY_S)  # nobody waits for longer
     gc.disable()  # a fifth of the imports' time
     try:
-        names, without = learn(), []
+        preload(learn())
     except Unready as reason:
-        _refuse(link, str(reason))
-    while len(without) <= AGAIN:
-        source, sink = os.pipe()
-        if (pid := os.fork()) == 0:
-            os.close(source)
-            signal.alarm(READY_S)
-            if greedy := preload(names):
-                os.write(sink, greedy.encode())
-                os._exit(1)
-            os.close(sink)
-            return lambda: _begin(link, without)
-        os.close(sink)
-        with open(source) as said:
-            greedy = said.read()
-        signal.alarm(READY_S if greedy else 0)
-        os.waitpid(pid, 0)  # until the client is gone, if it serves
-        if not greedy:
-            sys.exit()
-        package = greedy.rpartition(".")[0] or greedy
-        without.append(package)
-        names = [name for name in names if not f"{name}.".startswith(f"{package}.")]
-    _refuse(link, f"{', '.join(without)} start CUDA")
-
-
-def _begin(link: socket.socket, without: list[str]) -> None:
+        send(link, {"ready": 0, "why": str(reason)})
+        sys.exit(1)
     signal.alarm(0)
     gc.enable()
     gc.freeze()  # these objects stay, so that their pages stay shared
     os.environ.pop(NVML_ALONE)
-    send(link, {"ready": len(sys.modules), "without": without})
-    serve(link)()
-
-
-def _refuse(link: socket.socket, why: str) -> NoReturn:
-    send(link, {"ready": 0, "why": why})
-    sys.exit(1)
+    send(link, {"ready": len(sys.modules)})
+    return serve(link)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,14 @@ A small Qwen3.5 with random weights, a vision tower, a tokenizer and a processor
 spot. It answers prompts with images, without, both in one call, and text behind an image, in two
 engines: one that prefills eagerly, and one with the breakable graph. Their answers must agree,
 prefills of text must have been replayed, and where the queue's rule holds (0.5.9 to 0.5.15) those
-with an image must not. Another image must change the answer. Where the release turns queries and
-keys in a fused kernel (0.5.15 to 0.5.18), a third engine turns them in the release's own rotary
-embedding, and answers must not be further apart with images than without.
+with an image must not. Another image must change the answer.
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import random
-import sys
 import time
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +47,6 @@ SPECIAL = (
     "<|video_pad|>",
 )
 RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
-
-# a release with this patch has the fused kernel; the layer's other method does without
-FARTHER = 1.25  # times as far apart with images as without: as rounding makes them
-FUSED = "qwen3-5/rotate-by-height-and-width"
-NATIVE = (
-    "sglang.srt.models.qwen3_5:Qwen3_5AttentionDecoderLayer"
-    ".forward_prepare_cuda_fused=forward_prepare_native"
-)
-ROTATED = "rotated"
 # bundles may lack FlashAttention 3, which is vision's default
 WORDS = dict(mm_attention_backend="triton_attn")
 
@@ -185,32 +170,22 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
 
 
 def plan(session: Session, row: Experiment, _: Sequence[str]) -> Plan:
-    kinds = [modes.EAGER, modes.BREAKABLE, *[ROTATED] * (FUSED in patch_names(session))]
-    return Plan([Stage([job(session, row, kind)], lead=False) for kind in kinds])
-
-
-def patch_names(session: Session) -> list[str]:
-    """The stems of the tree's patches."""
-    return [
-        patch["name"].removesuffix(".patch").split("@")[0] for patch in session.facts["patches"]
-    ]
+    chosen = (modes.EAGER, modes.BREAKABLE)
+    return Plan([Stage([job(session, row, mode)], lead=False) for mode in chosen])
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     checks = unanswered(session, made.jobs)
     if not checks:
-        eager, mine, *native = map(judging.answers, made.jobs)
-        ruled = any(name.startswith(RULES) for name in patch_names(session))
-        checks = compared(mine, eager, ruled) + [rotated(eager, one) for one in native]
+        eager, mine = map(judging.answers, made.jobs)
+        ruled = any(patch["name"].startswith(RULES) for patch in session.facts["patches"])
+        checks = compared(mine, eager, ruled)
     return {"runs": [judged_run(row, MODEL, made.jobs, checks)]}
 
 
-def job(session: Session, row: Experiment, kind: str) -> launch.Job:
-    """kind: a mode of modes.py, or ROTATED."""
-    mode, forget = (modes.EAGER, NATIVE) if kind == ROTATED else (kind, "")
-    words = {"question": "images", "forget": forget}
-    words["engine"] = engine_words(session, MODEL) | WORDS
-    return engine_job(session, row, f"images.{kind}", MODEL, mode, **words)
+def job(session: Session, row: Experiment, mode: str) -> launch.Job:
+    words = {"question": "images", "engine": engine_words(session, MODEL) | WORDS}
+    return engine_job(session, row, f"images.{mode}", MODEL, mode, **words)
 
 
 def picture(seed: int, width: int, height: int):
@@ -250,15 +225,6 @@ def ask(engine, call: Ask) -> dict:
     return {"from": began, "to": time.time(), "answers": read}
 
 
-def prepare() -> None:
-    """0.5.9's processor imports decord, which bundles leave out, and which no image needs."""
-    if importlib.util.find_spec("decord") is None:
-        stand_in = types.ModuleType("decord")
-        stand_in.VideoReader = type("VideoReader", (), {})
-        stand_in.__spec__ = importlib.machinery.ModuleSpec("decord", None)
-        sys.modules["decord"] = stand_in
-
-
 def asked(engine, _: dict) -> dict:
     return {"answers": {call.name: ask(engine, call) for call in asks()}}
 
@@ -287,27 +253,6 @@ def compared(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
             )
         )
     return found
-
-
-def rotated(fused: dict, native: dict) -> compare.Verdict:
-    """Eager answers held against those of the release's own rotary embedding, which rounds
-    otherwise: text says how much.
-
-    The limit was chosen behind one run of each tree on an H200, 0.5.16: images were 0.87 times as
-    far apart as text with the repair, 1.59 times without.
-    """
-
-    def worst(kind: str) -> float:
-        names = [call.name for call in asks() if call.kind == kind]
-        pairs = ({name: one["answers"][name] for name in names} for one in (fused, native))
-        return compare.tally(tuple(pairs)).worst
-
-    text, image = worst(TEXT), worst(IMAGE)
-    return compare.Verdict(
-        "images turn by time, height and width",
-        image <= FARTHER * text,
-        f"log-probabilities within {image:.4f} with images, {text:.4f} without",
-    )
 
 
 def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:

@@ -28,9 +28,6 @@ NO_REFERENCE = "its reference did not run"
 REFUSED = re.compile(
     r"decoder layer \d+ \(\w+\) has no attention, which the tc_piecewise graph needs in every layer"
 )
-WHY_OFF = re.compile(
-    r"(?:Disable|Disabling|disabled).*(?:piecewise|breakable|prefill).*|.*prefill graph.*", re.I
-)
 
 
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
@@ -39,12 +36,6 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     log = log_of(place, one)
     run = {"model": model, "mode": mode, "device": one.device, "seconds": round(one.seconds)}
     run["captured"] = [asdict(found) for found in captures(log)]
-    said = [
-        line.strip()[-300:]
-        for line in log.splitlines()
-        if "server_args=" not in line and WHY_OFF.search(line)
-    ]
-    run["said"] = list(dict.fromkeys(said))[:6]
     reason = re.search(r"(?m)^not applicable: (.*)$", log) if one.code else None
     refusal = REFUSED.search(log) if one.code == 0 else None
     if reason or refusal:

@@ -37,20 +37,9 @@ def made_ahead(
         processes = []
         for kind in KINDS if attention == FLASHINFER else ():
             log = stack.enter_context((place.out / f"kernels.{kind}.log").open("wb"))
-            words, environment = (
-                [place.python, __file__, kind, str(head_dim)],
-                place.environment(CUDA_VISIBLE_DEVICES=device),
-            )
-            processes.append(
-                subprocess.Popen(
-                    words,
-                    env=environment,
-                    cwd=place.out,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+            environment = place.environment(CUDA_VISIBLE_DEVICES=device)
+            words = [__file__, kind, str(head_dim)]
+            processes.append(launch.spawn(place, words, environment, log))
             stack.callback(launch.kill, processes[-1])
         yield processes
 

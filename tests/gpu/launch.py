@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 import forkserver
 
@@ -278,16 +279,24 @@ def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None
     words = [str(job.script), str(plan)]
     with log.open("wb") as out:
         job.process = _forked(server, words, environment, place, out.fileno())
-        # a session of its own: the engine's children go when it goes
-        job.process = job.process or subprocess.Popen(
-            [place.python, *words],
-            env=environment,
-            cwd=place.out,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        job.process = job.process or spawn(place, words, environment, out)
     job.began = time.time()
+
+
+def spawn(
+    place: Place, words: Sequence[str], environment: dict[str, str], log: IO[bytes], **how: Any
+) -> subprocess.Popen:
+    """Start a script, in a session of its own: what it starts goes when it goes. how: more of
+    Popen's words."""
+    return subprocess.Popen(
+        [place.python, *words],
+        env=environment,
+        cwd=place.out,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **how,
+    )
 
 
 def _forked(

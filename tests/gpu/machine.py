@@ -96,7 +96,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
         "tree": made["tree"]["after"],
         "tree_untouched": untouched,
         "patches": made["patches"],
-        "overlay": made.get("overlay", []),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "gpu": gpu(),
         "torch": {
@@ -106,9 +105,6 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
             "off_pin": torch["version"].split("+")[0] != pinned,
         },
         "python": torch["python"],
-        "kernel": bundle.get("kernel"),
-        "shims": bundle.get("shims", []),
-        "dependencies_of": bundle.get("dependencies_of"),
         "packages": [
             line
             for line in bundle.get("packages", [])

@@ -49,15 +49,19 @@ def wanted(
     asked: Sequence[str], asked_modes: Sequence[str], known: set[str]
 ) -> list[tuple[str, str]]:
     """(model, mode), every model's references first."""
-    tried = [mode for mode in modes.ALL if mode in asked_modes and mode not in modes.REFERENCES]
-    needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
     return [
         (model, mode)
-        for mode in modes.ALL
-        if mode in needed or mode in tried
+        for mode in with_references(asked_modes, known)
         for model in asked
         if runs(model, mode, known)
     ]
+
+
+def with_references(asked: Sequence[str], known: set[str]) -> list[str]:
+    """The modes that are asked for, behind the references that they are held against."""
+    tried = {*asked} - {*modes.REFERENCES}
+    needed = {modes.reference(mode, known) for mode in tried} or {modes.REFERENCE}
+    return [mode for mode in modes.ALL if mode in needed | tried]
 
 
 def runs(model: str, mode: str, known: set[str]) -> bool:
@@ -73,14 +77,15 @@ def runs(model: str, mode: str, known: set[str]) -> bool:
     )
 
 
-def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
+def job(session: Session, row: Experiment, model: str, mode: str, prefix: str = "") -> launch.Job:
+    """One engine. prefix: begins the names of its files."""
     reference = mode in modes.REFERENCES
     # schedulers that wait for requests took 7 of 26 cores from engines that start
     words = {"sleep_on_idle": True} | engine_words(session, model)
     one = engine_job(
         session,
         row,
-        f"{model}.{mode}",
+        f"{prefix}{model}.{mode}",
         model,
         mode,
         enforce=commandline.enforced(model),
@@ -91,7 +96,7 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
         logprobs=commandline.serves_logprobs(session.options, mode),
         engine=words,
     )
-    one.needs = "" if reference else f"{model}.{modes.reference(mode, session.known)}"
+    one.needs = "" if reference else f"{prefix}{model}.{modes.reference(mode, session.known)}"
     one.kind = models.MODELS[model]["model_type"]
     return one
 

@@ -36,8 +36,6 @@ import launch
 import machine
 import models
 import modes
-import setting_checks
-import settings
 from experiment import Experiment, Plan, Session, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
@@ -221,7 +219,8 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
             stack.enter_context(kernels.made_ahead(session.place, gpus[0], options.attention))
         forks = None
         if forked(group[0]) and not options.no_fork:
-            forks = stack.enter_context(fork_server(session.place))
+            kind = session.facts["gpu"]["compute_capability"]
+            forks = stack.enter_context(fork_server(session.place, kind))
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
         if row.beside:
@@ -232,9 +231,10 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
 
 
 @contextlib.contextmanager
-def fork_server(place: launch.Place) -> Iterator[forkserver.ForkServer]:
-    """The server that engines are forked from, which begins to import."""
-    environment, log = place.environment(PREFILL_FILES="1"), place.out / "forkserver.log"
+def fork_server(place: launch.Place, capability: str) -> Iterator[forkserver.ForkServer]:
+    """The server that engines are forked from, which begins to import. capability: the GPUs'."""
+    known = {"PREFILL_FILES": "1", forkserver.CAPABILITY: capability}
+    environment, log = place.environment(**known), place.out / "forkserver.log"
     with contextlib.closing(forkserver.ForkServer(place.python, environment, log)) as server:
         yield server
 
@@ -336,7 +336,7 @@ def save(session: Session, one: Planned, complete: bool) -> None:
 
 
 def show(session: Session, one: Planned) -> None:
-    """Every check of a row's runs, and a line in the end; a table of settings."""
+    """Every check of a row's runs, and a line in the end."""
     runs, jobs = one.found["runs"], {title_of(job): job for job in one.plan.jobs}
     for run in runs:
         print(
@@ -353,12 +353,10 @@ def show(session: Session, one: Planned) -> None:
         if run["verdict"] == "failed" and not run["checks"] and job:
             words = launch.last_words(session.place, job).splitlines()
             print("\n".join(f"    | {line[:220]}" for line in words))
-    if one.row.name in settings.SETTINGS:
-        facts = session.facts | {"without": session.options.without}
-        print("\n".join(["", *setting_checks.table(facts, runs, one.found["left_out"])]))
-    counts = [run["verdict"] for run in runs]
+    counts, without = [run["verdict"] for run in runs], session.options.without
     print(
-        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}: "
+        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}"
+        f"{f' without {without}' if without else ''}: "
         + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts))
         + f", {one.found['seconds']} s"
     )

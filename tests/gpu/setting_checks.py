@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import cases
 import compare
@@ -18,7 +17,7 @@ import launch
 import models
 import modes
 import returned
-from experiment import QUEUE, otherwise, title
+from experiment import QUEUE, otherwise
 
 RETURNS = {"return_hidden_states": True, "return_routed_experts": True}
 TRACKS_STATES, DP_RETURNS, ROWS_OF_RANKS = "extra-buffer", "dp-returns", "rows-of-ranks"
@@ -49,8 +48,7 @@ def judge(
         return found | judging.without_answer(one, judging.log_of(place, one))
     result, reference = within_passes(judging.answers(one)), judging.reference_of(one, jobs)
     verdicts = checks(plan, result, reference, facts, ask)
-    found |= judging.facts_of(result) | judging.verdict(one, reference, verdicts)
-    return found | {"prefills": counted(result["prefills"])}
+    return found | judging.facts_of(result) | judging.verdict(one, reference, verdicts)
 
 
 def within_passes(result: dict) -> dict:
@@ -81,7 +79,7 @@ def checks(
         found.append(compare.against_itself(usual, router))
         found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
     elif facts["without"] != QUEUE and compare.reports(result["report"]):
-        found.append(compare.reported(result["report"], Path(plan["model"]).name))
+        found.append(compare.reported(result["report"], plan["of"]))
     if plan["setting"].startswith("context-") and graph and modes.before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
@@ -190,13 +188,12 @@ def ran(prefills: Sequence[dict], graph: bool) -> compare.Verdict:
             f"{seen['on_graph']} of {seen['all']} did",
             seen,
         )
-    silent = seen["eager"].get("", 0)
-    why = f"{seen['on_graph']} of {seen['all']} on the graph" + (
-        f", {silent} ran eagerly without a reason" if silent else ""
-    )
+    eager = [f"{count} × {why or 'no reason'}" for why, count in seen["eager"].items()]
+    why = f"{seen['on_graph']} of {seen['all']} on the graph"
+    why += f"; eagerly: {'; '.join(eager)}" if eager else ""
     return compare.Verdict(
         "prefills ran on the graph, and the others say why not",
-        seen["on_graph"] > 0 and not silent,
+        seen["on_graph"] > 0 and "" not in seen["eager"],
         why,
         seen,
     )
@@ -249,29 +246,3 @@ def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:
         f"{seen['all']} were, {seen['on_graph']} of them on the graph",
         seen,
     )
-
-
-def table(facts: dict, runs: Sequence[dict], left_out: Sequence[dict]) -> list[str]:
-    """One line for each graph mode: the verdict, prefills on the graph, and why others were
-    eager."""
-    tree = f"without {facts['without']}" if facts["without"] else "patched"
-    lines = [
-        (
-            f"| {facts['version']} {tree} on {facts['gpu']['name']} | verdict | on the graph |"
-            " eager, and why |"
-        ),
-        "|---|---|---|---|",
-    ]
-    for one in runs:
-        if one["mode"] in modes.REFERENCES and one["verdict"] == "passed":
-            continue
-        seen = one.get("prefills", {"all": 0, "on_graph": 0, "eager": {}})
-        eager = "; ".join(
-            f"{count} × {reason or 'no reason'}" for reason, count in seen["eager"].items()
-        )
-        verdict = one["verdict"] + (f": {one['why'][:160]}" if one["why"] else "")
-        lines.append(
-            f"| {title(one)} | {verdict} | {seen['on_graph']} of {seen['all']} |"
-            f" {eager[:240] or '-'} |".replace("\n", " ")
-        )
-    return lines + [f"| {title(one)} | left out: {one['why']} | - | - |" for one in left_out]

@@ -8,15 +8,13 @@ without rows-of-ranks those of dp-returns. setting_checks.py judges.
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import cases
-import experiment
+import commandline
 import launch
-import models
 import modes
 import proof
 import setting_checks
@@ -39,9 +37,8 @@ class Setting:
     """One way to start a server, and what it is asked.
 
     what: for the table's reader; models: asked by default; words: sglang.Engine's on top of those
-    for all; passes: instead of a mode's own; ask: generate()'s words of a pass; config: of the
-    model, in place of its own; own_sizes: the release chooses what it captures; modes: all that are
-    tried; gpus: of one server.
+    for all; passes: instead of a mode's own; ask: generate()'s words of a pass; own_sizes: the
+    release chooses what it captures; modes: all that are tried; gpus: of one server.
     """
 
     what: str
@@ -49,13 +46,13 @@ class Setting:
     words: dict = field(default_factory=dict)
     passes: tuple[str, ...] = ()
     ask: dict[str, dict] = field(default_factory=dict)
-    config: dict = field(default_factory=dict)
     own_sizes: bool = False
     modes: tuple[str, ...] = (modes.BREAKABLE, modes.PIECEWISE)
     gpus: int = 1
 
 
 LONG_CHUNK = {"chunked_prefill_size": 8192}  # as releases choose it for a large GPU
+SHORT_CONFIG = json.dumps({"max_position_embeddings": cases.SHORT_CONTEXT})
 DP_ATTENTION = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL
 EXPERTS = {"return_routed_experts": True}
 SETTINGS = {
@@ -70,9 +67,8 @@ SETTINGS = {
     "context-config": Setting(
         "a context of 2048 in config.json, the release's own capture sizes",
         ("nemotron-h",),
-        LONG_CHUNK,
+        {"json_model_override_args": SHORT_CONFIG} | LONG_CHUNK,
         (cases.CONTEXT,),
-        config={"max_position_embeddings": cases.SHORT_CONTEXT},
         own_sizes=True,
     ),
     "returns": Setting(
@@ -128,7 +124,6 @@ def row(name: str, setting: Setting) -> Experiment:
         port=28000,
         plan=plan,
         judge=judge,
-        prepare=write_models,
         modes=setting.modes,
         takes=("model", "mode", "tp"),
         controls=(*FORGOTTEN,),
@@ -142,8 +137,10 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
     setting, made, left_out = SETTINGS[row.name], Stage([]), []
     for model in asked_models:
         here: list[launch.Job] = []
-        for mode in _modes(setting, session.modes(row), session.known):
+        asked_modes = [mode for mode in setting.modes if mode in session.modes(row)]
+        for mode in proof.with_references(asked_modes, session.known):
             if why := unavailable(setting, model, mode, session.known):
+                commandline.say(f"{row.name} {model} {mode}: left out: {why}")
                 left_out.append({"experiment": row.name, "model": model, "mode": mode, "why": why})
             else:
                 here.append(job(session, row, model, mode))
@@ -153,13 +150,6 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
         ]
     made.place = session.untouched if session.options.without == QUEUE else session.place
     return Plan([made], left_out)
-
-
-def _modes(setting: Setting, asked: Sequence[str], known: set[str]) -> list[str]:
-    """References first."""
-    tried = [mode for mode in setting.modes if mode in asked]
-    needed = {modes.reference(mode, known) for mode in tried}
-    return [mode for mode in modes.ALL if mode in needed or mode in tried]
 
 
 def unavailable(setting: Setting, model: str, mode: str, known: set[str]) -> str:
@@ -176,22 +166,15 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     """The proof's job for the model and mode, with what the setting changes."""
     setting, reference = SETTINGS[row.name], mode in modes.REFERENCES
     tp = session.options.tp or 1
-    one = proof.job(session, row, model, mode)
-    one.name = f"{row.name}.{one.name}"
-    one.needs = one.needs and f"{row.name}.{one.needs}"
+    one = proof.job(session, row, model, mode, f"{row.name}.")
     shared = {"tp_size": tp} | TENSOR_PARALLEL if tp > 1 else {}
     ranks = max(setting.gpus, tp)
     if ranks > 1:  # ranks of DP attention go on together: one that sleeps holds the others up
         shared["sleep_on_idle"] = False
-    out = session.place.out / one.name
     one.plan |= {
         "setting": row.name,
-        "mode": mode,
         "gpus": ranks,
         "ranks": ranks,
-        "out": f"{out}.json",
-        "watch": f"{out}.watch",
-        "model": str(folder(session.place, row.name, model)),
         "engine": one.plan["engine"] | shared | setting.words,
         "passes": passes(setting, mode),
         "ask": asked(setting, reference),
@@ -199,11 +182,6 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
         "forget": FORGOTTEN.get(session.options.without, ""),
     }
     return one
-
-
-def folder(place: launch.Place, name: str, model: str) -> Path:
-    """The checkpoint's folder: the setting's own where it changes config.json."""
-    return place.scratch / "models" / (f"{model}-{name}" if SETTINGS[name].config else model)
 
 
 def passes(setting: Setting, mode: str) -> list[str]:
@@ -228,18 +206,6 @@ def asked(setting: Setting, reference: bool) -> dict[str, dict]:
     }
     alone = {setting_checks.alone_of(name): words for name, words in found.items()}
     return found | alone | {cases.MIXED_EAGERLY: {"logprobs": False}}
-
-
-def write_models(session: Session, made: Plan) -> None:
-    """Every model's checkpoint; one with another config.json has the same weights."""
-    experiment.write_models(session, made)
-    for one in made.jobs:
-        own, model = Path(one.plan["model"]), one.plan["of"]
-        if own.name != model:
-            models.write_config(own, models.MODELS[model] | SETTINGS[one.plan["setting"]].config)
-            weights = own / "model.safetensors"
-            weights.unlink(missing_ok=True)
-            os.link(own.parent / model / weights.name, weights)
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:

@@ -125,11 +125,6 @@ CANDIDATES = {
         for how in HOW
     ],
     "scan": [dict(CHUNK=128, BLOCK_HEADS=h) | how for h in (1, 2, 4, 8) for how in HOW],
-    "conv": [
-        dict(BLOCK_M=m, BLOCK_N=n, num_warps=w)
-        for m in (8, 16, 32)
-        for n, w in ((256, 4), (512, 4), (1024, 4), (256, 2), (512, 2))
-    ],
 }
 
 
@@ -334,43 +329,7 @@ class Batch:
         self.warm = torch.zeros(requests, device=device, dtype=torch.bool)
 
     def launcher(self, name: str) -> Callable[[dict[str, int]], None]:
-        return (
-            self._ours(name)
-            if name in OURS
-            else self._conv()
-            if name == "conv"
-            else self._release(name)
-        )
-
-    def _conv(self) -> Callable[[dict[str, int]], None]:
-        import torch
-
-        module = convolution()
-        width = self.flat[0].shape[1] + 2 * self.flat[1].shape[1]
-        rows = self.dt.shape[0]
-        x = torch.randn(rows, 2 * width, device=self.dt.device, dtype=self.dt.dtype)[:, :width].T
-        weight, bias = (
-            torch.randn(width, 4, device=x.device, dtype=x.dtype),
-            torch.randn(width, device=x.device, dtype=x.dtype),
-        )
-        kept = torch.zeros(len(self.lengths) + 1, width, 3, device=x.device, dtype=x.dtype)
-        words = dict(
-            bias=bias,
-            conv_states=kept,
-            query_start_loc=self.cu,
-            seq_lens_cpu=self.lengths,
-            cache_indices=self.slots,
-            has_initial_state=self.warm,
-            activation="silu",
-        )
-
-        def launch(tile: dict[str, int]) -> None:
-            with sweeping.replaced(
-                module, "_causal_conv1d_fwd_kernel", With(module._causal_conv1d_fwd_kernel, tile)
-            ):
-                module.causal_conv1d_fn(x, weight, **words)
-
-        return launch
+        return self._ours(name) if name in OURS else self._release(name)
 
     def _release(self, name: str) -> Callable[[dict[str, int]], None]:
         bmm, scan, state, passing = self.ops
@@ -492,14 +451,6 @@ def release_ops() -> tuple:
                 for name in ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_state_passing")
             )
     raise SystemExit("this tree has none of the kernels")
-
-
-def convolution() -> object:
-    """The release's module of causal convolutions in Triton."""
-    for package in ("sglang.kernels.ops.mamba", "sglang.srt.layers.attention.mamba"):
-        with contextlib.suppress(ModuleNotFoundError):
-            return importlib.import_module(f"{package}.causal_conv1d_triton")
-    raise SystemExit("this tree has no convolution")
 
 
 if __name__ == "__main__":

@@ -81,19 +81,12 @@ class Engine:
 
 
 def begin(place: launch.Place, name: str, script: Path, plan: dict, **environment: str) -> Engine:
-    """Start an engine's process, in a session of its own: what it starts goes when it goes."""
+    """Start an engine's process."""
     here, there = socket.socketpair()
     file, log = place.out / f"bench.{name}.plan.json", place.out / f"bench.{name}.log"
     file.write_text(json.dumps(plan | {"fd": there.fileno()}))
     with log.open("wb") as out, there:
-        process = subprocess.Popen(
-            [place.python, str(script), str(file)],
-            env=place.environment(**environment),
-            cwd=place.out,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[there.fileno()],
-        )
+        how = {"stdin": subprocess.DEVNULL, "pass_fds": [there.fileno()]}
+        words = [str(script), str(file)]
+        process = launch.spawn(place, words, place.environment(**environment), out, **how)
     return Engine(name, log, process, here)

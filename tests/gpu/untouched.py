@@ -1,6 +1,6 @@
 """Make the release's own package out of a patched one, as a plan says. Standard library only.
 
-scripts/patchqueue/wheels/untouched.py lays the plan and the release's own files: in a bundle,
+lab/bundle/untouched.py lays the plan and the release's own files: in a bundle,
 untouched/.
 """
 

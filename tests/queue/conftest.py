@@ -20,15 +20,15 @@ PACKAGES = [str(ROOT / "scripts"), str(ROOT / "lab")]
 sys.path[:0] = PACKAGES  # the tool is run from the checkout, never installed
 os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start it as a process
 
+import fakepip  # noqa: E402
 import fakes  # noqa: E402
-import forkedpip  # noqa: E402
 
 from patchqueue.applying import quilt  # noqa: E402
 from patchqueue.files import run  # noqa: E402
 from patchqueue.upstream import index, pins, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind
-settings.register_profile("queue", deadline=None, database=None)
+settings.register_profile("queue", deadline=None, database=None, max_examples=50)
 settings.load_profile("queue")
 
 
@@ -130,20 +130,14 @@ def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 STARTED_PIP = index._pip
 
 
-@pytest.fixture(scope="session", autouse=True)
-def imported_pip() -> None:
-    """Before a test has a home of its own: what pip asks the system leaves files there."""
-    forkedpip.load()
-
-
 @pytest.fixture(autouse=True)
-def forked_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip does the same in a fifth of the time; `started_pip` is for tests of how it is started."""
-    monkeypatch.setattr(index, "_pip", forkedpip.run)
+def fake_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pip answers of a folder of wheels; `started_pip` is for tests of an index."""
+    monkeypatch.setattr(index, "_pip", fakepip.run)
 
 
 @pytest.fixture
-def started_pip(forked_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def started_pip(fake_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip as users have it: a new process."""
     monkeypatch.setattr(index, "_pip", STARTED_PIP)
 

@@ -184,13 +184,23 @@ class Project:
         assert old in text, f"{old!r} is not in {name}"
         path.write_bytes(text.replace(old, new).encode())
 
-    def release(self, version: str = VERSION, files: Mapping[str, str] | None = None) -> Path:
-        """Make a wheel of a release, and pin it."""
-        wheel = write_wheel(
-            self.wheels / f"sglang-{version}-py3-none-any.whl", files or release_of(version)
-        )
+    def release(
+        self, version: str = VERSION, files: Mapping[str, str] | None = None, **changes: str
+    ) -> Path:
+        """Make a wheel of a release, and pin it. changes: as of `newer`, without `files`."""
+        name = f"sglang-{version}-py3-none-any.whl"
+        wheel = write_wheel(self.wheels / name, files) if files else self.newer(version, **changes)
         releases.add_pin(self.root, version, str(self.wheels))
         return wheel
+
+    def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
+        """A wheel of another release, where pip finds it. changes: files of sglang/srt/ by their
+        stem, None where one is gone."""
+        files = release_of(version)
+        for stem, content in changes.items():
+            files[f"sglang/srt/{stem}.py"] = content
+        there = {name: content for name, content in files.items() if content is not None}
+        return write_wheel(self.wheels / f"sglang-{version}-py3-none-any.whl", there)
 
     def warm(self) -> None:
         """Put every release into the cache."""
@@ -238,8 +248,13 @@ def git(folder: Path, *arguments: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     settings = ("user.name=a", "user.email=a@b", "init.defaultBranch=main")
     settings += ("commit.gpgSign=false", "tag.gpgSign=false")
-    command = ["git", *(word for one in settings for word in ("-c", one)), *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    words = [word for one in settings for word in ("-c", one)]
+    return run("git", *words, *arguments, cwd=folder, check=True).stdout
+
+
+def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and keep what it says."""
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
 
 
 def author(home: Path) -> None:
@@ -317,7 +332,7 @@ def as_clone(root: Path) -> None:
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
         shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    for name in ("scripts/patchqueue", "scripts/slurm", "lab"):
+    for name in ("scripts/patchqueue", "lab"):
         (root / name).symlink_to(ROOT / name)
     tools = root / ".nox/tools"
     (tools / "bin").mkdir(parents=True)

@@ -14,7 +14,6 @@ SHELLS = ("sh", "bash", "dockerfile")
 PROGRAMS = [
     "scripts/nox",
     "nox",
-    "scripts/slurm/prove.sbatch",
     "python",
     "python3",
     "pip",
@@ -23,7 +22,6 @@ PROGRAMS = [
     "git",
     "sed",
     "cd",
-    "sbatch",
     "pre-commit",
 ]
 

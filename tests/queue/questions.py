@@ -15,32 +15,23 @@ def answered(tokens: list[int], cached: int = 0) -> dict:
 
 
 class Server:
-    """Answers follow from the prompt, and from `off` of it. calls: what was called."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def flush_cache(self) -> None:
-        assert self.calls, "up to 0.5.9 a flush as the first call never returns"
-        self.calls.append("flush")
+    """Answers follow from the prompt, and from `off` of it."""
 
     def generate(self, input_ids, sampling_params, return_logprob=False, **_) -> list[dict]:
-        self.calls.append("generate")
         each = sampling_params if isinstance(sampling_params, list) else [sampling_params]
         each *= len(input_ids) // len(each)
         return [
-            self.answer(tuple(prompt), words["max_new_tokens"], (number, len(input_ids)))
-            for number, (prompt, words) in enumerate(zip(input_ids, each, strict=True))
+            self.answer(tuple(prompt), words["max_new_tokens"])
+            for prompt, words in zip(input_ids, each, strict=True)
         ]
 
-    def answer(self, prompt: tuple[int, ...], count: int, among: tuple[int, int]) -> dict:
-        """among: the prompt's number in its call, and how many there are."""
-        off, cached = self.off(prompt, among)
+    def answer(self, prompt: tuple[int, ...], count: int) -> dict:
+        off, cached = self.off(prompt)
         tokens = [sum(prompt) % 997 + off + number for number in range(count)]
         self.keep(prompt, tokens)
         return answered(tokens, cached)
 
-    def off(self, prompt: tuple[int, ...], among: tuple[int, int]) -> tuple[int, int]:
+    def off(self, prompt: tuple[int, ...]) -> tuple[int, int]:
         """How far the answer is off, and how many tokens were cached."""
         raise NotImplementedError
 
@@ -53,13 +44,12 @@ class Decoded(Server):
     from another state."""
 
     def __init__(self, keeps: int = 256, forgets: bool = False) -> None:
-        super().__init__()
         self.keeps, self.forgets, self.known = keeps, forgets, set()
 
     def flush_cache(self) -> None:
         self.known = set()
 
-    def off(self, prompt, among):
+    def off(self, prompt):
         cached = max((n for n in range(len(prompt)) if prompt[:n] in self.known), default=0)
         return 500 * bool(cached and self.forgets), cached
 
@@ -73,21 +63,9 @@ class Mixed(Decoded):
     def __init__(self, keeps: int = 640, forgets: bool = False) -> None:
         super().__init__(keeps, forgets)
 
-    def off(self, prompt, among):
+    def off(self, prompt):
         begun = prompt[: self.keeps] in self.known
         return 500 * (begun and self.forgets), self.keeps if begun else 0
 
     def keep(self, prompt, tokens):
         self.known.add(prompt[: self.keeps])
-
-
-class Saturated(Server):
-    """stale: how many of the prompts that come at once start from another request's state."""
-
-    def __init__(self, stale: int = 0) -> None:
-        super().__init__()
-        self.stale = stale
-
-    def off(self, prompt, among):
-        number, count = among
-        return 500 * (count > 1 and number < self.stale), 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -34,6 +37,16 @@ class Site(ThreadingHTTPServer):
     def __init__(self, folder: Path):
         self.asked: list[str] = []
         super().__init__(("127.0.0.1", 0), lambda *words: Files(*words, directory=str(folder)))
+
+    @classmethod
+    @contextmanager
+    def started(cls, folder: Path) -> Iterator[Site]:
+        """A server that answers until the end of the block."""
+        site = cls(folder)
+        Thread(target=site.serve_forever, daemon=True).start()
+        yield site
+        site.shutdown()
+        site.server_close()
 
     @property
     def url(self) -> str:

@@ -1,25 +1,23 @@
 """tests/gpu/asleep.py: what it takes of an engine's answers and of the GPU's memory."""
 
 import importlib
-import importlib.util
 import sys
 from types import SimpleNamespace
 
 import gpumodules
 import pytest
-from gpumodules import GPU
 from test_gpu_compare import session_of
 
-ANEW = 9  # of the way sleep: the step "captured anew"
+ANEW = 9  # the step "captured anew"
 
 
 asleep = gpumodules.fixture("asleep")
 
 
-def planned(out, way, model, mode, *words):
-    """The plan of one engine of a way."""
-    row = importlib.import_module("experiments").EXPERIMENTS[way]
-    session = session_of(out, set(), way, *words)
+def planned(out, model, mode, *words):
+    """The plan of one engine."""
+    row = importlib.import_module("experiments").EXPERIMENTS["sleep"]
+    session = session_of(out, set(), "sleep", *words)
     return importlib.import_module("asleep").job(session, row, model, mode).plan
 
 
@@ -39,15 +37,15 @@ def engine(steps, token=3, stale=(), used=None):
     return {"steps": asked, "prefills": [{"at": at, "tokens": 64, "launches": 5} for at in begun]}
 
 
-def faults(asleep, mine, eager, way=None):
-    """What is wrong with an engine on the way sleep, or on another."""
-    found = asleep.compared(way or asleep.SLEEP, "breakable", mine, eager, held=64)
+def faults(asleep, mine, eager):
+    """What is wrong with an engine."""
+    found = asleep.compared("breakable", mine, eager, held=64)
     return [check.what.removeprefix("breakable").lstrip(",: ") for check in found if not check.good]
 
 
 @pytest.fixture
 def steps(asleep):
-    return asleep.STEPS[asleep.SLEEP]
+    return asleep.STEPS
 
 
 def test_an_engine_that_answers_as_the_eager_one_and_gives_its_memory_up_is_good(asleep, steps):
@@ -95,10 +93,10 @@ def test_a_router_is_held_against_a_server_with_the_graph(asleep, steps, tmp_pat
     assert found == {"breakable": "reference", "piecewise": "reference"}
     assert asleep.references_of("nemotron-h", ["breakable"], known) == {}
     for mode, kept in (("reference", True), ("breakable", False), ("eager", False)):
-        plan = planned(tmp_path, asleep.SLEEP, "qwen3-next", mode)
+        plan = planned(tmp_path, "qwen3-next", mode)
         assert plan["keep_eager"] == kept
     mine, other = engine(steps), engine(steps, token=7)
-    judged = asleep.compared(asleep.SLEEP, "breakable", mine, other, 64, engine(steps))
+    judged = asleep.compared("breakable", mine, other, 64, engine(steps))
     assert all(check.good for check in judged)
     assert faults(asleep, mine, other)
 
@@ -135,18 +133,18 @@ def test_a_prefill_that_no_graph_takes_may_run_eagerly(asleep, steps):
 
 @pytest.mark.parametrize("attention", ["flashinfer", "fa3"])
 def test_engines_have_the_attention_that_is_asked_for(asleep, tmp_path, attention):
-    plan = planned(tmp_path, asleep.SLEEP, "llama", "breakable", "--attention", attention)
+    plan = planned(tmp_path, "llama", "breakable", "--attention", attention)
     assert plan["engine"]["attention_backend"] == attention
 
 
 def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_path):
-    plan = planned(tmp_path, asleep.SLEEP, "qwen3-next-triton", "breakable")
+    plan = planned(tmp_path, "qwen3-next-triton", "breakable")
     assert plan["enforce"] and plan["engine"]["linear_attn_prefill_backend"] == "triton"
-    assert not planned(tmp_path, asleep.SLEEP, "llama", "breakable")["enforce"]
+    assert not planned(tmp_path, "llama", "breakable")["enforce"]
 
 
-def test_every_step_of_a_way_is_one_that_an_engine_knows(asleep):
-    done = {asleep.action(step) for steps in asleep.STEPS.values() for step in steps}
+def test_every_step_is_one_that_an_engine_knows(asleep):
+    done = {asleep.action(step) for step in asleep.STEPS}
     assert done == asleep.ACTIONS.keys()
 
 
@@ -222,85 +220,3 @@ def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep,
 
     asleep.ACTIONS[step](Engine(), {})
     assert told == ["flush", "flush", "flush", "release"]
-
-
-def rounds(asleep, wrong=()):
-    """An engine's result on the way rounds, with another token in the answers of `wrong` steps."""
-    mine = engine(asleep.STEPS[asleep.ROUNDS], stale=wrong)
-    for step, done in mine["steps"].items():
-        if "sleep" in step or "wake" in step:
-            done.pop("answers")
-    return mine
-
-
-def test_each_round_is_held_against_a_new_eager_engine_and_the_first_answers(asleep):
-    eager, second = engine(["start"]), "same weights, round 2"
-    for wrong, found in (
-        ([], []),
-        ([second], [f"{second}: agrees with eager prefill", f"{second}: answers as after 'start'"]),
-    ):
-        assert faults(asleep, rounds(asleep, wrong), eager, asleep.ROUNDS) == found
-
-
-def test_an_eager_engine_never_sleeps_in_rounds(asleep, tmp_path):
-    plans = {
-        mode: planned(tmp_path, asleep.ROUNDS, "nemotron-h", mode, "--tp", "2")
-        for mode in ("eager", "breakable")
-    }
-    assert plans["eager"]["steps"] == ["start"] and len(plans["breakable"]["steps"]) == 10
-    for plan in plans.values():
-        assert plan["engine"]["tp_size"] == 2 and plan["engine"]["enable_memory_saver"]
-        assert plan["new_tokens"] == asleep.DECODED
-
-
-@pytest.mark.parametrize(
-    "found, good",
-    [
-        ([(8, 0)] * 6, True),
-        ([(8, 0)] * 5 + [(8, 2)], False),
-        ([(8, 0)] * 5, False),  # a rank did not say
-        ([(0, 0)] * 6, False),  # no graph was captured
-    ],
-)
-def test_graphs_must_find_what_they_held_at_each_wake_of_each_rank(asleep, found, good):
-    lines = [{"bytes": held, "changed": changed} for held, changed in found]
-    assert asleep.kept("breakable", lines, ranks=2).good == good
-
-
-class Adapter:
-    """The release's, on a GPU whose graphs lose their memory unless they are backed up."""
-
-    memory, backups = {(4096, 64): 7}, []
-
-    def cuda_graph(self, **words):
-        words.setdefault("enable_cpu_backup", True)
-        self.backups.append(words["enable_cpu_backup"])
-
-    def pause(self, tag):
-        pass
-
-    def resume(self, tag):
-        if not self.backups[-1]:
-            self.memory[4096, 64] = 0
-
-
-@pytest.mark.parametrize("without", ["", "back-up-captured-graphs"])
-def test_what_graphs_lose_is_noted(asleep, monkeypatch, tmp_path, without):
-    file = tmp_path / "notes"
-    monkeypatch.setenv("SLEEP_NOTES", str(file))
-    monkeypatch.setenv("SLEEP_WITHOUT", without)
-    spec = importlib.util.spec_from_file_location("dirty", GPU / "dirty.py")
-    dirty = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    spec.loader.exec_module(dirty)
-    monkeypatch.setattr(dirty, "soil", lambda: None)
-    kind = type("Real", (Adapter,), {"memory": dict(Adapter.memory)})
-    monkeypatch.setattr(dirty, "held", lambda: dict(kind.memory))
-    dirty.watch_saver(SimpleNamespace(_TorchMemorySaverAdapterReal=kind))
-    adapter = kind()
-    adapter.cuda_graph(pool=(0, 7))
-    adapter.pause("cuda_graph")
-    adapter.resume("cuda_graph")
-    assert dirty.pools == {(0, 7)}
-    assert 4 * dirty.words_to_soil(90 << 30) == 60 << 30, "the rest is for engines beside it"
-    assert asleep.woken(file) == [{"bytes": 64, "changed": 64 if without else 0}]

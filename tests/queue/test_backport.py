@@ -83,9 +83,7 @@ def worktree(checkout: Path, folder: Path) -> Path:
 
 def git(folder: Path, *words: str) -> str:
     """git as the user has it."""
-    return subprocess.run(
-        ["git", *words], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout
+    return fakes.run("git", *words, cwd=folder, check=True).stdout
 
 
 def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp_path):
@@ -155,19 +153,16 @@ def test_a_branch_lists_the_queues_files_and_one_hash_of_the_rest(checkout, pack
 
 def verified(tree: Path) -> tuple[int, str]:
     folder = tree / "python/sglang/srt/prefill_graph"
-    done = subprocess.run([sys.executable, folder, "--verify"], capture_output=True, text=True)
+    done = fakes.run(sys.executable, folder, "--verify")
     assert not done.stderr
     return done.returncode, done.stdout
 
 
-def test_a_branch_verifies_itself(packaged):
-    count = len(python_part(list_folder(packaged))) + 1  # and its provenance.json
+def test_a_branch_verifies_itself_and_tells_edits_of_others_from_the_queues(packaged):
+    count = len(package_of(packaged))
     code, said = verified(packaged)
     assert (code, f"{count} files are as the queue made them" in said) == (0, True)
     assert f"tree: {hash_python(package_of(packaged))}\n" in said
-
-
-def test_a_branch_tells_edits_of_others_from_the_queues(packaged):
     ours, theirs = "srt/prefill_graph", "edits of others since then (1):"
     untold = "changed  sglang/… (files that the queue leaves alone)"
     for path, text, code, said in (
@@ -356,26 +351,11 @@ def test_nobodys_commits_are_not_made(project, checkout, tmp_path, missing):
     assert problem.name == "no-identity" and f"git config --global user.{missing}" in problem.hint
 
 
-def test_a_fork_whose_lines_do_not_fit_is_refused_by_them(project, checkout):
-    forked(checkout)
-    problem = refusal(project, checkout)
-    assert problem.name == "conflict" and "line 1 reads 'step = 2'" in problem.what
-    assert problem.hint.startswith(f"`scripts/nox backport --onto {checkout} --base {fakes.TAG}")
-    assert make(project, checkout, base=fakes.TAG).outcome is Outcome.APPLIED
-
-
 def test_without_tags_the_release_is_still_known_by_its_tree(project, checkout):
     git(checkout, "tag", "-d", fakes.TAG)
     assert make(project, checkout).pin.tag == fakes.TAG
     forked(checkout)
     assert "fetch --tags" in refusal(project, checkout, "other").hint
-
-
-def test_a_file_that_no_release_has_is_an_edit_of_others(project, checkout):
-    (checkout / "python/sglang/more.py").write_text("")
-    git(checkout, "add", "-A")
-    git(checkout, *UNSIGNED, "-m", "ours")
-    assert make(project, checkout).edits.added == ("python/sglang/more.py",)
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,6 @@ def host_packages(tmp_path):
 def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     index, host_packages, tmp_path, pack
 ):
-    # what fits the host's torch is not packed: this one is not even on the index
-    index.edit(str(host.DEFAULT), '[[kernel]]\nfor = "<0.5.11"', '[[kernel]]\nfor = "<99"')
     code, said, _ = pack("--carry-torch", "--part-size", "0.004")
     assert code == 0
     assert "torch 2.14.1 is carried; the host has 2.11.0. CUDA: 3 the host's own, 1 carried" in said
@@ -329,6 +327,13 @@ def test_a_host_with_the_pinned_torch_gets_none(index, pack):
     made = index.root / "dist/bundle" / TAG
     assert not [*made.glob("torch.tar.xz.*")]
     assert json.loads((made / "manifest.json").read_text())["carried"] is None
+
+
+def test_a_release_that_pins_another_torch_is_packed_with_it_alone(index, pack):
+    index.write(f"upstream/locks/{fakes.VERSION}.txt", "torch==2.14.1\n")
+    code, _, err = pack()
+    assert code == 1 and "pins torch 2.14.1, and torch-2.11 has 2.11.0" in err
+    assert "pack it too: --carry-torch" in err and pack("--carry-torch")[0] == 0
 
 
 def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index, tmp_path, pack):

@@ -4,7 +4,6 @@ command that writes."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 import fakes
 import pytest
 from fakes import RUNNER, TAG
+from test_install import in_child
 
 from bundle import packing
 from patchqueue.applying.quilt import Quilt
@@ -36,40 +36,43 @@ PLACES = [
     disk.Place(QUEUE, "use another clone"),
     disk.Place(CACHE, "name another cache", "all of it"),
 ]
+OTHERS = (errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST)  # none of a disk
 CHANGES = {f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "link", "symlink")}
 CHANGES |= {"os.chmod", "os.utime", "os.truncate"}
 
 
+INNER = disk.Place(QUEUE / "dist", "name another folder")
+
+
 @pytest.mark.parametrize(
-    ("number", "path", "name", "hint"),
+    ("found", "name", "where", "hint"),
     [
-        (errno.EROFS, "/src/queue/work/x", "read-only", "use another clone"),
-        (errno.EACCES, "/cache/queue/.lock", "no-access", "name another cache"),
-        (errno.EPERM, "/elsewhere", "no-access", f"give user {os.geteuid()} access"),
-        (errno.ENOSPC, "/cache/queue/a", "disk-full", "(all of it)"),
-        (errno.EDQUOT, "/src/queue/a", "disk-full", "run the same command again"),
+        (error(errno.EROFS, "/src/queue/work/x"), "read-only", None, "use another clone"),
+        (error(errno.EROFS, "/src/queue/dist/x"), "read-only", None, "name another folder"),
+        (error(errno.EACCES, "/cache/queue/.lock"), "no-access", None, "name another cache"),
+        (error(errno.EPERM, "/elsewhere"), "no-access", None, f"give user {os.geteuid()} access"),
+        (error(errno.ENOSPC, "/cache/queue/a"), "disk-full", None, "(all of it)"),
+        (error(errno.ENOSPC), "disk-full", f"{QUEUE} or {CACHE}", "run the same command again"),
+        (error(errno.EDQUOT, "/src/queue/a"), "disk-full", None, "run the same command again"),
     ],
 )
-def test_what_an_error_means(number, path, name, hint):
-    problem = disk.problem(error(number, path), PLACES)
-    assert (problem.name, problem.where) == (name, path) and hint in problem.hint
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST])
-def test_other_errors_are_none_of_a_disk(number):
-    assert disk.problem(error(number, "/src/queue/x"), PLACES) is None
+@pytest.mark.parametrize("places", [[*PLACES, INNER], [INNER, *PLACES]], ids=["last", "first"])
+def test_what_an_error_means(found, name, where, hint, places):
+    """The innermost place gives the advice; without a path it may be at any place."""
+    problem = disk.problem(found, places if found.filename else PLACES)
+    assert (problem.name, problem.where) == (name, where or found.filename)
+    assert hint in problem.hint
 
 
 @pytest.mark.parametrize(
     ("found", "where"),
     [
-        (error(errno.EIO, "/src/queue/x"), "/src/queue/x"),
+        *((error(number, "/src/queue/x"), "/src/queue/x") for number in OTHERS),
         (error(errno.EIO), "/src/queue or /cache/queue"),
         (OSError(errno.EXDEV, os.strerror(errno.EXDEV), "/a", None, "/b"), "/a and /b"),
         (OSError("no number"), "/src/queue or /cache/queue"),
         (shutil.SameFileError("/a and /a are the same"), "/src/queue or /cache/queue"),
     ],
-    ids=["a path", "no path", "two paths", "no number", "no list"],
 )
 def test_any_other_error_is_one_problem(found, where):
     assert disk.problem(found, PLACES) is None
@@ -87,18 +90,6 @@ def test_what_copying_a_folder_gathers_is_told_by_its_first_error():
     assert disk.other(found, PLACES).where == "/src/queue/work/a"
     odd = shutil.Error([("/from/a", "/src/queue/work/a", "said in no known form")])
     assert "said in no known form" in disk.other(odd, PLACES).what
-
-
-def test_a_write_that_names_no_path_may_be_at_any_place():
-    problem = disk.problem(error(errno.ENOSPC), PLACES)
-    assert (problem.name, problem.where) == ("disk-full", f"{QUEUE} or {CACHE}")
-
-
-def test_the_innermost_place_gives_the_advice():
-    inner = disk.Place(QUEUE / "dist", "name another folder")
-    for places in ([*PLACES, inner], [inner, *PLACES]):
-        problem = disk.problem(error(errno.EROFS, "/src/queue/dist/x"), places)
-        assert "name another folder" in problem.hint
 
 
 @pytest.mark.parametrize(
@@ -161,28 +152,17 @@ def closed(folder: Path, number: int):
     return hook
 
 
-def run_in(folder: Path, number: int, words: list[str]) -> tuple[int, str]:
-    """Run a command in a forked process, to which `folder` is closed: its exit code, and what it
-    said of it."""
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        out, said = StringIO(), StringIO()
-        code = 99
-        try:
+def run_in(folder: Path, number: int, words: list[str], said: Path) -> int:
+    """Run a command in a forked process, to which `folder` is closed: its exit code. What it says
+    of that is in the file `said`."""
+
+    def command() -> None:
+        with said.open("w") as errors, redirect_stdout(StringIO()), redirect_stderr(errors):
             sys.addaudithook(closed(folder, number))
-            with redirect_stdout(out), redirect_stderr(said):
-                code = cli.main(words)
-        except BaseException as failure:  # what a user would see as a traceback
-            said.write(f"Traceback: {failure!r}")
-        finally:
-            os.write(writes, json.dumps([code, said.getvalue()]).encode())
-            os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads) as told:
-        code, text = json.loads(told.read())
-    os.waitpid(child, 0)
-    return code, text
+            code = cli.main(words)
+        os._exit(code)
+
+    return in_child(command)
 
 
 def files(folder: Path) -> dict[str, object]:
@@ -208,17 +188,9 @@ def no_cache(project, folder):
     no_tree(project, folder)
 
 
-def installed(project, folder):
-    fakes.install(folder)
-
-
 def installed_and_patched(project, folder):
     fakes.install(folder)
     inplace.install(project.root, folder)
-
-
-def newer(project, folder):
-    fakes.write_wheel(project.wheels / "sglang-9.9.2-py3-none-any.whl", fakes.release_of("9.9.2"))
 
 
 def nothing(project, folder):
@@ -234,8 +206,12 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "refresh": (edited, "root", ("refresh",)),
     "new": (nothing, "root", ("new", "steps/another-one")),
     "check": (another_overlay, "root", ("check", "--write")),
-    "pin": (newer, "root", ("pin", "9.9.2", "--from", "{wheels}")),
-    "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
+    "pin": (lambda project, _: project.newer(), "root", ("pin", "9.9.2", "--from", "{wheels}")),
+    "install": (
+        lambda _, to: fakes.install(to),
+        "folder",
+        ("install", "--site-packages", "{folder}"),
+    ),
     "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
     "patches": (nothing, "folder", ("patches", "--out", "{folder}/all.patch")),
 }
@@ -258,22 +234,14 @@ def test_a_command_that_cannot_write_says_so_in_a_sentence(
     place = {"root": applied.root, "cache": applied.cache, "folder": folder}[where]
     before = files(place)
     filled = [word.format(wheels=applied.wheels, folder=folder) for word in words]
-    code, said = run_in(place, number, ["--root", str(applied.root), *filled])
-    assert code == 1 and "Traceback" not in said, said
+    file = tmp_path / "said"
+    assert run_in(place, number, ["--root", str(applied.root), *filled], file) == 1
+    said = file.read_text()
     (problem,) = [one for one in said.splitlines() if re.search(rf"\[{NAMES[number]}\]$", one)]
     assert number != errno.EIO or os.strerror(number) in problem
     assert "    next: " in said and (number == errno.ENOSPC or problem.startswith(str(place)))
     assert number != errno.EROFS or "as root" not in said, "root cannot write there either"
     assert files(place) == before
-
-
-def test_a_disk_that_is_full_for_real(project, tool):
-    (project.cache / "README").unlink()
-    (project.cache / "README").symlink_to("/dev/full")
-    shutil.rmtree(project.cache / "archives")
-    code, _, err = tool(project, "apply", "--from", project.wheels)
-    assert code == 1 and "[disk-full]\n    next: free some space" in err
-    assert not [*project.cache.glob("archives/*/*.whl"), *project.cache.glob("tmp-*")]
 
 
 def test_without_a_folder_for_temporary_files(applied, monkeypatch, tool):

@@ -449,9 +449,7 @@ def test_one_file_lays_a_conflict_out(edited, checkout, tmp_path):
     """By the hashes of the release's files, which a checkout has: both sides, to be solved."""
     forked(checkout, "inside our hunks")
     made = one_file(edited, tmp_path / "queue.patch")
-    done = subprocess.run(
-        ["git", "apply", "--3way", str(made.path)], cwd=checkout, capture_output=True, text=True
-    )
+    done = fakes.run("git", "apply", "--3way", made.path, cwd=checkout)
     assert done.returncode == 1 and "with conflicts" in done.stderr
     text = (checkout / RUNNER).read_text()
     assert "<<<<<<<" in text and "step_20 = 20 + mine" in text and "added_step" in text

@@ -29,10 +29,10 @@ ROWS = subprocess.run(
 SERVERS = {
     "next_turn": questions.Decoded,
     "mixed_states": questions.Mixed,
-    "saturated": questions.Saturated,
 }
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
+KNOWN |= {"json_model_override_args"}
 KNOWN |= {"chunked_prefill_size", "disable_piecewise_cuda_graph", "enable_breakable_cuda_graph"}
 
 
@@ -115,7 +115,7 @@ def passed(calls) -> dict:
 
 # judged by what the watch saw, which no stand-in has
 WATCHED = {"plain", "context-flag", "context-config", "returns", "mixed-chunk", "extra-buffer"}
-WATCHED |= {"dp-attention", "dp-returns", "rounds"}
+WATCHED |= {"dp-attention", "dp-returns"}
 
 
 @pytest.mark.parametrize("name", [row for row in ROWS if row != "proof"])

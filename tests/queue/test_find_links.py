@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
 
 import fakes
 import pytest
@@ -27,36 +24,16 @@ from patchqueue.upstream import pins
 PURE = "0.5.9"  # patched, on the page
 LACKING = "0.5.11"  # on the index alone
 PATCHED = f"{PURE}+{fakes.LABEL}"
-
-
-@dataclass
-class Served:
-    """The index, the page, and a folder for what is installed."""
-
-    site: Site
-    folder: Path
-    space: Path
-    environment: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def links(self) -> tuple[str, ...]:
-        return ("--find-links", f"{self.site.url}/queue/index.html")
-
-    def run(self, *words: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [*words], cwd=self.space, env=self.environment, capture_output=True, text=True
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    def installed(self, *words: str) -> str:
-        """The version that a command installs into a folder of its own; "error" where it fails."""
-        target = self.space / "target"
-        shutil.rmtree(target, ignore_errors=True)
-        code, _ = self.run(*words, "--target", str(target))
-        if code:
-            return "error"
-        (info,) = target.glob("sglang-*.dist-info")
-        return info.name.removesuffix(".dist-info").partition("-")[2]
+CLIENTS = {  # each with its option for the index
+    "pip": (
+        *(sys.executable, "-m", "pip", "install", "--isolated", "--no-cache-dir", "--no-input"),
+        "--index-url",
+    ),
+    "uv": (
+        *(find_uv(), "--no-config", "pip", "install", "--no-cache", "--python", sys.executable),
+        "--default-index",
+    ),
+}
 
 
 def make_queue(folder: Path) -> fakes.Project:
@@ -92,74 +69,49 @@ def folders(tmp_path_factory, quilt_home) -> Path:
 
 
 @pytest.fixture
-def served(folders, tmp_path) -> Iterator[Served]:
-    site = Site(folders)
-    thread = Thread(target=site.serve_forever, daemon=True)
-    thread.start()
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV"))
-        and "proxy" not in name.lower()
-    }
-    yield Served(site, folders / "queue", tmp_path, kept)
-    site.shutdown()
-    thread.join()
-    site.server_close()
+def installed(folders, tmp_path) -> Iterator[Callable[[str, str], str]]:
+    """Let a client install what is asked for: the version that it takes, "error" where it fails."""
+    steering = ("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV", "HTTP", "NO_PROXY", "ALL_PROXY")
+    kept = {name: os.environ[name] for name in os.environ if not name.upper().startswith(steering)}
+    target = tmp_path / "target"
+
+    def install(client: str, request: str) -> str:
+        shutil.rmtree(target, ignore_errors=True)
+        index, links = f"{site.url}/pypi/", ["--find-links", f"{site.url}/queue/index.html"]
+        command = [*CLIENTS[client], index, *links, "--target", target, request]
+        if fakes.run(*command, cwd=tmp_path, env=kept).returncode:
+            return "error"
+        (info,) = target.glob("sglang-*.dist-info")
+        return info.name.removesuffix(".dist-info").partition("-")[2]
+
+    with Site.started(folders) as site:
+        yield install
 
 
-def pip(served: Served, request: str, *links: str) -> str:
-    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--no-input", request]
-    index = ("--index-url", f"{served.site.url}/pypi/")
-    return served.installed(*command, "--isolated", *index, *(links or served.links))
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    ("request_", "version"),
+    [
+        (f"sglang=={PATCHED}", PATCHED),
+        (f"sglang=={PURE}", PATCHED),
+        (f"sglang==={PURE}", PURE),
+        (f"sglang=={LACKING}", LACKING),
+    ],
+)
+def test_what_a_request_gives(installed, tmp_path, client, request_, version):
+    assert installed(client, request_) == version
+    if version == PATCHED:
+        done = fakes.run(sys.executable, tmp_path / "target/sglang/srt/prefill_graph", "--verify")
+        said = f"sglang {PURE}, queue release {fakes.QUEUE}, 2 patches"
+        assert done.returncode == 0 and said in done.stdout
 
 
-def uv(served: Served, request: str, *links: str) -> str:
-    command = [find_uv(), "--no-config", "pip", "install", "--no-cache", "--python", sys.executable]
-    index = ("--default-index", f"{served.site.url}/pypi/")
-    return served.installed(*command, *index, *(links or served.links), request)
-
-
-WORDS = {PATCHED: "patched", PURE: "upstream's", LACKING: "upstream's", "error": "error"}
-SITUATIONS = {  # what a user asks for -> what pip and uv give
-    f"sglang=={PATCHED}": ("patched", "patched"),
-    f"sglang=={PURE}": ("patched", "patched"),
-    f"sglang==={PURE}": ("upstream's", "upstream's"),
-    f"sglang=={LACKING}": ("upstream's", "upstream's"),
-}
-
-
-@pytest.mark.parametrize("request_", SITUATIONS)
-def test_what_a_request_gives(served, request_):
-    found = tuple(WORDS[client(served, request_)] for client in (pip, uv))
-    assert found == SITUATIONS[request_]
-
-
-def test_what_is_installed_verifies_itself(served):
-    assert pip(served, f"sglang=={PATCHED}") == PATCHED
-    code, said = served.run(
-        sys.executable, str(served.space / "target/sglang/srt/prefill_graph"), "--verify"
-    )
-    assert code == 0 and f"sglang {PURE}, queue release {fakes.QUEUE}, 2 patches" in said
-
-
-def test_the_patch_file_makes_what_verifies_itself(folders, tmp_path):
-    """On an installed release, as the file's first lines say."""
-    site = fakes.install(tmp_path / "site", fakes.release_of(PURE), PURE)
-    (patch,) = (folders / "queue").glob("*.patch")
-    subprocess.run(["patch", "-s", "-p2", "-i", str(patch)], cwd=site, check=True)
-    command = [sys.executable, "sglang/srt/prefill_graph", "--verify"]
-    done = subprocess.run(command, cwd=site, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"sglang {PURE}, queue release {fakes.QUEUE}, 2 patches" in done.stdout
-
-
-@pytest.mark.parametrize("client", [pip, uv])
-def test_a_wheel_that_is_not_the_pages_is_refused(served, folders, client):
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_wheel_that_is_not_the_pages_is_refused(installed, folders, client):
     (wheel,) = (folders / "queue").glob("*.whl")
     right = wheel.read_bytes()
     wheel.write_bytes(right + b"more")
     try:
-        assert client(served, f"sglang=={PATCHED}") == "error"
+        assert installed(client, f"sglang=={PATCHED}") == "error"
     finally:
         wheel.write_bytes(right)

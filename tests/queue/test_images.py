@@ -48,16 +48,6 @@ def test_a_fault_is_named(images, replayed, off, what):
     assert faults(images, engine(images, replayed, off), engine(images, ())) == [what]
 
 
-@pytest.mark.parametrize("off, good", [(0.0, True), (0.024, True), (0.5, False)])
-def test_images_may_be_no_further_off_than_text(images, off, good):
-    fused, native = engine(images, ()), engine(images, ())
-    for call in images.asks():
-        for one in fused["answers"][call.name]["answers"][:1]:
-            apart = 0.02 if call.kind == images.TEXT else off
-            one["logprobs"] = [value + apart for value in one["logprobs"]]
-    assert images.rotated(fused, native).good is good
-
-
 def test_another_method_can_run_in_the_place_of_one(monkeypatch):
     monkeypatch.setattr(sys, "path", [])  # no other sitecustomize
     file = GPU / "watch" / "sitecustomize.py"

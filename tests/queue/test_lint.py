@@ -12,7 +12,8 @@ from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
 from patchqueue.queue.series import PROVENANCE
 
-VARIANT = fakes.variant_text()
+VARIANT, OTHER = fakes.variant_text(), "steps/count-once-more@9.9.patch"
+OF_THE_CUT = fakes.variant_text(CUT)
 FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 
 
@@ -23,26 +24,19 @@ def problems(project) -> list[tuple[str, str]]:
     return [(problem.name, problem.where) for problem in found]
 
 
-def with_variant(project, first: str, second: str, content: str = VARIANT) -> None:
-    entries = f"{COUNT}  # {first}\nsteps/count-once-more@9.9.patch  # {second}\n"
-    project.write("series", f"{entries}{CUT}  # ==9.9.1\n")
-    project.write("patches/steps/count-once-more@9.9.patch", content)
+def variants(first: str, second: str, content: str = VARIANT):
+    """A variant of the first patch, and the guards of both."""
+
+    def change(project) -> None:
+        entries = f"{COUNT}  # {first}\n{OTHER}  # {second}\n"
+        project.write("series", f"{entries}{CUT}  # ==9.9.1\n")
+        project.write(f"patches/{OTHER}", content)
+
+    return change
 
 
-def overlap(project):
-    with_variant(project, ">=9.8,<10", ">=9.9")
-
-
-def no_variant_of(project):
-    with_variant(project, "<9.9", ">=9.9", patch_text())
-
-
-def variant_of_another(project):
-    with_variant(project, "<9.9", ">=9.9", VARIANT.replace("count-once-more", "name-the-cut"))
-
-
-def variant_of_nothing(project):
-    with_variant(project, "<9.9", ">=9.9")
+def variant_of_nothing(project) -> None:
+    variants("<9.9", ">=9.9")(project)
     (project.root / FIRST).unlink()
     project.edit("series", f"{COUNT}  # <9.9\n", "")
 
@@ -68,10 +62,10 @@ def link(name: str, to: str):
 CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
 OURS = "python/sglang/srt/steps/a.py"
 CASES = [
-    ("overlapping-variants", "series:2", overlap),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", no_variant_of),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_another),
-    ("bad-variant", "patches/steps/count-once-more@9.9.patch", variant_of_nothing),
+    ("overlapping-variants", "series:2", variants(">=9.8,<10", ">=9.9")),
+    ("bad-variant", f"patches/{OTHER}", variants("<9.9", ">=9.9", patch_text())),
+    ("bad-variant", f"patches/{OTHER}", variants("<9.9", ">=9.9", OF_THE_CUT)),
+    ("bad-variant", f"patches/{OTHER}", variant_of_nothing),
     ("bad-variant", f"patches/{CUT}", lambda p: p.write(f"patches/{CUT}", VARIANT)),
     ("unnamed-overlay", *written("python/sglang/srt/extra.py")),
     ("symlink", *link(f"{STEPS}link.py", "__init__.py")),
@@ -113,7 +107,7 @@ def test_all_names_are_covered():
 
 def test_disjoint_variants_are_good(project):
     """And a pull request may name a step, by a folder that has no patch."""
-    with_variant(project, "<9.9", ">=9.9,<10")
+    variants("<9.9", ">=9.9,<10")(project)
     step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
     project.write("pull-requests/steps/first/pull-request.toml", step)
     project.write(CUT_TEXT, 'below = ["steps/first"]\n')

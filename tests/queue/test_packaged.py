@@ -45,8 +45,7 @@ def patchqueue(packages, tmp_path):
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ} | {"PYTHONPATH": str(packages)}
-        command = [sys.executable, "-c", code, *words]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        return fakes.run(sys.executable, "-c", code, *words, cwd=folder, env=environment)
 
     return run
 

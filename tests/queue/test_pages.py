@@ -498,10 +498,6 @@ CHECKED: dict[str, Check] = {
         "scripts/nox backport --onto ~/sglang --base v0.5.23 --pull-requests"
         " breakable/keep-break-tensors"
     ): Check("it needs a checkout of sglang", 1, "sglang"),
-    "scripts/nox gpu --plan --stale": Check("it is run: it only reads", 0, '{"include": ['),
-    "scripts/nox gpu v0.5.9 --plan --gpu H100 --gpu H200 --model llama": Check(
-        "it is run: it only reads", 0, '"gpu": "H100"'
-    ),
 }
 CALLS = sorted({shown.command for shown in COMMANDS if pages.sessions(shown.command)[0]})
 # what a call of a script of tests/gpu is: the script, and its words up to the shell's

@@ -15,9 +15,6 @@ from patchqueue.queue import patchfile
 GOOD = patch_text()
 FIRST = GOOD.count("\n", 0, GOOD.index("--- a/")) + 1  # the line of the patch file that holds ---
 MARK = "\\ No newline at end of file\n"
-TWO = diff(RUNNER, numbered(40), numbered(40).replace("step_20 ", "step_zwanzig ")) + diff(
-    "python/sglang/version.py", "a\n", "b\n"
-)
 
 
 def read(text: str | bytes) -> tuple[patchfile.Patch | None, list]:
@@ -29,118 +26,64 @@ def replaced(old: str, new: str, text: str = GOOD) -> str:
     return text.replace(old, new, 1)
 
 
-def refuse(name: str, text: str | bytes, line: int | None = None, what: str = ""):
-    return pytest.param(name, text, line, what, id=f"{name}-{what or line}".replace(" ", "_"))
+def body(text: str, names: str = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n") -> str:
+    """A patch with a right header, and these lines below the names of its file."""
+    return f"{header()}\n{names}{text}"
 
 
-PROBLEMS = [
-    refuse("not-utf-8", GOOD.encode() + b"\xff", None, "byte"),
-    refuse("crlf", GOOD.replace("\n", "\r\n"), 1),
-    refuse("crlf", replaced("+added_step = 20\n", "+added_step = 20\r\n"), FIRST + 6),
-    refuse("bad-header", "words\n" + GOOD),
-    refuse("missing-field", GOOD.replace("Origin: own\n", "")),
-    refuse("empty-patch", header()),
-    refuse("bad-form", replaced("-18,6 +18,7", "-18,6 +18,8"), None, "shorter"),
-    refuse("bad-form", replaced("-18,6 +18,7", "-18,6 +18,6"), FIRST + 9, "longer"),
-    refuse("bad-form", replaced(" step_19 = 19\n", "step_19 = 19\n"), FIRST + 4, "expected"),
-    refuse("bad-form", replaced(" step_19 = 19\n", "\n"), FIRST + 4, "has ' ' there"),
-    refuse("empty-patch", GOOD[: GOOD.index("@@")], None, "no hunk"),
-    refuse("bad-form", GOOD[:-1], FIRST + 9, "No newline"),
-    refuse("byte-order-mark", "\ufeff" + GOOD, 1),
-    refuse(
-        "no-newline",
-        replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"),
-        FIRST + 2,
-        "not the file's last line",
-    ),
-    refuse(
-        "no-newline",
-        GOOD
-        + MARK
-        + diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "step_fifty ")).split(
-            "\n", 2
-        )[2],
-        FIRST + 2,
-        "has no newline, and",
-    ),
-    refuse("bad-form", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2),
-    refuse("bad-form", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),
-    refuse(
-        "rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"
-    ),
-    refuse(
-        "bad-form",
-        replaced("+++ b/python/sglang/srt/runner.py", "+++ b/python/sglang/srt/walker.py"),
-        FIRST,
-        "'--- a/python/sglang/srt/walker.py' there",
-    ),
-    refuse(
-        "mode-change",
-        replaced("--- a/", "old mode 100644\nnew mode 100755\n--- a/"),
-        FIRST,
-        "old mode",
-    ),
-    refuse("binary", f"{header()}\nBinary files a/x and b/x differ\n", FIRST, "Binary"),
-    refuse(
-        "new-or-deleted-file",
-        f"{header()}\n--- /dev/null\n+++ b/python/sglang/new.py\n@@ -0,0 +1 @@\n+x\n",
-        FIRST,
-    ),
-    refuse(
-        "new-or-deleted-file",
-        f"{header()}\n--- a/python/sglang/new.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
-        FIRST + 1,
-    ),
-    refuse("new-or-deleted-file", header() + "\n" + diff(RUNNER, "", "a\nb\n"), FIRST + 2, "fills"),
-    refuse("file-twice", header() + "\n" + diff(RUNNER, "a\n", "b\n") * 2, FIRST + 5),
-    refuse(
-        "unsorted-files",
-        header()
-        + "\n"
-        + diff("python/sglang/b.py", "a\n", "b\n")
-        + diff("python/sglang/a.py", "a\n", "b\n"),
-        FIRST + 5,
-    ),
-    refuse(
-        "empty-hunk",
-        header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +1,2 @@\n a\n b\n",
-        FIRST + 2,
-    ),
-    refuse(
-        "unequal-context",
-        header()
-        + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,7 +18,8 @@\n a\n b\n c\n d\n+x\n e\n f\n g\n",
-        FIRST + 2,
-        "4 lines",
-    ),
-    refuse(
-        "unequal-context",
-        header() + f"\n--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -18,0 +19 @@\n+x\n",
-        FIRST + 2,
-        "0 lines",
-    ),
-    *(
-        refuse("bad-path", GOOD.replace(RUNNER, path), FIRST, reason)
-        for path, reason in [
-            ("python/sglang/../../../evil.py", ".."),
-            ("python/sglang/./runner.py", "."),
-            ("python/sglang//runner.py", "empty part"),
-            ("../evil.py", ".."),
-            ("python\\sglang\\runner.py", "backslash"),
-            ("python/sglang/a\x07b.py", "control"),
-            ("python/sglang/a b.py", "space"),
-            ("python/torch/a.py", "outside"),
-            ("setup.py", "outside"),
-        ]
-    ),
-    *(
-        refuse("bad-form", replaced(f"a/{RUNNER}", path), FIRST, "there")
-        for path in (f"/{RUNNER}", '"a/python/sglang/\\303.py"', RUNNER, f"a/{RUNNER}\t2030-01-02")
-    ),
+def bad_path(path: str, part: str) -> tuple[str, str, int, str]:
+    return "bad-path", GOOD.replace(RUNNER, path), FIRST, part
+
+
+FILE_A, FILE_B = (diff(f"python/sglang/{name}.py", "a\n", "b\n") for name in "ab")
+LAST = diff(RUNNER, numbered(60), numbered(60).replace("step_50 ", "fifty ")).split("\n", 2)[2]
+PROBLEMS = [  # the problem's name, the patch, the line that is named, and a part of what is said
+    ("not-utf-8", GOOD.encode() + b"\xff", None, "byte"),
+    ("crlf", GOOD.replace("\n", "\r\n"), 1, ""),
+    ("crlf", replaced("+added_step = 20\n", "+added_step = 20\r\n"), FIRST + 6, ""),
+    ("bad-header", "words\n" + GOOD, None, ""),
+    ("missing-field", GOOD.replace("Origin: own\n", ""), None, ""),
+    ("empty-patch", header(), None, ""),
+    ("empty-patch", GOOD[: GOOD.index("@@")], None, "no hunk"),
+    ("byte-order-mark", "\ufeff" + GOOD, 1, ""),
+    ("bad-form", replaced("-18,6 +18,7", "-18,6 +18,8"), None, "shorter"),
+    ("bad-form", replaced("-18,6 +18,7", "-18,6 +18,6"), FIRST + 9, "longer"),
+    ("bad-form", replaced(" step_19 = 19\n", "step_19 = 19\n"), FIRST + 4, "expected"),
+    ("bad-form", replaced(" step_19 = 19\n", "\n"), FIRST + 4, "has ' ' there"),
+    ("bad-form", GOOD[:-1], FIRST + 9, "No newline"),
+    ("bad-form", replaced("@@ -18,6 +18,7 @@", "@@ -18,6 @@"), FIRST + 2, ""),
+    ("bad-form", GOOD + "-- \n2.39.5\n", FIRST + 10, "belongs to no hunk"),
+    ("bad-form", replaced(f"b/{RUNNER}", "b/python/a.py"), FIRST, "'--- a/python/a.py' there"),
+    ("bad-form", replaced(f"a/{RUNNER}", f"/{RUNNER}"), FIRST, "there"),
+    ("bad-form", replaced(f"a/{RUNNER}", '"a/python/sglang/\\303.py"'), FIRST, "there"),
+    ("bad-form", replaced(f"a/{RUNNER}", RUNNER), FIRST, "there"),
+    ("bad-form", replaced(f"a/{RUNNER}", f"a/{RUNNER}\t2030-01-02"), FIRST, "there"),
+    ("no-newline", replaced("+added_step = 20\n", f"+added_step = 20\n{MARK}"), FIRST + 2, "last"),
+    ("no-newline", GOOD + MARK + LAST, FIRST + 2, "has no newline, and"),
+    ("rename", replaced("--- a/", "rename from a\nrename to b\n--- a/"), FIRST, "rename from"),
+    ("mode-change", replaced("--- a/", "old mode 1\nnew mode 2\n--- a/"), FIRST, "old mode"),
+    ("binary", body("", "Binary files a/x and b/x differ\n"), FIRST, "Binary"),
+    ("new-or-deleted-file", body("@@ -0,0 +1 @@\n+x\n", "--- /dev/null\n+++ b/a\n"), FIRST, ""),
+    ("new-or-deleted-file", body("@@ -1 +0,0 @@\n-x\n", "--- a/a\n+++ /dev/null\n"), FIRST + 1, ""),
+    ("new-or-deleted-file", body(diff(RUNNER, "", "a\nb\n"), ""), FIRST + 2, "fills"),
+    ("file-twice", body(FILE_A + FILE_A, ""), FIRST + 5, ""),
+    ("unsorted-files", body(FILE_B + FILE_A, ""), FIRST + 5, ""),
+    ("empty-hunk", body("@@ -1,2 +1,2 @@\n a\n b\n"), FIRST + 2, ""),
+    ("unequal-context", body("@@ -8,4 +8,5 @@\n a\n b\n c\n d\n+x\n"), FIRST + 2, "4 lines"),
+    ("unequal-context", body("@@ -18,0 +19 @@\n+x\n"), FIRST + 2, "0 lines"),
+    bad_path("python/sglang/../../../evil.py", ".."),
+    bad_path("python/sglang/./runner.py", "."),
+    bad_path("python/sglang//runner.py", "empty part"),
+    bad_path("../evil.py", ".."),
+    bad_path("python\\sglang\\runner.py", "backslash"),
+    bad_path("python/sglang/a\x07b.py", "control"),
+    bad_path("python/sglang/a b.py", "space"),
+    bad_path("python/torch/a.py", "outside"),
+    bad_path("setup.py", "outside"),
 ]
 
 
-@pytest.mark.parametrize("name, text, line, what", PROBLEMS)
+@pytest.mark.parametrize("name, text, line, what", PROBLEMS, ids=[one[0] for one in PROBLEMS])
 def test_refuses(name, text, line, what):
     patch, problems = read(text)
     assert name in [problem.name for problem in problems]
@@ -156,7 +99,7 @@ def test_all_names_are_covered():
     names = set(re.findall(r'Problem\("([a-z0-9-]+)"', source)) | {
         name for name, _ in patchfile.FORBIDDEN
     }
-    assert names <= {case.values[0] for case in PROBLEMS}
+    assert names <= {name for name, *_ in PROBLEMS}
 
 
 PAGE = RELEASE["sglang/srt/page.py"]
@@ -185,23 +128,6 @@ def test_accepts(changes, diffs):
     for form in (text, text.replace("@@\n", "@@ def f():\n")):
         patch, problems = read(form)
         assert problems == [] and patch is not None and patch.content == form.encode()
-
-
-def test_reads_hunks():
-    patch, _ = read(GOOD)
-    (file,) = patch.files
-    (hunk,) = file.hunks
-    assert (file.path, hunk.old_start, hunk.new_start) == (RUNNER, 18, 18)
-    assert hunk.at_line == FIRST + 2
-    assert hunk.old == [f"step_{n} = {n}\n" for n in range(18, 24)]
-    assert [line for line in hunk.new if line not in hunk.old] == ["added_step = 20\n"]
-    assert (hunk.leading, hunk.trailing) == (3, 3)
-
-
-def test_no_line_end_belongs_to_the_line_before_it():
-    patch, _ = read(header() + "\n" + diff(RUNNER, "a\nb", "a\nc\n"))
-    (hunk,) = patch.files[0].hunks
-    assert hunk.old == ["a\n", "b"] and hunk.new == ["a\n", "c\n"]
 
 
 TEXTS = st.lists(

@@ -4,7 +4,6 @@ the tool runs in."""
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -104,23 +103,25 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
 # The whole way: nox, or scripts/nox, called in another folder.
 
 
-@pytest.fixture(params=["nox -f", "scripts/nox"])
+NOX = (sys.executable, "-m", "nox", "-f", "../project/noxfile.py")
+SCRIPT = ("../project/scripts/nox",)
+
+
+@pytest.fixture
 def nox(request, project: fakes.Project):
     """Run one session from another folder; its standard output."""
     fakes.as_clone(project.root)
-    command = ["../project/scripts/nox"]
-    if request.param == "nox -f":
-        command = [sys.executable, "-m", "nox", "-f", "../project/noxfile.py"]
+    command = getattr(request, "param", SCRIPT)
 
     def call(folder: Path, session: str, *words: str) -> str:
-        typed = [*command, "-s", session, "--", *words]
-        done = subprocess.run(typed, cwd=folder, capture_output=True, text=True)
+        done = fakes.run(*command, "-s", session, "--", *words, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     return call
 
 
+@pytest.mark.parametrize("nox", [NOX, SCRIPT], indirect=True, ids=["nox -f", "scripts/nox"])
 def test_a_branch_in_the_checkout_that_the_user_stands_in(nox, project, tmp_path):
     fakes.author(tmp_path / "home")
     checkout = project.checkout(tmp_path / "sglang")

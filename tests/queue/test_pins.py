@@ -46,16 +46,7 @@ def test_bad_pins(project, old, new, says):
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        'default = "1"\nrevision = []\n',
-        'default = "1"\nrevision = ["1"]\n',
-        'default = "1"\n',
-        "",
-        b"\xff",
-    ],
-)
+@pytest.mark.parametrize("content", ["", 'default = "1"\nrevision = ["1"]\n', b"\xff"])
 def test_no_revisions(project, content):
     project.write("upstream/pins.toml", content)
     assert refused(pins.load, project.root)[0] == "bad-pins"
@@ -126,8 +117,7 @@ def test_add_keeps_comments_and_order(project):
 def test_many_at_once_are_all_kept(project):
     names = [f"9.9.{number}" for number in range(2, 10)]
     for name in names:
-        wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
-        fakes.write_wheel(wheel, fakes.release_of(name))
+        project.newer(name)
     fork = multiprocessing.get_context("fork").Process
     more = str(project.wheels)
     children = [fork(target=release.add_pin, args=(project.root, name, more)) for name in names]

@@ -7,14 +7,13 @@ from __future__ import annotations
 import fakes
 import pytest
 from fakes import COUNT, CUT, RUNNER, diff, numbered
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from patchqueue.applying import context, matching, quilt
 from patchqueue.applying.apply import apply
 from patchqueue.applying.check import check, write
 from patchqueue.applying.refresh import refresh
-from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
@@ -134,7 +133,7 @@ def two(project: fakes.Project) -> fakes.Project:
     """A second release that the first patch is for as well, at another line and with other lines
     round it."""
     runner = "".join(BASE.splitlines(True)[10:]).replace("step_18 = 18\n", "step_18 = None\n")
-    project.release(SHORT, fakes.release_of(SHORT) | {"sglang/srt/runner.py": runner})
+    project.release(SHORT, runner=runner)
     project.warm()
     gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
     project.edit(f"patches/{CUT}", "Overlay: none", gap)
@@ -194,8 +193,7 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
 
 def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
     """A release just pinned had one for each hunk, and was to be refreshed, not rebased."""
-    other = fakes.release_of("9.9.4") | {"sglang/srt/runner.py": numbered(9, "other")}
-    two.release("9.9.4", other)
+    two.release("9.9.4", runner=numbered(9, "other"))
     two.warm()
     problems = check(two.root, every(two).all, None).all_problems
     assert [(one.name, one.where) for one in problems] == [("not-carried", "v9.9.4")]
@@ -220,25 +218,6 @@ def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
     with pytest.raises(Refused, match="reads 'step_21 = 21'.*needs 'step_21 = other"):
         write(two.root, every(two).all, None)
     assert (two.root / pins.FILE).read_bytes() == before
-
-
-@settings(max_examples=5)
-@given(at=st.integers(15, 35), gone=st.integers(0, 6))
-def test_quilt_lays_what_the_replay_lays_for_each_release(at, gone, quilt_home, tmp_path_factory):
-    """The shared text of two releases, written for each: quilt pushes it at no offset and makes the
-    same bytes."""
-    engine = quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
-    shorter = "".join(BASE.splitlines(True)[gone:])
-    befores = [BASE, shorter.replace(f"step_{at - 2} = {at - 2}\n", "changed = 1\n")]
-    text = context.shared([patch(before, added(before, at)) for before in befores])
-    for before in befores:
-        tree = tmp_path_factory.mktemp("tree")
-        row = matching.apply_patch(text, lambda path: before.encode())
-        (tree / RUNNER).parent.mkdir(parents=True)
-        (tree / RUNNER).write_text(before)
-        write_patches(tree, {"a/b.patch": context.rendered(text, row).content})
-        assert b"offset" not in engine.run(tree, "push", "-a", "--fuzz=0").stdout
-        assert (tree / RUNNER).read_bytes() == row.after[RUNNER] == added(before, at).encode()
 
 
 def test_two_hunks_never_share_a_line_of_context():

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text, release_of, variant_text
+from fakes import COUNT, CUT, RELEASE, RUNNER, patch_text
 
 from patchqueue.applying.check import check
 from patchqueue.applying.selection import probe
@@ -57,19 +57,6 @@ def test_any_probe_is_enough_and_a_missing_file_is_none(project):
         assert first(project).outcome is outcome
 
 
-def test_variants_count_as_one_patch(project):
-    variant = "steps/count-once-more@9.9.patch"
-    project.write("series", f"{COUNT}  # <9.9\n{variant}  # >=9.9\n{CUT}  # ==9.9.1\n")
-    project.write(f"patches/{variant}", variant_text())
-    queue, problems = series.read(project.root)
-    found = probe(queue, project.pin, lambda path: b"")
-    assert problems == []
-    assert [(one.patch, one.outcome) for one in found] == [
-        (COUNT, Outcome.APPLIED),
-        (CUT, Outcome.APPLIED),
-    ]
-
-
 def check_all(project):
     return check(project.root, pins.load(project.root).all, None)
 
@@ -110,9 +97,8 @@ def test_a_killed_check_leaves_no_worker(number):
 
 
 def test_check_names_what_is_wrong_on_one_pin_and_goes_on(project):
-    files = release_of("9.9.2")
-    merged = files["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
-    project.release("9.9.2", files | {"sglang/srt/runner.py": merged})
+    merged = RELEASE["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
+    project.release("9.9.2", runner=merged)
     project.release("9.8.0")
     project.warm()
     report = check_all(project)

@@ -14,14 +14,12 @@ MIXED = [{"mode": "MIXED"}] * 40 + [{"mode": "EXTEND"}] * 10
 SERVERS = {
     "next_turn": questions.Decoded,
     "mixed_states": questions.Mixed,
-    "saturated": questions.Saturated,
 }
 CONTROL = "answers otherwise without queue, as it must"
 # the name of a question, the words of its server, and what is at fault there
 FAULTS = [
     ("next_turn", {"forgets": True}, "next turns answer as without a cache"),
     ("mixed_states", {"forgets": True}, "shared beginnings answer as without a cache"),
-    ("saturated", {"stale": 3}, "a saturated server answers each prompt as alone"),
 ]
 
 
@@ -50,23 +48,18 @@ def test_a_right_server_is_good_and_a_wrong_one_what_a_control_must_show(load, n
     assert [*faults(question, right)] == [] and [*faults(question, broken)] == [wrong]
     assert [*faults(question, broken, control=True)] == []
     assert [*faults(question, right, control=True)] == [CONTROL]
-    if name == "saturated":  # each prompt from a foreign state is counted
-        told = "3 prompts answered otherwise: long 1 of 100, short 2 of 200"
-        assert faults(question, broken)[wrong].startswith(told)
-
-
-BESIDE = "prompts were prefilled beside decoding requests"
-
-
-BESIDE = "prompts were prefilled beside decoding requests"
 
 
 @pytest.mark.parametrize(
     ("name", "words", "prefills", "wrong"),
     [
         ("next_turn", {"keeps": 20}, MIXED, "next turns went on from decoded states"),
-        ("mixed_states", {}, [{"mode": "EXTEND"}], f"long {BESIDE}"),
-        ("saturated", {}, MIXED[37:], BESIDE),
+        (
+            "mixed_states",
+            {},
+            [{"mode": "EXTEND"}],
+            "long prompts were prefilled beside decoding requests",
+        ),
     ],
 )
 def test_what_shows_nothing_is_a_fault(load, name, words, prefills, wrong):

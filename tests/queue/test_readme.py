@@ -159,12 +159,13 @@ def test_the_slow_host_row_is_the_profile_s():
 
 
 FAILED = {
+    ("qwen3-next", "breakable"): {"0.5.23"},
     ("qwen3-next", "piecewise"): {"0.5.15.post1"},
     ("qwen3-next", "piecewise-inductor"): {
         *("0.5.7", "0.5.8.post1", "0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1"),
         *("0.5.13.post1", "0.5.14"),
     },
-    ("glm-5", "piecewise"): {"0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1"},
+    ("glm-5", "piecewise"): {"0.5.11", "0.5.13.post1", "0.5.14", "0.5.15.post1"},
 }
 
 

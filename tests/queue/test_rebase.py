@@ -20,20 +20,11 @@ from patchqueue.applying.check import check
 from patchqueue.commands import cli
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.rebasing.forecast import Forecast, forecast
-from patchqueue.upstream import pins, source
-from patchqueue.upstream.release import find, newer, version_of
+from patchqueue.upstream import pins
+from patchqueue.upstream.release import find, version_of
 
 NEXT = "9.9.2"
 REBASED = f"work/rebase-{NEXT}"
-
-
-def next_release(project: fakes.Project, **changes: str | None) -> Path:
-    """A wheel of the next release, where pip finds it; changes: files of sglang/srt/ by their stem,
-    None where one is gone."""
-    own = {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
-    files = fakes.release_of(NEXT) | own
-    kept = {name: text for name, text in files.items() if text is not None}
-    return fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", kept)
 
 
 def foresee(project: fakes.Project, name: str, origin: str | None = None) -> Forecast:
@@ -42,8 +33,8 @@ def foresee(project: fakes.Project, name: str, origin: str | None = None) -> For
         return forecast(load_queue(project.root), known, release)
 
 
-def rows(project: fakes.Project, origin: Path | None = None) -> dict[str, tuple[Outcome, str]]:
-    found = foresee(project, NEXT, str(origin) if origin else None)
+def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
+    found = foresee(project, NEXT)
     assert found.nearest.tag == fakes.TAG
     return {row.patch: (row.outcome, row.why) for row in found.rows}
 
@@ -59,7 +50,7 @@ def count_twice(project: fakes.Project, old: str, new: str, guard: str) -> None:
 
 def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     count_twice(project, "added_step = 20", "added_step = 2", ">=9.9,<10")
-    next_release(project, runner="# new\n" + fakes.numbered(40))
+    project.newer(runner="# new\n" + fakes.numbered(40))
     found = rows(project)
     assert found[COUNT][0] is found["steps/count-twice.patch"][0] is Outcome.APPLIED
 
@@ -74,17 +65,10 @@ def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
     ids=["rewritten", "twice", "gone"],
 )
 def test_what_cannot_be_laid_is_a_conflict_that_says_where(project, content, why):
-    next_release(project, runner=content)
+    project.newer(runner=content)
     outcome, said = rows(project)[COUNT]
     assert outcome is Outcome.CONFLICT and said.startswith(fakes.RUNNER + why)
     assert rows(project)[CUT][0] is Outcome.APPLIED, "the others are tried all the same"
-
-
-def test_a_wheel_and_a_checkout_can_be_named(project, tmp_path):
-    wheel = next_release(project)
-    elsewhere = wheel.rename(tmp_path / wheel.name)
-    assert rows(project, elsewhere)[COUNT][0] is Outcome.APPLIED
-    assert rows(project, project.checkout(tmp_path / "checkout"))[COUNT][0] is Outcome.APPLIED
 
 
 @pytest.mark.parametrize(
@@ -102,14 +86,6 @@ def test_what_is_refused(project, monkeypatch, tmp_path, name, origin, code):
     monkeypatch.chdir(tmp_path)
     Path("bad.whl").write_text("no archive")
     assert fakes.refused(foresee, project, name, origin)[0] == code
-
-
-def test_only_newer_releases_are_told_of(project):
-    next_release(project)
-    for name in ("9.9.0", "9.9.3rc1", "10.0"):
-        wheel = project.wheels / f"sglang-{name}-py3-none-any.whl"
-        fakes.write_wheel(wheel, fakes.release_of(name))
-    assert [str(version) for version in newer(pins.load(project.root))] == [NEXT, "10.0"]
 
 
 # Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands
@@ -168,7 +144,7 @@ def conflict(project, made) -> Path:
     """The throw-away repository with count-once-more in conflict."""
 
     def lay_out() -> None:
-        next_release(project, runner=RIVAL)
+        project.newer(runner=RIVAL)
         assert run(project, NEXT) == 0
 
     once(made / "conflict", project, lay_out)
@@ -179,10 +155,9 @@ def applies(project: fakes.Project, **changes: str) -> None:
     """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
     otherwise."""
     if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        own = {f"sglang/srt/{stem}.py": text for stem, text in changes.items()}
-        project.release(NEXT, fakes.release_of(NEXT) | own)
+        project.release(NEXT, **changes)
+    project.warm()
     every = pins.load(project.root)
-    source.fetch(every.find(NEXT), str(project.wheels))
     made = apply.apply(project.root, every.find(NEXT), None)
     assert made.outcome in (Outcome.APPLIED, Outcome.EMPTY)
     written = refresh.refresh(project.root, every, every.find(NEXT), False)[0]
@@ -192,7 +167,7 @@ def applies(project: fakes.Project, **changes: str) -> None:
 
 def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
     fakes.git(project.root, "init", "-q")  # the project is a checkout itself, as it always is
-    next_release(project, runner=RIVAL)
+    project.newer(runner=RIVAL)
     before = queue_of(project)
     assert run(project, NEXT) == 0
     folder = project.root / REBASED
@@ -240,8 +215,8 @@ def between(project, made) -> fakes.Project:
     """9.9.1 and 9.9.5 are pinned, with a variant of count-once-more each; 9.9.2 is not."""
 
     def carry() -> None:
-        project.release("9.9.5", fakes.release_of("9.9.5") | {"sglang/srt/runner.py": RIVAL})
-        source.fetch(pins.load(project.root).find("9.9.5"), str(project.wheels))
+        project.release("9.9.5", runner=RIVAL)
+        project.warm()
         assert run(project, "9.9.5") == 0
         (project.root / "work/rebase-9.9.5" / fakes.RUNNER).write_text(SOLVED)
         assert run(project, "9.9.5", "--continue") == 0
@@ -253,7 +228,7 @@ def between(project, made) -> fakes.Project:
 
 def test_the_variant_of_the_next_pin_is_tried(between, capsys):
     runner, variant = "# new\n" + RIVAL, "steps/count-once-more@9.9.5.patch"
-    next_release(between, runner=runner)
+    between.newer(runner=runner)
     capsys.readouterr()
     assert run(between, NEXT) == 0
     said = capsys.readouterr().out
@@ -271,7 +246,7 @@ def test_the_variant_of_the_next_pin_is_tried(between, capsys):
 def carried_between(between, guard: str, **changes: str) -> None:
     """Let the cut have another guard there, and carry the queue to the release between."""
     between.edit("series", ">=9.9.1,<9.9.6", guard)
-    next_release(between, runner=RIVAL, **changes)
+    between.newer(runner=RIVAL, **changes)
     assert run(between, NEXT) == run(between, NEXT, "--continue") == 0
 
 
@@ -341,7 +316,7 @@ def test_what_no_patch_can_be_is_refused(project, conflict, capsys, change, code
 def two_conflicts(project) -> Path:
     """count-twice changes the line that count-once-more adds."""
     count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
-    next_release(project, runner=RIVAL)
+    project.newer(runner=RIVAL)
     assert run(project, NEXT) == 0
     (project.root / REBASED / fakes.RUNNER).write_text(SOLVED)
     return project.root / REBASED
@@ -382,7 +357,7 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     """A text that stands at another line there stays one text: the guard takes the release."""
     moved = "# new\n" + fakes.numbered(40)
-    next_release(project, runner=moved)
+    project.newer(runner=moved)
     assert run(project, NEXT) == 0
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
     assert not (project.root / REBASED).exists()
@@ -400,7 +375,7 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
 def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     """The line above the patch's own is another one, which exact context does not forgive."""
     near = fakes.numbered(40).replace("step_18 = 18\n", "step_18 = 180\n")
-    next_release(project, runner=near)
+    project.newer(runner=near)
     assert rows(project)[COUNT] == (Outcome.NEEDS_REFRESH, "git merges it")
     assert run(project, NEXT) == 0
     assert "steps/count-once-more: merged without markers" in capsys.readouterr().out
@@ -425,7 +400,7 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     project.place()
     near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n")
     near = near.replace("b_end = 1\n", "b_end = 2\n")
-    next_release(project, runner=near)
+    project.newer(runner=near)
     if rows(project)[COUNT][0] is Outcome.CONFLICT:
         assert run(project, NEXT) == 0
         solved = near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n")
@@ -447,7 +422,7 @@ def test_merged_upstream_ends_the_guard_and_says_since_when(project, guard, left
     merged = fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6"
     project.edit("series", "==9.9.1", guard)
     project.edit(f"patches/{CUT}", "Upstream-Status: Pending", f"Upstream-Status: {status}")
-    next_release(project, cut=merged)
+    project.newer(cut=merged)
     assert rows(project)[CUT] == (Outcome.MERGED_UPSTREAM, "")
     assert run(project, NEXT, "--continue") == 0
     assert guards_of(project)[CUT] == left
@@ -472,7 +447,7 @@ def test_a_patch_can_be_left_out_with_a_reason(project, conflict, capsys):
 
 def test_code_that_has_moved_takes_its_change_along(project, capsys):
     """The file is gone, and must not come back; its code is in another one now."""
-    next_release(project, runner=None, page=RIVAL)
+    project.newer(runner=None, page=RIVAL)
     assert run(project, NEXT) == 0
     assert f"{fakes.RUNNER}:1: changed by the patch, and gone" in capsys.readouterr().out
     assert "[new-or-deleted-file]" in refused(project, capsys, NEXT, "--continue")
@@ -495,18 +470,12 @@ def test_code_that_has_moved_takes_its_change_along(project, capsys):
     ],
 )
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
-    next_release(project, runner=RIVAL)
+    project.newer(runner=RIVAL)
     assert what in refused(project, capsys, *words)
 
 
-def test_abort_throws_the_repository_away_and_nothing_else(project, conflict):
-    before = queue_of(project)
-    assert run(project, "--abort") == 0
-    assert not conflict.exists() and queue_of(project) == before
-
-
 def test_a_folder_of_the_users_is_left_alone(project, capsys):
-    next_release(project, runner=RIVAL)
+    project.newer(runner=RIVAL)
     mine = project.write(f"{REBASED}/notes", "mine")
     for words in ([NEXT], [NEXT, "--continue"], [NEXT, "--abort"]):
         assert "[foreign-tree]" in refused(project, capsys, *words)
@@ -549,7 +518,7 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
-    next_release(project, runner=RIVAL)
+    project.newer(runner=RIVAL)
     with monkeypatch.context() as patch:
         fakes.killed_at(number, patch)
         assert run(project, NEXT) == 130
@@ -577,8 +546,8 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
 
 
 def test_a_pinned_release_is_carried_too(project, capsys):
-    project.release(NEXT, {**fakes.release_of(NEXT), "sglang/srt/runner.py": RIVAL})
-    source.fetch(pins.load(project.root).find(NEXT), str(project.wheels))
+    project.release(NEXT, runner=RIVAL)
+    project.warm()
     assert run(project, NEXT) == 0
     said = f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
     assert said in capsys.readouterr().out
@@ -591,7 +560,7 @@ def test_a_pinned_release_is_carried_too(project, capsys):
 def older(project: fakes.Project) -> None:
     """Pin an older release, for the pin that is rebased onto to have one before it."""
     project.release("9.8.0")
-    source.fetch(pins.load(project.root).find("9.8.0"), str(project.wheels))
+    project.warm()
 
 
 @pytest.fixture
@@ -703,7 +672,7 @@ def test_a_version_written_in_a_folder(project, tmp_path, written, version):
 
 
 def test_an_unpacked_wheel_is_taken_like_the_wheel(project, tmp_path, capsys):
-    wheel, unpacked = next_release(project, runner=RIVAL), tmp_path / "unpacked"
+    wheel, unpacked = project.newer(runner=RIVAL), tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)
     (unpacked / "test").mkdir()  # of another package
     (unpacked / "test/test_other.py").write_text("")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from patchqueue.files import record
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=200)
+PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=90)
 VALUES = st.recursive(
     PLAIN,
     lambda held: (

@@ -43,18 +43,6 @@ def test_the_same_queue_gives_the_same_bytes(project):
     assert files(release.make(project.root, pins.load(project.root).all).folder) == first
 
 
-@pytest.mark.parametrize("program", ["git apply", "patch -s -p1 -i"])
-def test_the_patch_file_makes_the_patched_tree(project, tmp_path, program):
-    checkout = project.checkout(tmp_path / "sglang")
-    release.make(project.root, pins.load(project.root).all)
-    command = [*program.split(), str(project.root / FOLDER / PATCH)]
-    subprocess.run(command, cwd=checkout, check=True)
-    for path in (project.tree / "python").rglob("*.py"):
-        name = path.relative_to(project.tree)
-        if name.name != "_version.py":
-            assert (checkout / name).read_bytes() == path.read_bytes(), name
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fakes
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "overlay/python/sglang/srt/prefill_graph"
@@ -58,7 +59,7 @@ def ask(tmp_path: Path) -> Ask:
         command = [sys.executable, "-I", "-S", str(FOLDER), "--require", *words]
         only = ["--pid", str(below or os.getpid())]
         known = {"XDG_RUNTIME_DIR": str(tmp_path)} | known
-        return subprocess.run([*command, *only], env=known, capture_output=True, text=True)
+        return fakes.run(*command, *only, env=known)
 
     return run
 
@@ -153,7 +154,5 @@ def test_the_record_is_found_without_the_servers_variables(
     ],
 )
 def test_help_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(FOLDER), *words], capture_output=True, text=True
-    )
+    done = fakes.run(sys.executable, "-I", "-S", FOLDER, *words)
     assert done.returncode == 2 and told in done.stderr

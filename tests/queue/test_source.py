@@ -8,18 +8,17 @@ import os
 import shutil
 import stat
 import subprocess
-import threading
 import zipfile
 from pathlib import Path
 
+import fakepip
 import fakes
-import forkedpip
 import pytest
 from fakes import RELEASE, TAG, git, refused
 from served import Site
 
 from patchqueue.files import run, tree
-from patchqueue.files.tree import hash_listing, hash_python, list_folder
+from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.handover.repository import open_repository
 from patchqueue.upstream import index, pins, release, source
 
@@ -43,15 +42,6 @@ def test_tree_hash_is_what_sha256sum_says(applied):
         said = subprocess.run(command, check=True, **words).stdout
         assert f"sha256:{said.split()[0]}" == expected == hash_python(list_folder(applied.tree))
         applied.unapply()
-
-
-def test_compiled_parts_and_byte_code_do_not_count(applied):
-    before = hash_listing(list_folder(applied.tree))
-    for name in ("python/sglang/a.so", "python/sglang/__pycache__/a.cpython-311.pyc"):
-        path = applied.tree / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-    assert hash_listing(list_folder(applied.tree)) == before
 
 
 def members_of_the_tree(*without: str) -> set[str]:
@@ -104,7 +94,7 @@ def test_an_index_that_serves_another_file_is_refused(project):
 
 
 @pytest.fixture
-def offline(monkeypatch):
+def offline(started_pip, monkeypatch):
     """A package index that nobody answers for."""
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
@@ -115,26 +105,22 @@ def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
     name, text = refused(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: Connection refused" in text
     assert said == ["asking for the wheels of sglang 9.9.2"]
-    wheel = project.wheels / "sglang-9.9.3-cp311-cp311-manylinux_2_34_x86_64.whl"
-    fakes.write_wheel(wheel, fakes.release_of("9.9.3"))
+    project.newer("9.9.3")
     assert release.add_pin(project.root, "9.9.3", None).tag == "v9.9.3"
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def served(started_pip, tmp_path, monkeypatch):
     """A package index on this host that has sglang 9.9.2, and what it is asked."""
     name = "sglang-9.9.2-py3-none-any.whl"
     folder = tmp_path / "index/sglang"
     fakes.write_wheel(folder / name, fakes.release_of("9.9.2"))
     (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
-    site = Site(tmp_path / "index")
-    threading.Thread(target=site.serve_forever, daemon=True).start()
     for variable in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
         monkeypatch.delenv(variable)
-    monkeypatch.setenv("PIP_INDEX_URL", site.url)
-    yield site.asked
-    site.shutdown()
-    site.server_close()
+    with Site.started(tmp_path / "index") as site:
+        monkeypatch.setenv("PIP_INDEX_URL", site.url)
+        yield site.asked
 
 
 def test_a_release_that_the_index_lacks_is_asked_for_once(project, served, said):
@@ -168,21 +154,19 @@ def test_passwords_of_an_index_are_no_words_of_a_command(tmp_path, monkeypatch):
     assert all(more["UV_INDEX"] == configured["extra-index-url"] for _, more in asked)
 
 
-@pytest.mark.parametrize("version", ["9.9.1", "9.9.7"])
-def test_a_fork_of_pip_answers_as_pip_does(project, started_pip, tmp_path, version):
-    """The tests use one: it must be told from what users have by its speed alone."""
+def test_the_fake_of_pip_answers_as_pip_does(project, started_pip, tmp_path):
     answers = []
-    for pip in (forkedpip.run, index._pip):
+    for pip in (fakepip.run, index._pip):
         folder = tmp_path / pip.__name__
         folder.mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(index, "_pip", pip)
-            done = index.download(version, f"sglang-{version}-py3-none-any.whl", folder)
+            for version in ("9.9.1", "9.9.7"):
+                done = index.download(version, f"sglang-{version}-py3-none-any.whl", folder)
+                answers.append((done.returncode, done.stdout, done.stderr))
             files = {path.name: path.read_bytes() for path in folder.iterdir()}
-            answers.append(
-                (done.returncode, done.stdout, done.stderr, files, index.settings(folder))
-            )
-    assert answers[0] == answers[1] and (WHEEL in answers[0][3]) is (version == "9.9.1")
+            answers.append((files, index.settings(folder), index.published(folder)))
+    assert answers[:3] == answers[3:] and WHEEL in answers[2][0]
 
 
 NO_NAME = "[Errno -3] Temporary failure in name resolution"
@@ -359,15 +343,6 @@ def test_from_git_without_the_tag(project, tmp_path, given):
     places = {"url": folder.as_uri(), "plain": tmp_path / "plain"}
     name, text = refused(source.fetch, project.pin, str(places.get(given, folder)))
     assert name == "not-fetched" and (given != "checkout" or f"it has no tag {TAG}" in text)
-
-
-def test_a_wheel_is_not_looked_for_in_a_repository(project, tmp_path):
-    """build takes wheels alone, and its step spoke of a git repository."""
-    missing = str(tmp_path / "nowhere")
-    for wheel_only in (True, False):
-        name, text = refused(source.fetch, project.pin, missing, wheel_only)
-        assert name == "not-fetched" and "there is no such file or folder" in text
-        assert ("git repository" in text) is not wheel_only
 
 
 def test_a_tag_that_was_moved_is_refused(project, checkout):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -179,8 +178,8 @@ def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
         "PATCHQUEUE_REVISION": "9.9.1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a release's environment has no xdist
     }
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), *words]
-    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", suite, *words]
+    done = fakes.run(*command, env=variables, cwd=folder)
     return done.stdout + done.stderr
 
 
@@ -225,7 +224,20 @@ def test_the_workflow_tests_every_release_that_has_an_environment():
         pytest.skip("jq is not installed")
     workflow = (ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8")
     (line,) = re.findall(r"(?m)^ *matrix=\$\((.*)\)$", workflow)
-    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    done = fakes.run("bash", "-c", line, cwd=ROOT)
     tested = [row["revision"] for row in json.loads(done.stdout or "{}").get("include", [])]
     pinned = [pin for pin in pins.load(ROOT).all if testing.has_environment(ROOT, pin)]
     assert sorted(tested) == sorted(pin.tag for pin in pinned) and len(tested) > 10, done.stderr
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
+)
+def test_a_workflow_runs_what_was_read(file):
+    """An action is the commit that was looked at, whoever moves its tag; and no value is pasted
+    into a script, where its words would be commands."""
+    text = file.read_text(encoding="utf-8")
+    used = re.findall(r"uses: *(.*)", text)
+    assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used)
+    scripts = re.findall(r"(?m)^( *)(?:- )?run: (?:\|\n((?:\1 .*\n|\n)+)|(.*))", text)
+    assert scripts and not any("${{" in part for script in scripts for part in script)

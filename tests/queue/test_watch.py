@@ -25,12 +25,6 @@ esac
 """
 
 
-def released(project: fakes.Project, version: str, **changes: str) -> None:
-    own = {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
-    wheel = project.wheels / f"sglang-{version}-py3-none-any.whl"
-    fakes.write_wheel(wheel, fakes.release_of(version) | own)
-
-
 @pytest.fixture
 def watch(project, tool):
     """Ask for reports in a folder: exit code, standard output and errors."""
@@ -38,9 +32,11 @@ def watch(project, tool):
 
 
 def test_each_new_release_gets_a_report(project, watch, tmp_path):
-    """The same one each time, so that the issue's history shows what changed, and no times."""
-    released(project, NEXT, runner=fakes.numbered(40, "_other_"))
-    released(project, "10.0")
+    """No prerelease does. It is the same one each time, so that the issue's history shows what
+    changed, and no times."""
+    project.newer(NEXT, runner=fakes.numbered(40, "_other_"))
+    for version in ("9.9.0", "9.9.3rc1", "10.0"):
+        project.newer(version)
     code, out, _ = watch(tmp_path / "reports")
     assert code == 0 and f"{tmp_path}/reports/{NEXT}.md: the report on {NEXT}" in out
     found = {path.name: path.read_text() for path in (tmp_path / "reports").iterdir()}
@@ -62,7 +58,7 @@ def test_without_a_folder_or_a_release_no_report_is_written(
     project, watch, tmp_path, monkeypatch, new
 ):
     if new:
-        released(project, NEXT)
+        project.newer(NEXT)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     code, out, _ = watch(*([] if new else ["reports"]))
@@ -72,7 +68,7 @@ def test_without_a_folder_or_a_release_no_report_is_written(
 
 def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, watch, tmp_path):
     (project.wheels / f"sglang-{NEXT}-py3-none-any.whl").write_text("no archive")
-    released(project, "10.0")
+    project.newer("10.0")
     code, out, err = watch(tmp_path / "reports")
     assert code == 1 and "sglang 10.0, with the patches" in out and NEXT in err
     text = (tmp_path / f"reports/{NEXT}.md").read_text()
@@ -117,22 +113,20 @@ def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess
     (folder / "gh.issues").write_text(json.dumps(listed))
     fakes.program(folder / "bin/gh", "").write_text(GH)
     environment = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
-    words = ["bash", "-e", "-c", script()]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    return fakes.run("bash", "-e", "-c", script(), cwd=folder, env=environment)
 
 
-def test_a_new_release_gets_an_issue(tmp_path):
-    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (4, "sglang 9.9.2 died"))
+@pytest.mark.parametrize(
+    ("known", "issue"),
+    [((4, "sglang 9.9.2 died"), "new"), ((7, "sglang 9.9.2 is not pinned"), "7")],
+)
+def test_a_release_has_one_issue_which_is_written_anew(tmp_path, known, issue):
+    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), known)
     assert done.returncode == 0, done.stderr
-    assert "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
-    assert (tmp_path / "issue.new").read_text() == "the report"
-
-
-def test_its_issue_is_written_anew(tmp_path):
-    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), (7, "sglang 9.9.2 is not pinned"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "issue.7").read_text() == "the report"
-    assert not (tmp_path / "issue.new").exists()
+    (written,) = tmp_path.glob("issue.*")
+    assert (written.name, written.read_text()) == (f"issue.{issue}", "the report")
+    created = "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
+    assert created is (issue == "new")
 
 
 def test_no_second_issue_is_opened_where_the_first_could_not_be_looked_for(tmp_path):

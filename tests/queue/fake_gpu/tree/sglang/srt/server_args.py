@@ -18,6 +18,7 @@ class ServerArgs:
     enable_return_hidden_states: bool = False
     enable_return_routed_experts: bool = False
     context_length: int = 0
+    json_model_override_args: str = "{}"
     chunked_prefill_size: int = 0
     tp_size: int = 1
 
