@@ -9,7 +9,6 @@ that was opened, as data or as source, counts by its bytes: Triton reads the sou
 from __future__ import annotations
 
 import ast
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from patchqueue.outcome import Refused
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from .results import Footprint, Row
+from .results import Footprint, Row, bitset, members
 
 MODULE, OPENED = "m ", "o "  # begin the notes
 CODE, BYTES = "code:", "bytes:"  # begin the hashes
@@ -70,7 +69,7 @@ def footprint(tree: Tree, notes: Iterable[str]) -> Footprint:
         absent.update([] if files else [name])
     loaded |= opened & tree.known
     return Footprint(
-        loaded=_bits(tree.pristine, loaded),
+        loaded=bitset(tree.pristine, loaded),
         laid={
             path: digest(path, tree.laid[path], by_bytes=path in opened)
             for path in sorted(loaded & tree.laid.keys())
@@ -108,24 +107,12 @@ def changed(tree: Tree, then: Footprint) -> str:
         if before is not None:
             if digest(path, content, by_bytes=before.startswith(BYTES)) != before:
                 return f"{path} has changed"
-        elif path in _loaded(tree.pristine, then.loaded):
+        elif path in members(tree.pristine, then.loaded):
             return f"{path} is patched since"
         elif name.replace("/", ".") in then.absent:
             return f"{path} is new"
     gone = [path for path in then.laid if path not in tree.laid]
     return f"{gone[0]} is patched no more" if gone else ""
-
-
-def _bits(names: tuple[str, ...], chosen: Iterable[str]) -> str:
-    """A set of sorted names as a bitset, in base64."""
-    wanted = set(chosen)
-    number = sum(1 << place for place, name in enumerate(names) if name in wanted)
-    return base64.b64encode(number.to_bytes(-(-len(names) // 8), "little")).decode()
-
-
-def _loaded(names: tuple[str, ...], bits: str) -> frozenset[str]:
-    number = int.from_bytes(base64.b64decode(bits), "little")
-    return frozenset(name for place, name in enumerate(names) if number >> place & 1)
 
 
 class Validity:

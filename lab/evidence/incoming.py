@@ -216,7 +216,6 @@ def _proof_row(result: Proof, run: ProofRun) -> Row:
         model=run.model,
         verdict=run.verdict,
         why=run.why,
-        seconds=run.seconds,
         rules=result.harness or "",
         **_common(result),
     )
@@ -261,7 +260,6 @@ def time_rows(result: Times) -> Iterator[Row]:
             verdict=last.verdict,
             why=last.why,
             states=last.states or "",
-            cpus=result.cpus,
             floor_ms=floor if name == PATCHED else {},
             **_figures(visits),
             **_common(result),

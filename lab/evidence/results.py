@@ -7,15 +7,19 @@ lies compressed in evidence/raw/; its row names the sha256 of the uncompressed l
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from patchqueue.files import atomic, record
+from patchqueue.files.tree import sha256
+from patchqueue.outcome import Refused
 
 FOLDER = Path("evidence")
 FILE, RAW = FOLDER / "results.jsonl", FOLDER / "raw"
@@ -25,6 +29,7 @@ Verdict = Literal["passed", "not applicable", "failed", "not run"]
 Attention = Literal["flashinfer", "fa3"]
 USUAL_ATTENTION: Attention = "flashinfer"
 ATTENTIONS = {"flashinfer": "FlashInfer", "fa3": "FlashAttention 3"}
+BAD = "bad-evidence"
 GOOD, NOT_RUN = ("passed", "not applicable"), "not run"
 NO_MEASURE = "its reference failed"  # begins the reason of a run that shows nothing
 BREAKABLE = "breakable"
@@ -48,6 +53,17 @@ class Footprint(Struct, frozen=True, omit_defaults=True):
     loaded: str = ""
     laid: dict[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+
+
+class Files(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="files"):
+    """A line of the file that is no row: what the footprints of one release consist of, each item
+    once. A row has the hash of the items there, and a bitset over them, as its footprint."""
+
+    items: tuple[str, ...]  # sorted: "PATH HASH" of laid, "MODULE absent", "loaded BITSET"
+
+    @property
+    def hash(self) -> str:
+        return sha256("\n".join(self.items).encode())[:16]
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,7 +90,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
-    seconds: float = 0.0
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
@@ -85,7 +100,6 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     floor_ms: dict[str, float] = field(default_factory=dict)  # matrix products alone, by shape
     input_tokens_per_s: float | None = None
     loads: dict[str, Load] = field(default_factory=dict)
-    cpus: int = 0
     raw: str = ""
 
     @property
@@ -106,14 +120,52 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
 
 def load(root: Path) -> list[Row]:
-    """All rows. Raises Refused naming the line that is no row."""
-    if not (root / FILE).is_file():
-        return []
-    lines = (root / FILE).read_bytes().splitlines()
-    return [
-        record.json(line, Row, f"{FILE}:{number}", "bad-evidence")
-        for number, line in enumerate(lines, 1)
-    ]
+    """All rows. Raises Refused naming the line that is no row, or whose footprint is not there."""
+    lines = (root / FILE).read_bytes().splitlines() if (root / FILE).is_file() else []
+    rows: list[Row] = []
+    listed: dict[str, Files] = {}
+    for number, line in enumerate(lines, 1):
+        where = f"{FILE}:{number}"
+        data = record.json(line, dict[str, Any], where, BAD)
+        if data.get("kind") == "files":
+            files = record.value(data, Files, where, BAD)
+            listed[files.hash] = files
+            continue
+        written = data.pop("footprint", None)
+        row = record.value(data, Row, where, BAD)
+        rows.append(replace(row, footprint=_read(written, listed, where)) if written else row)
+    return rows
+
+
+def _read(written: object, listed: Mapping[str, Files], where: str) -> Footprint:
+    """A footprint of the file. listed: by hash. Raises Refused where it refers to none of these."""
+    files, bits = record.value(written, tuple[str, str], where, BAD)
+    try:
+        values = dict(item.rsplit(" ", 1) for item in members(listed[files].items, bits))
+        loaded = values.pop("loaded")
+    except (KeyError, ValueError):
+        what = f'its footprint refers to {files}, which is no line of kind "files" above it'
+        raise Refused.of(BAD, where, what, "restore the whole file from one commit") from None
+    absent = tuple(name for name, value in values.items() if value == "absent")
+    laid = {name: value for name, value in values.items() if value != "absent"}
+    return Footprint(loaded, laid, absent)
+
+
+def _items(footprint: Footprint) -> set[str]:
+    values = {**footprint.laid, **dict.fromkeys(footprint.absent, "absent")}
+    return {f"loaded {footprint.loaded}", *map(" ".join, values.items())}
+
+
+def bitset(names: Sequence[str], chosen: Collection[str]) -> str:
+    """The names that are chosen, as bits in base64."""
+    number = sum(1 << place for place, name in enumerate(names) if name in chosen)
+    return base64.b64encode(number.to_bytes(-(-len(names) // 8), "little")).decode()
+
+
+def members(names: Sequence[str], bits: str) -> list[str]:
+    """The names that a bitset chooses. Raises ValueError where it is not base64."""
+    number = int.from_bytes(base64.b64decode(bits), "little")
+    return [name for place, name in enumerate(names) if number >> place & 1]
 
 
 def order(row: Row) -> tuple[object, ...]:
@@ -123,8 +175,18 @@ def order(row: Row) -> tuple[object, ...]:
 
 def save(root: Path, rows: Iterable[Row]) -> None:
     """Write the file whole, or not at all."""
-    lines = [msgspec.json.encode(row) + b"\n" for row in sorted(rows, key=order)]
-    atomic.write(root / FILE, b"".join(lines))
+    ordered = sorted(rows, key=order)
+    items: dict[str, set[str]] = {}  # by release
+    for row in ordered:
+        if row.footprint:
+            items.setdefault(row.release, set()).update(_items(row.footprint))
+    files = {release: Files(tuple(sorted(named))) for release, named in items.items()}
+    lines: list[Any] = [*files.values(), *map(msgspec.to_builtins, ordered)]
+    for row, data in zip(ordered, lines[len(files) :], strict=True):
+        if row.footprint:
+            own = files[row.release]
+            data["footprint"] = own.hash, bitset(own.items, _items(row.footprint))
+    atomic.write(root / FILE, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:

@@ -50,7 +50,6 @@ class ProofRun(Struct, frozen=True):
     verdict: Verdict
     model: str
     why: str = ""
-    seconds: float = 0.0
     loaded: tuple[str, ...] = ()
 
 
@@ -110,7 +109,6 @@ class Times(Result, frozen=True, kw_only=True):
     peers: tuple[Visit, ...] = ()
     floor_ms: dict[str, float | None] = field(default_factory=dict)
     subject: str = "nemotron"
-    cpus: int = 0
 
 
 class Check(Struct, frozen=True):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from evidence import cells, incoming, matrix, results
 from evidence.incoming import Fate
-from evidence.results import Load, Row
+from evidence.results import Footprint, Load, Row
 from patchqueue.outcome import Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins
@@ -241,6 +241,53 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
     with (tmp_path / results.FILE).open("a") as file:
         file.write('{"kind": "proof"}\n')
     with pytest.raises(Refused, match=r"results\.jsonl:2: .*field"):
+        results.load(tmp_path)
+
+
+LAID = {"python/sglang/a.py": "code:1", "python/sglang/b.py": "code:2"}
+OPENED = LAID | {"python/sglang/a.py": "bytes:3"}
+
+
+def with_footprints(root: Path) -> list[Row]:
+    """Rows of two trees of one release, and of another release, kept in this folder."""
+    (root / results.FILE).parent.mkdir()
+    prints = [Footprint("AQ==", LAID, ("sglang.c", "sglang.c.d")), Footprint("Ag==", OPENED)]
+    rows = [replace(ROW, model=f"{n}", footprint=one) for n, one in enumerate(prints)]
+    rows += [replace(rows[0], model="2", queue="sha256:old"), replace(ROW, model="3")]
+    rows += [replace(rows[0], release="0.5.16", footprint=Footprint())]
+    results.save(root, rows)
+    return sorted(rows, key=results.order)
+
+
+def test_what_footprints_of_one_release_share_is_kept_once(tmp_path):
+    rows = with_footprints(tmp_path)
+    assert results.load(tmp_path) == rows
+    text = (tmp_path / results.FILE).read_text()
+    assert text.count("b.py") == text.count("sglang.c.d") == 1
+    assert [text.count(f"a.py {one}") for one in ("code:1", "bytes:3")] == [1, 1]
+
+
+def test_files_that_no_footprint_names_are_dropped(tmp_path):
+    kept = [row for row in with_footprints(tmp_path) if row.release == "0.5.9"]
+    results.save(tmp_path, [replace(row, footprint=None) for row in kept[:1]] + kept[1:2])
+    text = (tmp_path / results.FILE).read_text()
+    assert text.count('"kind":"files"') == 1 and "bytes:3" in text
+    assert "code:1" not in text and "sglang.c" not in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("b.py code:2", "b.py code:4", r"\.jsonl:4: .* refers to \w{16}, which is no line"),
+        ('"Fg=="]', '"Fg="]', r"\.jsonl:5: .* refers to"),
+        ('"items"', '"names"', r"\.jsonl:1: .*names"),
+    ],
+)
+def test_a_footprint_that_refers_to_no_line_is_named(tmp_path, old, new, named):
+    with_footprints(tmp_path)
+    file = tmp_path / results.FILE
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(Refused, match=named):
         results.load(tmp_path)
 
 
