@@ -59,7 +59,9 @@ def test_another_server_has_no_columns_for_them():
     assert made.plan.track_rows is None and made.plan.track_slots is None
     silent = SimpleNamespace()  # without the fields: it is not asked
     layers.Captured(None).track(made, silent)
-    assert torch.equal(layers.Captured(None, 128).tables(64, "cpu").plan.track_rows, torch.zeros(64))
+    assert torch.equal(
+        layers.Captured(None, 128).tables(64, "cpu").plan.track_rows, torch.zeros(64)
+    )
 
 
 ASKED = dict(
