@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -81,10 +82,13 @@ def test_no_kernel_that_may_use_multicast_is_chosen(default_server_args, tmp_pat
 
 
 @pytest.mark.revision(">=0.5.9")
-def test_a_short_context_is_read_from_the_checkpoint(tmp_path):
+def test_a_short_context_is_read_from_the_arguments(tmp_path):
+    """As ModelConfig does with --json-model-override-args."""
     setting = settings.SETTINGS["context-config"]
-    config = models.MODELS[setting.models[0]] | setting.config
-    read = checkpoints.read(tmp_path, config)
+    checkpoints.read(tmp_path, models.MODELS[setting.models[0]])
+    given = json.loads(setting.words["json_model_override_args"])
+    words = dict(trust_remote_code=False, model_override_args=given)
+    read = hf_transformers_utils.get_config(str(tmp_path), **words)
     assert hf_transformers_utils.get_context_length(read) == settings.cases.SHORT_CONTEXT
 
 

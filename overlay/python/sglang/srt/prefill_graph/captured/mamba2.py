@@ -26,7 +26,7 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     if mamba2_scan.is_off():
         return f"{mamba2_scan.SWITCH}=release is set"
     pool = cache.temporal
-    if tiles.needs_switch(pool.device):
+    if tiles.needs_switch(*pool.shape[2:], pool.device):
         return f"its scan is {tiles.UNMEASURED}; {tiles.SWITCH}=capture captures it"
     shape = mamba2_scan.known_shape(
         pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:], pool.device

@@ -14,8 +14,8 @@ kernel, most within 10 %. The scan's tiles have one stage: Triton miscompiles mo
 
 Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
 Where the release times candidates, they get what it chooses. The scan of ssd.py likewise has
-SAFE_OWN for every size that its blocks take. On GPUs where nothing was measured, a server takes
-them where SWITCH asks for them.
+SAFE_OWN for every size that its blocks take. It was measured nowhere, so that a server takes it
+where SWITCH asks for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tile = dict[str, int]  # what a kernel is launched with: sizes of blocks, num_wa
 HOPPER = (9, 0)  # compute capability of H100, H200 and GH200
 COMPILED = {(8, 0), (8, 6), (8, 9), HOPPER, (10, 0), (12, 0)}  # what SAFE_OWN was compiled for
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"  # in the environment; captured/layers.py has its values
-ASKED = "capture", "all"  # the values that take SAFE_OWN on GPUs other than HOPPER
+ASKED = "capture", "all"  # the values that take SAFE_OWN
 UNMEASURED = "not measured on this GPU"
 
 
@@ -139,12 +139,12 @@ def own(
 ) -> Tile | None:
     """The tile of "states" or "scan" for a rank with so many heads; None where there is none, or
     `needs_switch`."""
-    if itemsize != 2 or capability(device) not in COMPILED or needs_switch(device):
+    if itemsize != 2 or capability(device) not in COMPILED:
         return None
     key = (kernel, size, d_state)
     if measured(size, d_state, device):
         return OWN_OF_FEW.get(key, OWN[key]) if heads <= FEW else OWN[key]
-    if size > LARGEST[0] or d_state > LARGEST[1]:
+    if size > LARGEST[0] or d_state > LARGEST[1] or needs_switch(size, d_state, device):
         return None
     tile = SAFE_OWN[kernel]
     return tile | {"BLOCK_N": min(tile["BLOCK_N"], d_state)} if kernel == "states" else tile
@@ -165,9 +165,10 @@ def is_unmeasured(device: torch.device) -> bool:
     return capability(device) in COMPILED - {HOPPER}
 
 
-def needs_switch(device: torch.device) -> bool:
-    """Whether own() has tiles for the GPU that SWITCH does not ask for."""
-    return is_unmeasured(device) and os.environ.get(SWITCH) not in ASKED
+def needs_switch(size: int, d_state: int, device: torch.device) -> bool:
+    """Whether own() has tiles of these sizes for the GPU that SWITCH does not ask for."""
+    fits = size <= LARGEST[0] and d_state <= LARGEST[1] and capability(device) in COMPILED
+    return fits and not measured(size, d_state, device) and os.environ.get(SWITCH) not in ASKED
 
 
 class Fixed:
