@@ -3,6 +3,7 @@ layer. The kernel of a GPU is replaced by a plain one of the same contract."""
 
 import functools
 import random
+from types import SimpleNamespace
 
 import torch
 from sglang.srt.layers import radix_linear_attention
@@ -86,6 +87,7 @@ def backend(batch, pool, step):
     made.req_to_token_pool.mamba2_layer_cache = lambda layer_id: pool
     made.kernel_dispatcher, made.device = kernel(False), "cpu"
     gdn_flashinfer.mamba_cache_chunk_size = lambda: step
+    gdn_flashinfer.get_server_args = lambda: SimpleNamespace(mamba_cache_chunk_size=step)  # 0.5.17
     return made
 
 
