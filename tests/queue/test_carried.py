@@ -391,8 +391,10 @@ def test_one_assembler_goes_by_both_names(tmp_path, sm, said):
 def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch, before):
     monkeypatch.setenv("CUDA_HOME", "/cuda")
     monkeypatch.setenv("LD_LIBRARY_PATH", before)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     place = gpumodules.load(monkeypatch, "launch").Place((tmp_path / "site",), tmp_path)
     assert place.environment()["LD_LIBRARY_PATH"] == before
+    assert place.environment()["NCCL_NVLS_ENABLE"] == "0", "no server uses multicast"
     own = tmp_path / "site/nvidia/cuda_runtime/lib"
     own.mkdir(parents=True)
     wanted = ":".join([str(own), "/cuda/lib64", *filter(None, [before])])

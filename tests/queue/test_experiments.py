@@ -155,20 +155,6 @@ def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
     assert (tmp_path / "next-turn.nemotron-h-buffer.queue.json").is_file()
 
 
-def test_another_model_can_be_asked(monkeypatch, tmp_path):
-    """Next turns behind drafts, too."""
-    Host(monkeypatch).main(tmp_path, "next_turn", "--model", "nemotron-h-mtp")
-    assert (tmp_path / "next-turn.nemotron-h-mtp.patched.json").is_file()
-
-
-def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
-    host = Host(monkeypatch)
-    host.main(tmp_path, "next_turn", "--attention", "fa3")
-    assert "kernels" not in host.ran
-    host.main(tmp_path, "next_turn")
-    assert "kernels" in host.ran
-
-
 def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host, seen = Host(monkeypatch), []
     noted = lambda place, jobs, *_, **__: seen.append([*jobs])  # noqa: E731
@@ -176,6 +162,14 @@ def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host.main(tmp_path, "context-flag", "next_turn", "context-config")
     names = [{job.name.partition(".")[0] for job in jobs} for jobs in seen]
     assert names == [{"context-flag", "context-config"}, {"next-turn"}]
+
+
+def test_a_run_of_no_model_does_not_pass(monkeypatch, tmp_path):
+    host = Host(monkeypatch)
+    lacks = {"the release lacks them": ["llama"]}
+    monkeypatch.setattr(host.run.experiments.proof, "left_out", lambda *_: lacks)
+    with pytest.raises(SystemExit, match="no model is left"):
+        host.main(tmp_path, "proof", "--model", "llama")
 
 
 @pytest.mark.parametrize("words", [("run.py", "--list"), ("gain.py", "--help")])

@@ -1,12 +1,7 @@
 """tests/gpu/images.py: what it asks, and what it takes of two engines' answers."""
 
-import importlib.util
-import sys
-import types
-
 import gpumodules
 import pytest
-from gpumodules import GPU
 
 images = gpumodules.fixture("images")
 
@@ -46,21 +41,6 @@ def test_text_on_graphs_and_images_without_is_good(images):
 )
 def test_a_fault_is_named(images, replayed, off, what):
     assert faults(images, engine(images, replayed, off), engine(images, ())) == [what]
-
-
-def test_another_method_can_run_in_the_place_of_one(monkeypatch):
-    monkeypatch.setattr(sys, "path", [])  # no other sitecustomize
-    file = GPU / "watch" / "sitecustomize.py"
-    spec = importlib.util.spec_from_file_location("watch_of_engines", file)
-    watch = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(watch)
-    module = types.SimpleNamespace(
-        Layer=type("Layer", (), {"fused": lambda _: 1, "native": lambda _: 2})
-    )
-    module.plain = lambda: 3
-    watch.forget(module, "Layer.fused=native")
-    watch.forget(module, "plain")
-    assert module.Layer().fused() == 2 and module.plain() is None
 
 
 def test_an_image_that_changes_nothing_is_a_fault(images):
