@@ -19,7 +19,6 @@ from patchqueue.applying.apply import load_queue
 from patchqueue.applying.selection import select
 from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
 from patchqueue.handover import backport
-from patchqueue.handover.repository import open_repository
 from patchqueue.outcome import Outcome
 from patchqueue.queue import imports
 from patchqueue.queue.series import PROVENANCE
@@ -206,22 +205,6 @@ def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint)
     assert problem.name == name and hint in problem.hint
 
 
-def test_the_words_of_the_command(project, checkout, tool):
-    words = ("backport", "--onto", checkout)
-    assert tool(project, *words, "mine", "--without", "steps/count-once-more")[0] == 0
-    text = git(checkout, "log", "--format=%B", f"{fakes.TAG}..mine")
-    assert text.count("Queue-Patch: ") == 1
-    code, out, _ = tool(project, *words, BRANCH)
-    assert code == 0 and f"{BRANCH} made, at " in out
-    code, out, _ = tool(project, *words, BRANCH)
-    assert (code, out.splitlines()[-1]) == (0, f"next: `git -C {checkout} switch {BRANCH}`")
-    code, _, err = tool(project, *words, "no..branch")
-    assert code == 1 and "next: " in err
-    git(checkout, "config", "user.name", "<>")
-    code, _, err = tool(project, *words, "other")
-    assert code == 1 and "disallowed characters" in err and "Traceback" not in err
-
-
 @pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.23"])
 def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
     """Every module of the package that a laid file or a laid line imports is laid."""
@@ -393,14 +376,3 @@ def test_every_header_makes_a_message_that_git_reads_back():
         assert found[0] == f"Queue-Patch: {patch.name}" and len(found) == 5, text
         assert not re.search("(?m)^(---|diff -|Index: )", text), text
         assert "Merged" not in found[4] or found[4].endswith(found[3].partition("upstream, ")[2])
-
-
-def test_a_repository_is_read_as_it_is_committed(project, checkout):
-    repository = open_repository(str(checkout))
-    cut, expected = "python/sglang/srt/cut.py", fakes.RELEASE["sglang/srt/cut.py"]
-    assert repository.read(repository.commit("HEAD"), cut).decode() == expected
-    (checkout / "link").symlink_to("README.md")
-    git(checkout, "add", "link")
-    git(checkout, *UNSIGNED, "-m", "link")
-    for name in ("python/sglang", "nothing", "link"):
-        assert repository.read(repository.commit("HEAD"), name) is None

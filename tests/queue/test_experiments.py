@@ -15,7 +15,7 @@ import gpumodules
 import pytest
 import questions
 import test_asleep
-import test_images
+import test_judged
 from gpumodules import GPU
 
 LOG = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
@@ -95,7 +95,9 @@ def answered(job) -> dict:
         return made | test_asleep.engine(job.plan["steps"])
     if question == "images":
         images = importlib.import_module("images")
-        return made | test_images.engine(images, {images.TEXT} if "breakable" in job.name else ())
+        return made | test_judged.image_engine(
+            images, {images.TEXT} if "breakable" in job.name else ()
+        )
     cases = importlib.import_module("cases")
     names = job.plan.get("passes") or cases.passes(job.plan["mode"])
     return made | {"passes": {name: passed(cases.of_pass(name)) for name in names}, "prefills": []}

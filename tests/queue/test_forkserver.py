@@ -130,13 +130,6 @@ def test_an_engine_and_its_children_import_what_the_server_has_not(begin, site):
     assert not Path(f"/proc/{engine.pid}").exists()
 
 
-def test_children_whose_loader_is_told_something_start_from_nothing(begin, site):
-    server = begin()
-    server.wait()
-    assert run(server, site, "").wait(60) == 7  # an empty LD_PRELOAD is another one than none
-    assert len(importers(site)) == 2 + 3
-
-
 def test_a_killed_engine_takes_its_spares_along(begin, site):
     launch = importlib.import_module("launch")
     (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
@@ -161,18 +154,51 @@ def greedy(site):
     (site / "site/greedy.py").write_text(code)
 
 
-def test_a_module_that_starts_cuda_is_named(begin, forkserver, site, greedy):
-    """A process that has begun with CUDA must not be forked."""
-    imports(site, "import heavy, greedy\n")
-    with pytest.raises(forkserver.Unready, match="^greedy asks for CUDA"):
-        begin().wait()
+TORCH = """
+import types
+def asks(*_):
+    raise RuntimeError("CUDA was asked")
+cuda = types.SimpleNamespace(
+    current_device=asks, get_device_properties=asks, get_device_capability=asks)
+"""
+NAMED = "9.0"
 
 
-def test_modules_that_cannot_be_imported_are_named(begin, forkserver, site):
-    imports(site, "import missing\n")
-    with pytest.raises(forkserver.Unready, match="scheduler, .* cannot be imported"):
+@pytest.fixture
+def asking(site, monkeypatch):
+    """Makes a module that asks torch's CUDA, and a server that is told this of the GPU."""
+
+    def make(code: str, told: str) -> None:
+        (site / "site/torch.py").write_text(TORCH)
+        (site / "site/asks.py").write_text(f"import torch\n{code}")
+        monkeypatch.setenv("PREFILL_GPU", told)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        # a process that has begun with CUDA must not be forked
+        ("import heavy, greedy\n", "^greedy asks for CUDA"),
+        ("import missing\n", "scheduler, .* cannot be imported"),
+        # a package that asks for more than is known may take no answer for a no, without a word
+        ("import heavy, asks\n", "^asks asks for name"),
+    ],
+)
+def test_modules_that_cannot_be_had_before_the_fork_are_named(
+    begin, forkserver, site, greedy, asking, code, named
+):
+    asking(
+        "try:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
+        "except Exception:\n    fast = False\n",
+        NAMED,
+    )
+    imports(site, code)
+    with pytest.raises(forkserver.Unready, match=named):
         begin().wait()
-    assert "No module named 'missing'" in (site / "server.log").read_text()
+    missing = "No module named 'missing'" in (site / "server.log").read_text()
+    assert missing is ("missing" in code)
 
 
 def test_engines_of_a_lost_server_have_ended(begin, forkserver, site):
@@ -205,28 +231,6 @@ def test_a_fork_that_nobody_waits_for_runs_nothing(begin, forkserver, site, monk
     assert (site / "ran").read_text() == str(engine.pid) and not (site / "late").exists()
 
 
-TORCH = """
-import types
-def asks(*_):
-    raise RuntimeError("CUDA was asked")
-cuda = types.SimpleNamespace(
-    current_device=asks, get_device_properties=asks, get_device_capability=asks)
-"""
-NAMED = "9.0"
-
-
-@pytest.fixture
-def asking(site, monkeypatch):
-    """Makes a module that asks torch's CUDA, and a server that is told this of the GPU."""
-
-    def make(code: str, told: str) -> None:
-        (site / "site/torch.py").write_text(TORCH)
-        (site / "site/asks.py").write_text(f"import torch\n{code}")
-        monkeypatch.setenv("PREFILL_GPU", told)
-
-    return make
-
-
 @pytest.mark.parametrize("found", [NAMED, "", "[N/A]"])
 def test_a_package_is_told_which_gpu_there_is(begin, site, asking, found):
     """torchao asks while it is imported. An engine asks CUDA again. Without an answer such a
@@ -248,15 +252,3 @@ def test_a_package_is_told_which_gpu_there_is(begin, site, asking, found):
     run(server, site).wait(60)
     said = (site / "engine.log").read_text()
     assert said == f"{found == NAMED}\nCUDA was asked\n"
-
-
-def test_a_package_that_asks_for_more_than_is_known_is_named(begin, forkserver, site, asking):
-    """It may take no answer for a no, without a word."""
-    asking(
-        "try:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
-        "except Exception:\n    fast = False\n",
-        NAMED,
-    )
-    imports(site, "import heavy, asks\n")
-    with pytest.raises(forkserver.Unready, match="^asks asks for name"):
-        begin().wait()

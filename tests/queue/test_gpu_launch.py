@@ -81,24 +81,23 @@ def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_pat
 def test_the_first_of_each_kind_goes_ahead(launch, tmp_path):
     """Others of its kind reuse what it compiles; those of another kind have nothing to wait for."""
     kinds = {"first": "a", "second": "a", "other": "b", "another": "b"}
-    told = _told(launch, tmp_path, kinds, width=4)
+    told = _told(launch, tmp_path / "four", kinds, width=4)
     assert told["other"]["began"] < told["first"]["ready"]
     for follower, leader in (("second", "first"), ("another", "other")):
         assert told[leader]["ready"] < told[follower]["began"] < told[leader]["ended"]
-
-
-def test_a_follower_takes_no_room_while_it_waits(launch, tmp_path):
-    told = _told(launch, tmp_path, {"first": "a", "second": "a", "other": "b"}, width=2)
-    assert told["other"]["began"] < told["first"]["ready"] < told["second"]["began"]
-
-
-def test_nobody_follows_where_there_is_no_lead(launch, tmp_path):
-    told = _told(launch, tmp_path, {"first": "a", "second": "a"}, width=2, lead=False)
+    three = {"first": "a", "second": "a", "other": "b"}
+    told = _told(launch, tmp_path / "three", three, width=2)
+    assert told["other"]["began"] < told["first"]["ready"] < told["second"]["began"], (
+        "a follower takes no room while it waits"
+    )
+    alike = {"first": "a", "second": "a"}
+    told = _told(launch, tmp_path / "alike", alike, width=2, lead=False)
     assert told["second"]["began"] < told["first"]["ready"]
 
 
 def _told(launch, folder, kinds, **words) -> dict[str, dict[str, float]]:
     """When each job began, was ready and ended, by its name."""
+    folder.mkdir()
     script = folder / "engine.py"
     script.write_text(ENGINE)
     jobs = [

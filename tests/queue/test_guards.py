@@ -85,14 +85,3 @@ def test_a_guard_begins_at_its_release_unless_an_older_pin_has_a_part_of_it():
     assert guards.lower_bound(late, [early, late]) == "0.5.12.post1"
     assert guards.lower_bound(early, [early, late]) == "0.5.12"
     assert guards.lower_bound(Version("0.5.12rc1"), []) == "0.5.12rc1"
-
-
-def test_pins_outside_of_a_guard_do_not_part_it():
-    pinned = [Version("0.5.5"), Version("0.5.17"), Version("0.5.20")]
-    assert guards.split(">=0.5.16,<0.5.18", Version("0.5.17"), pinned) == ("", ">=0.5.16,<0.5.18")
-
-
-def test_a_pinned_prerelease_counts():
-    pinned = [Version("0.5.16rc1"), Version("0.5.17")]
-    kept, new = guards.split(">=0.5.16rc1,<0.5.18", Version("0.5.17"), pinned)
-    assert (kept, new) == (">=0.5.16rc1,<0.5.17", ">=0.5.17,<0.5.18")

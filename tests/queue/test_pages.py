@@ -465,7 +465,7 @@ UNRUN = {
     r"scripts/nox status --merge ": "it takes what a GPU host wrote",
     r"scripts/nox pin v0.5.24 --lock": "it asks the index for 200 packages",
     r"python -m sglang.launch_server ": "it needs a GPU and a model",
-    r"(python -m http.server|pip install --find-links) ": "test_find_links.py asks such a folder",
+    r"(python -m http.server|pip install --find-links) ": "test_release.py asks such a folder",
 }
 
 

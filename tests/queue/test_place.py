@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from patchqueue.applying import context, matching, quilt
 from patchqueue.applying.apply import apply
-from patchqueue.applying.check import check, write
+from patchqueue.applying.check import check
 from patchqueue.applying.refresh import refresh
-from patchqueue.outcome import Outcome, Refused
+from patchqueue.outcome import Outcome
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
 from patchqueue.upstream import pins, source
@@ -92,15 +92,6 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
             text
         ) == context.edits(own)
         assert context.fitted(own, below).diff == own.diff
-
-
-def test_what_releases_share_has_no_more_context_than_they_agree_on():
-    other = BASE.replace("step_18 = 18\n", "step_18 = None\n").replace("step_23 = 23\n", "")
-    text = context.shared([patch(BASE, added(BASE)), patch(other, added(other))])
-    assert text.diff == (
-        f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -19,4 +19,5 @@\n step_19 = 19\n step_20 = 20\n"
-        "+added_step = 20\n step_21 = 21\n step_22 = 22\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -191,15 +182,6 @@ def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
     assert check(two.root, every(two).all, None).all_problems == ()
 
 
-def test_a_pin_that_the_queue_is_not_carried_to_is_one_problem(two):
-    """A release just pinned had one for each hunk, and was to be refreshed, not rebased."""
-    two.release("9.9.4", runner=numbered(9, "other"))
-    two.warm()
-    problems = check(two.root, every(two).all, None).all_problems
-    assert [(one.name, one.where) for one in problems] == [("not-carried", "v9.9.4")]
-    assert "`scripts/nox rebase 9.9.4`" in problems[0].hint
-
-
 @pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
 def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
     """A text with the lines of no release applies as before, and nothing is to be written anew."""
@@ -210,14 +192,6 @@ def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
     assert check(two.root, every(two).all, None).all_problems == ()
     assert refresh(two.root, every(two), two.pin, False)[0] == []
     assert "@@ -18,6 +18,7 @@" in (two.tree / "patches" / COUNT).read_text(), "quilt has its lines"
-
-
-def test_a_text_without_one_place_is_named_and_nothing_is_written(two):
-    two.edit(f"patches/{COUNT}", " step_21 = 21\n", " step_21 = other\n")
-    before = (two.root / pins.FILE).read_bytes()
-    with pytest.raises(Refused, match="reads 'step_21 = 21'.*needs 'step_21 = other"):
-        write(two.root, every(two).all, None)
-    assert (two.root / pins.FILE).read_bytes() == before
 
 
 def test_two_hunks_never_share_a_line_of_context():

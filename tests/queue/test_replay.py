@@ -89,36 +89,6 @@ def test_no_line_end_at_the_end_of_the_file(upstream, after):
     assert one(other, text)[0] is (Outcome.MERGED_UPSTREAM if other == after else Outcome.CONFLICT)
 
 
-@pytest.mark.parametrize(
-    "upstream, outcome",
-    [
-        ("new\na = 1\nb = 2\nc = 3\n", Outcome.APPLIED),
-        ("a = 1\nb = 2\nc = 3\nnew\n", Outcome.APPLIED),
-        ("a = 1\nb = 2\nb = 2\n", Outcome.CONFLICT),
-    ],
-)
-def test_little_context_is_as_exact(upstream, outcome):
-    """What releases agree on may be one line: it applies where it is alone."""
-    text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -2 +2 @@\n-b = 2\n+B = 2\n"
-    assert one(upstream, text)[0] is outcome
-
-
-def test_every_missing_file_is_named():
-    other = "python/sglang/srt/other.py"
-    result = run(None, diff(RUNNER, BASE, EDITED) + diff(other, BASE, EDITED))
-    assert [problem.where.rpartition(": ")[2] for problem in result.problems] == [RUNNER, other]
-
-
-def test_a_hunk_that_deletes_all_of_another_text_is_a_conflict():
-    text = f"--- a/{RUNNER}\n+++ b/{RUNNER}\n@@ -1,2 +0,0 @@\n-a\n-b\n"
-    assert one("x\ny\n", text)[0] is Outcome.CONFLICT
-
-
-def test_overlay_lies_below_the_patches():
-    new = "python/sglang/new.py"
-    assert run(BASE, diff(new, "a\n", "b\n"), overlay={new: b"a\n"}).files == {new: b"b\n"}
-
-
 LINES = st.lists(
     st.sampled_from([*"abcde", "", "    x = 1", "\f", "-- x", "++ y", "\\ z", "é"]), max_size=30
 )

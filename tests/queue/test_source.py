@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import zipfile
-from pathlib import Path
 
 import fakepip
 import fakes
@@ -169,35 +168,6 @@ def test_the_fake_of_pip_answers_as_pip_does(project, started_pip, tmp_path):
     assert answers[:3] == answers[3:] and WHEEL in answers[2][0]
 
 
-NO_NAME = "[Errno -3] Temporary failure in name resolution"
-REFUSED = "Tunnel connection failed: 403 Forbidden"
-
-
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        (f"x: Failed to resolve 'pypi.org' ({NO_NAME})\")': /simple", NO_NAME),
-        (
-            "'ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect timeout=15)')'",
-            "Connection to pypi.org timed out",
-        ),
-        (f"'ProxyError('Cannot connect to proxy.', OSError('{REFUSED}'))'", REFUSED),
-        ("ERROR: No matching distribution found for sglang==9.9.2", ""),
-    ],
-)
-def test_causes(said, cause):
-    found = index.unreachable(subprocess.CompletedProcess([], 1, "", said))
-    assert found == (f"the package index cannot be reached: {cause}" if cause else "")
-
-
-@pytest.mark.parametrize("where", [WHEEL, ""], ids=["file", "folder"])
-def test_from_a_wheel(project, where):
-    shutil.rmtree(project.cache / "archives")
-    origin = source.fetch(project.pin, str(project.wheels / where))
-    assert (origin.kind, origin.name, origin.archive) == ("wheel", WHEEL, cached(project))
-    assert (project.wheels / WHEEL).is_file()  # copied, not taken
-
-
 def archive_of(*members: tuple[zipfile.ZipInfo | str, str]) -> zipfile.ZipFile:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as archive:
@@ -235,28 +205,6 @@ def test_members_that_are_refused(member):
     archive = zipfile.ZipFile(io.BytesIO(held))
     name, text = refused(source.members, archive, "wheel", WHEEL)
     assert name == "bad-member" and WHEEL in text
-
-
-@pytest.mark.parametrize(
-    ("kind", "names", "taken"),
-    [
-        (
-            "wheel",
-            "sglang/ sglang/a.py sglang/a.so sglang/__pycache__/a.pyc sglang_other/a.py"
-            " sglang-9.9.1.dist-info/RECORD test/a.py",
-            ["python/sglang/a.py"],
-        ),
-        (
-            "git",
-            "python/sglang/a.py test/a.py setup.py python/pyproject.toml",
-            ["python/sglang/a.py", "test/a.py"],
-        ),
-    ],
-)
-def test_members_of_the_tree_only(kind, names, taken):
-    links = [(link("python/sglang/l"), "a.py")] if kind == "git" else []
-    archive = archive_of(*((name, "") for name in names.split()), *links)
-    assert list(source.members(archive, kind, WHEEL)) == taken
 
 
 @pytest.fixture
@@ -403,70 +351,8 @@ def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how, said
     assert ("is damaged" in said[1]) == (how == "damaged")
 
 
-def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_path, monkeypatch):
-    attributes = tmp_path / "attributes"
-    attributes.write_text("*.py export-ignore\n* text=auto eol=crlf\n")
-    settings = f"[core]\n autocrlf = true\n eol = crlf\n attributesFile = {attributes}\n"
-    (tmp_path / "home/.gitconfig").write_text(settings)
-    for name, value in {
-        "DIR": str(tmp_path / "nowhere"),
-        "WORK_TREE": str(tmp_path),
-        "CONFIG_COUNT": "1",
-        "CONFIG_KEY_0": "core.autocrlf",
-        "CONFIG_VALUE_0": "true",
-    }.items():
-        monkeypatch.setenv(f"GIT_{name}", value)
-    found = source.fetch(project.pin, str(checkout)).read("python/sglang/version.py")
-    assert found == b'__version__ = "9.9.1"\n'
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv("PATCHQUEUE_CACHE")
-    assert source.cache_folder() == tmp_path / "home/.cache/sglang-patch-queue"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert source.cache_folder() == tmp_path / "x/sglang-patch-queue"
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(tmp_path / "own"))
-    assert source.cache_folder() == tmp_path / "own"
-
-
 def test_unpack_refuses_another_tree(project, tmp_path):
     origin = source.fetch(project.pin, None)
     project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
     origin.pin = pins.load(project.root).find(TAG)
     assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
-
-
-def test_this_machines_wheel_is_preferred():
-    machine = os.uname().machine
-    other = "aarch64" if machine == "x86_64" else "x86_64"
-    names = [
-        f"sglang-9.9.1-{python}-{python}-manylinux_2_34_{name}.whl"
-        for name in (other, machine)
-        for python in ("cp310", "cp311")
-    ]
-    first, *_ = source._preferred(tuple(pins.Wheel(name, "0" * 64) for name in names))
-    assert first.file == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
-
-
-@pytest.mark.parametrize(
-    ("tags", "words"),
-    [
-        ("cp310-cp310-manylinux_2_34_x86_64", ["310", "--platform", "--implementation", "cp310"]),
-        ("cp39-abi3-manylinux_2_34_x86_64", ["39", "--platform", "--implementation", "abi3"]),
-        ("py3-none-any", ["3.11", "--platform"]),
-    ],
-)
-def test_pip_is_asked_for_just_this_wheel(monkeypatch, tmp_path, tags, words):
-    """A wheel without an ABI is asked for without one."""
-    asked: list[str] = []
-
-    def pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-        asked.extend(command)
-        return subprocess.CompletedProcess(command, 1, "", "first line\nlast line\n")
-
-    monkeypatch.setattr(index, "_pip", pip)
-    done = index.download("9.9.1", f"sglang-9.9.1-{tags}.whl", tmp_path)
-    assert asked[asked.index("--python-version") + 1] == words[0]
-    assert [word in asked for word in words] == [True] * len(words)
-    assert ("--abi" in asked) == ("--implementation" in words)
-    assert index.why(done) == "last line"
