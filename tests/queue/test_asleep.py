@@ -1,7 +1,6 @@
 """tests/gpu/asleep.py: what it takes of an engine's answers and of the GPU's memory."""
 
 import importlib
-import sys
 from types import SimpleNamespace
 
 import gpumodules
@@ -151,46 +150,6 @@ def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch):
     count = len(asleep.calls())
     assert told == ["ask"] * count + ["flush"] + ["ask"] * count
     assert [one["used_mib"] for one in found["steps"].values()] == [1, 1]
-
-
-class Taker:
-    """An engine that takes tensors."""
-
-    def __init__(self, told):
-        self.told = told
-
-    def update_weights_from_tensor(self, tensors):
-        self.told.append(tensors)
-        return True, ""
-
-
-class InSessions(Taker):
-    """And within a session alone, as 0.5.23's."""
-
-    def begin_weight_update(self):
-        self.told.append("begin")
-        return True, ""
-
-    def end_weight_update(self):
-        self.told.append("end")
-        return len(self.told) == 3, "nothing was sent"
-
-
-@pytest.mark.parametrize(
-    "kind, told", [(Taker, [[("w", 1)]]), (InSessions, ["begin", [("w", 1)], "end"])]
-)
-def test_tensors_are_sent_as_the_release_takes_them(asleep, monkeypatch, tmp_path, kind, told):
-    loader = SimpleNamespace(load_file=lambda file, device: {"w": 1})
-    gpu = SimpleNamespace(empty_cache=lambda: None)
-    for name, module in {
-        "torch": SimpleNamespace(cuda=gpu),
-        "safetensors": SimpleNamespace(torch=loader),
-        "safetensors.torch": loader,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    seen = []
-    asleep.update_from_tensors(kind(seen), str(tmp_path))
-    assert seen == told
 
 
 @pytest.mark.parametrize("step", ["nap", "sleep"])

@@ -61,6 +61,8 @@ def test_a_machine_has_its_name_on_linux(run, named, machine):
 
 def test_apply_says_what_it_did(run):
     said = "no release is named: v9.9.1, the default in upstream/pins.toml\n"
+    subject = "Count [steps] once[/] more"  # no markup
+    run.project.edit(f"patches/{COUNT}", "Count the steps once more", subject)
     run("unapply")
     code, out, err = run("apply")
     assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 of 2 patches" in out
@@ -68,20 +70,18 @@ def test_apply_says_what_it_did(run):
     assert err.startswith(said)
     _, out, err = run("apply", TAG, "--verbose")
     assert "steps/count-once-more" in out and "steps/name-the-cut" in out and said not in err
+    assert subject in " ".join(out.split())
     run.project.guards(">=9.9,<10", ">=9.10")
     gap = "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n"
     run.project.edit(f"patches/{CUT}", "Overlay: none\n", gap)
     code, out, err = run("apply")
     assert code == 0 and "not for v9.9.1: 1 not selected" in out and "name-the-cut" not in out, err
-
-
-def test_several_releases_have_a_line_each(run):
-    run.project.release("9.9.2")
-    run.project.warm()
-    run.project.edit("series", "==9.9.1", ">=9.9")
-    code, out, _ = run("apply", TAG, "9.9.2")
-    laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
-    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
+    code, out, err = run("apply", TAG)
+    assert code == 1 and out == ""
+    problem, following = err.splitlines()
+    assert problem.startswith(f"patches/{COUNT} on {TAG}: {RUNNER}: hunk 1: line 18 reads ")
+    assert problem.endswith(" [conflict]") and following.startswith("    next: ")
 
 
 def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
@@ -93,22 +93,6 @@ def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
     code, out, err = run("build", TAG)
     assert code == 0 and all(note in out for note in notes), err
     assert "--force-reinstall" in out.splitlines()[-1]
-
-
-def test_subjects_are_no_markup(run):
-    subject = "Count [steps] once[/] more"
-    run.project.edit(f"patches/{COUNT}", "Count the steps once more", subject)
-    code, out, _ = run("apply", "--verbose")
-    assert code == 0 and subject in " ".join(out.split())
-
-
-def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
-    run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
-    code, out, err = run("apply", TAG)
-    assert code == 1 and out == ""
-    said, following = err.splitlines()
-    assert said.startswith(f"patches/{COUNT} on {TAG}: {RUNNER}: hunk 1: line 18 reads ")
-    assert said.endswith(" [conflict]") and following.startswith("    next: ")
 
 
 def test_check_says_how_much_it_fetches(run):
@@ -134,6 +118,10 @@ def test_a_problem_of_several_releases_is_said_once(run):
     lines = [line for line in err.splitlines() if "[unexplained-gap]" in line]
     where = "patches/steps/name-the-cut.patch on 2 releases, v9.9.1 to v9.9.2: "
     assert code == 1 and sum(line.startswith(where) for line in lines) == 1, err
+    run.project.edit("series", "==9.9.3", ">=9.9")
+    code, out, _ = run("apply", TAG, "9.9.2")
+    laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
+    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
 
 
 def test_problems_are_annotations_on_github(run, monkeypatch):
@@ -148,13 +136,17 @@ def interrupted(*_):
     raise KeyboardInterrupt
 
 
-def test_interrupted(run, monkeypatch):
+def test_interrupted(run, monkeypatch, capsys):
     monkeypatch.setattr(trees, "apply", interrupted)
     code, _, err = run("apply", TAG)
     assert (code, err) == (130, "interrupted; nothing half-done was put in place\n")
     (run.project.root / atomic.JOURNAL).mkdir(parents=True)
     code, _, err = run("apply", TAG)
     assert code == 130 and "written in part; `scripts/nox check`" in err
+    # what the tool imports takes a tenth of a second
+    monkeypatch.setattr(program.importlib, "import_module", interrupted)
+    assert program.run() == 130
+    assert capsys.readouterr().err == "interrupted; nothing was begun yet\n"
 
 
 @pytest.mark.parametrize("half", [undo.State.INSTALLING, undo.State.REMOVING])
@@ -167,13 +159,6 @@ def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, 
         code, _, err = run("install", "--site-packages", tmp_path / "site")
         words = f"`scripts/nox install --site-packages {tmp_path}/site --verify`"
         assert code == 130 and (words in err) is (state is half)
-
-
-def test_interrupted_before_a_command_begins(monkeypatch, capsys):
-    """What the tool imports takes a tenth of a second."""
-    monkeypatch.setattr(program.importlib, "import_module", interrupted)
-    assert program.run() == 130
-    assert capsys.readouterr().err == "interrupted; nothing was begun yet\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import fakes
@@ -134,12 +133,6 @@ def test_what_a_killed_write_left_goes_with_the_next(tmp_path, monkeypatch):
     assert sorted(os.listdir(folder)) == sorted(["file", living.name, others.name])
 
 
-HOLD = (
-    "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX);"
-    " print(flush=True); sys.stdin.read()"
-)
-
-
 @pytest.mark.parametrize("name", ["one.lock", "."])
 def test_a_runs_own_threads_wait_in_silence(tmp_path, name, said):
     """On a file, and on a folder itself."""
@@ -155,29 +148,6 @@ def test_a_runs_own_threads_wait_in_silence(tmp_path, name, said):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
     assert said == []
-
-
-def test_another_run_is_named_once(tmp_path, said):
-    path = tmp_path / "one.lock"
-    path.touch()
-
-    def work(_: int) -> None:
-        with locked(path):
-            pass
-
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        other.stdout.readline()
-        with ThreadPoolExecutor(4) as threads:
-            done = threads.map(work, range(4))
-            end = time.monotonic() + 30
-            while not said and time.monotonic() < end:
-                threading.Event().wait(0.01)
-            threading.Event().wait(0.2)
-            other.stdin.close()
-            list(done)
-    assert said == [f"another run holds {path}; waiting for it"]
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=90)

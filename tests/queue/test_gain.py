@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 from pathlib import Path
@@ -17,7 +16,6 @@ import gpumodules
 import pytest
 
 FAKE = Path(__file__).parent / "fake_gpu"
-PEER = Path(__file__).parent / "fake_peer"
 SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
 ARGS = "sglang/srt/server_args.py"
 
@@ -174,7 +172,6 @@ def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
         (["--peer", "vllm={}/none"], "vllm: there is no folder {}/none"),
         (["--peer", "vllm={}"], "vllm: {} has no vllm, so it is not a folder of packages"),
         (["--peer", "sglang={}"], "sglang: {} has no manifest.json, so it is not an unpacked bun"),
-        (["--peer", f"vllm={PEER}", "--traffic", "long"], "peers take shapes"),
     ],
 )
 def test_wrong_words_are_refused(gain, tmp_path, capsys, words, said):
@@ -403,60 +400,6 @@ def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, ran, good):
     assert module._as_meant(entry) is good
 
 
-ALONE = ["--shapes", "1x512", "--rounds", "2", "--trees", "patched"]
-
-
-def told(file: Path, what: str) -> list[dict]:
-    """What the fake vllm noted of its own."""
-    notes = [json.loads(line) for line in file.read_text().splitlines()]
-    return [one for one in notes if one["what"] == what]
-
-
-@pytest.fixture
-def beside(gain, tmp_path, monkeypatch):
-    """A run of the patched tree and one peer: its exit code, what is kept of the peer, and the
-    file of its notes."""
-    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
-    monkeypatch.setenv("FAKE_PEER_SEEN", str(tmp_path / "seen"))
-
-    def run(*words: str, **settings) -> tuple[int, dict, Path]:
-        code, found = gain(*ALONE, *words, LOADS=1, **settings)
-        assert [entry["verdict"] for entry in found["runs"]] == ["passed"]
-        (peer,) = found["peers"]
-        return code, peer, tmp_path / "seen"
-
-    return run
-
-
-def test_vllm_is_asked_what_the_trees_are(beside):
-    code, peer, notes = beside("--peer", f"vllm={PEER}", FAKE_PEER_STEP="0.01")
-    assert code == 0 and peer["verdict"] == "passed" and peer["why"] == ""
-    assert (peer["name"], peer["version"]) == ("vllm", "0.26.0")
-    assert peer["mode"] == "VLLM_COMPILE, FULL_AND_PIECEWISE"
-    calls = peer["first_token_ms"]["1x512"]
-    assert len(calls["all"]) == 2 and calls["fastest"] >= 10 and "prefills" not in peer
-    assert peer["profile"]["1x512"]["busy_ms"] == 0.512
-    assert peer["loads"][0]["tokens_per_s"] > 0
-    (words,) = told(notes, "start")
-    assert words["load_format"] == "dummy" and words["enable_prefix_caching"] is False
-    assert words["max_num_batched_tokens"] == 4096
-    # the tokens of the trees, by number of the round; a load never has more than 16 under way
-    measured = load("load")
-    sources = [f"round {number}" for number in (-3, -2, -1, 0, 1)]
-    first = [measured.tokens(random.Random(source), 1)[0] for source in sources]
-    asked = told(notes, "generate")
-    assert [one["shape"] for one in asked] == ["1x1", *["1x512"] * (5 + 3)]
-    assert [one["first"] for one in asked[1:6]] == first
-    under_way = [one["under_way"] for one in told(notes, "enqueue")]
-    assert max(under_way) == 16 and under_way.count(16) == 5, "16 at once, then 4 one by one"
-
-
-def test_a_peer_that_dies_leaves_the_trees_their_verdict(beside):
-    code, peer, _ = beside("--peer", f"vllm={PEER}", FAKE_PEER_FAULT="dies-in-load")
-    assert code == 0 and peer["verdict"] == "failed"
-    assert "prefill_load: exit code 7" in peer["why"]
-
-
 @pytest.fixture
 def release(laid, tmp_path) -> Path:
     """An unpacked bundle of another release, whose own tree has no breakable graph."""
@@ -468,9 +411,13 @@ def release(laid, tmp_path) -> Path:
     return folder
 
 
-def test_another_release_of_sglang_runs_as_published(beside, release, tmp_path):
-    code, peer, _ = beside("--peer", f"sglang={release}")
-    assert code == 0 and peer["verdict"] == "passed", peer["why"]
+def test_another_release_of_sglang_runs_as_published(gain, release, monkeypatch):
+    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
+    words = ("--shapes", "1x512", "--rounds", "2", "--trees", "patched")
+    code, found = gain(*words, "--peer", f"sglang={release}", LOADS=1)
+    assert code == 0 and [entry["verdict"] for entry in found["runs"]] == ["passed"]
+    (peer,) = found["peers"]
+    assert peer["verdict"] == "passed", peer["why"]
     assert (peer["name"], peer["version"], peer["mode"]) == ("sglang", "0.5.23", "eager")
     assert peer["mode_why"] == "the release has no breakable graph"
     assert peer["profile"]["1x512"]["busy_ms"] == 1.28, "its own tree, which is slower"

@@ -25,7 +25,7 @@ from pathlib import Path
 import fakes
 import pytest
 import test_build
-from fakes import ROOT, RUNNER, refused
+from fakes import ROOT, RUNNER, contents, refused
 from packaging.version import Version
 
 from patchqueue.files import tree as trees
@@ -77,14 +77,6 @@ def exactly(folder: Path) -> dict[str, object]:
         owner = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
         found[path.relative_to(folder).as_posix()] = (kind, *owner)
     return found
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_install_makes_the_bytes_of_the_work_tree(project, site, do):

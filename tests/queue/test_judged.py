@@ -180,26 +180,6 @@ def test_products_under_way_where_a_loop_begins_anew(left, wait, label, found, s
     assert len(sweep.machine_code.products_over_back_edges(code)) == found
 
 
-def test_an_autotuned_kernel_is_launched_with_the_tiles_that_are_swept(sweep):
-    """From 0.5.20 on the release's kernels choose their tiles themselves: "got multiple values for
-    keyword argument 'BLOCK_SIZE_M'"."""
-    taken = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *args, **words: taken.append((grid, args, words))
-
-    class Tuned(Kernel):
-        configs, fn = [{"BLOCK_SIZE_M": 64}], Kernel()
-
-        def __getitem__(self, grid):
-            return lambda *args, **words: self.fn[grid](*args, BLOCK_SIZE_M=64, **words)
-
-    sweep.With(Tuned(), {"BLOCK_SIZE_M": 128})["grid"](1)
-    sweep.With(Tuned(), {})["grid"](2)  # as the release launches it
-    assert [words["BLOCK_SIZE_M"] for _, _, words in taken] == [128, 64]
-
-
 MIXED = [{"mode": "MIXED"}] * 40 + [{"mode": "EXTEND"}] * 10
 SERVERS = {
     "next_turn": questions.Decoded,

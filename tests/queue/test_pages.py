@@ -481,20 +481,6 @@ def test_every_command_of_a_block_is_run_or_checked_or_has_a_reason():
     assert {reason for found in reasons.values() for reason in found} == UNRUN.keys()
 
 
-def test_a_command_is_found_wherever_it_stands(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay"
-        " it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
-    )
-    found = [(shown.command, shown.named) for shown in pages.shown(page)]
-    assert found == [
-        ("scripts/nox apply", False),
-        ("scripts/nox check", True),
-        ("A=b quilt pop", True),
-    ]
-
-
 read_pins, read_sessions, make_parser = map(cache, (pins.load, fakes.sessions, fakes.parser))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import QUEUE
+from fakes import QUEUE, contents
 from served import Site
 
 from patchqueue.files.run import find_uv
@@ -24,27 +24,23 @@ PATCH = f"sglang-9.9.1+{fakes.LABEL}.patch"
 FOLDER = f"dist/release-{QUEUE}"
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def test_the_folder_has_all_that_is_published(project, tool):
     code, said, _ = tool(project, "build", "--release")
     assert code == 0 and f"{FOLDER}: 1 wheel, 1 patch file" in said
     assert f"--find-links {FOLDER} sglang==9.9.1+{fakes.LABEL}" in said
     folder = project.root / FOLDER
-    made = files(folder)
+    made = contents(folder)
     assert sorted(made) == ["SHA256SUMS", "index.html", WHEEL, PATCH]
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True)
     assert len(made["SHA256SUMS"].splitlines()) == len(made) - 1
 
 
 def test_the_same_queue_gives_the_same_bytes(project):
-    first = files(release.make(project.root, pins.load(project.root).all).folder)
+    first = contents(release.make(project.root, pins.load(project.root).all).folder)
     for path in project.root.rglob("*"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
     shutil.rmtree(project.root / "work")
-    assert files(release.make(project.root, pins.load(project.root).all).folder) == first
+    assert contents(release.make(project.root, pins.load(project.root).all).folder) == first
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ def test_fetched_by_pip_once_and_offline_after(project, said):
     assert len(said) == 1
 
 
-def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said):
+def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said, tmp_path):
+    """And what a killed run left in the cache is removed."""
+    left = project.cache / "tmp-left"
+    (left / "half").mkdir(parents=True)
     path = cached(project)
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
@@ -74,14 +77,10 @@ def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said):
     path.write_bytes(content)
     origin = source.fetch(project.pin, None)
     assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
-    assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256
-
-
-def test_what_a_killed_run_left_in_the_cache_is_removed(project):
-    left = project.cache / "tmp-left"
-    (left / "half").mkdir(parents=True)
-    source.fetch(project.pin, str(project.wheels))
-    assert not left.exists()
+    assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256 and not left.exists()
+    project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
+    origin.pin = pins.load(project.root).find(TAG)
+    assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
 
 
 def test_an_index_that_serves_another_file_is_refused(project):
@@ -213,7 +212,15 @@ def checkout(project, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["checkout", "bare", "url", "inside"])
-def test_from_git(project, checkout, tmp_path, kind):
+def test_from_git(project, tmp_path, kind):
+    """The tests come along, and links do not."""
+    checkout = project.checkout(tmp_path / "checkout", tag=None)
+    (checkout / "test").mkdir()
+    (checkout / "test/test_it.py").write_text("")
+    (checkout / "python/sglang/link").symlink_to("version.py")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "more")
+    git(checkout, "tag", TAG)
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "-q", "--bare", str(checkout), str(bare))
     (checkout / "python/sglang/version.py").write_text("edited, not committed\n")
@@ -222,18 +229,7 @@ def test_from_git(project, checkout, tmp_path, kind):
     commit = git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip()
     assert (origin.kind, origin.name) == ("git", commit)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
-    assert set(origin.listing()) == members_of_the_tree(".so", "_version.py")
-
-
-def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
-    folder = project.checkout(tmp_path / "checkout", tag=None)
-    (folder / "test").mkdir()
-    (folder / "test/test_it.py").write_text("")
-    (folder / "python/sglang/link").symlink_to("version.py")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "more")
-    git(folder, "tag", TAG)
-    origin = source.fetch(project.pin, str(folder))
+    assert {*origin.listing()} - {"test/test_it.py"} == members_of_the_tree(".so", "_version.py")
     assert origin.read("test/test_it.py") == b"" and origin.read("python/sglang/link") is None
 
 
@@ -249,9 +245,6 @@ def test_no_filter_of_a_repository_runs(project, checkout, tmp_path):
     origin = source.fetch(project.pin, str(checkout))
     assert origin.read("python/sglang/version.py") == RELEASE["sglang/version.py"].encode()
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_repository_without_a_files_content_is_refused(project, checkout):
     blob = git(checkout, "rev-parse", f"{TAG}:python/sglang/version.py").strip()
     (checkout / ".git/objects" / blob[:2] / blob[2:]).unlink()
     name, text = refused(source.fetch, project.pin, str(checkout))
@@ -349,10 +342,3 @@ def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how, said
     assert refused(source.fetch, lonely.pin, None)[0] == "not-fetched"
     assert kept.exists() == (how == "another tree")
     assert ("is damaged" in said[1]) == (how == "damaged")
-
-
-def test_unpack_refuses_another_tree(project, tmp_path):
-    origin = source.fetch(project.pin, None)
-    project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
-    origin.pin = pins.load(project.root).find(TAG)
-    assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"

@@ -19,29 +19,6 @@ def row(tokens: int, default: float | None, **us: float) -> dict:
     return {"tokens": tokens, "default_us": default, "us": tiles}
 
 
-@pytest.mark.parametrize("group", [(512, 512), (256, 512), (128, 1856)])
-def test_every_launch_that_is_timed_is_compiled_before(sweep_experts, group):
-    """At a few tokens too, where moe_align_block_size pads by another rule: a GPU run compiled 72
-    tiles one after the other there."""
-
-    def kernel(experts, tile, count):
-        """What of a launch Triton and moe_align_block_size go by (0.5.12.post1)."""
-        routed = count * experts.top_k
-        if routed < experts.experts + 1:
-            padded = routed * tile[0]
-        else:
-            padded = routed + (experts.experts + 1) * (tile[0] - 1)
-        return tile, routed % 16 == 0, padded % 16 == 0
-
-    [experts, *_] = sweep_experts.SHAPES[group]
-    work = sweep_experts.variants(experts, sweep_experts.TOKENS)
-    compiled = {kernel(experts, *one) for one in work}
-    for count in sweep_experts.TOKENS:
-        tiles = sweep_experts.candidates(count, experts)
-        assert {kernel(experts, tile, count) for tile in tiles} <= compiled
-    assert len(work) < 600
-
-
 @pytest.mark.parametrize(
     ("sizes", "chosen"),
     [

@@ -8,7 +8,7 @@ import zipfile
 
 import fakes
 import pytest
-from fakes import ROOT
+from fakes import ROOT, contents
 
 from bundle import untouched
 from patchqueue.files.tree import hash_python, list_package
@@ -32,14 +32,6 @@ def patched(project, tmp_path):
     with zipfile.ZipFile(built.path) as wheel:
         wheel.extractall(tmp_path / "tree")
     return tmp_path / "tree", untouched.lay(built, tmp_path / "laid")
-
-
-def contents(folder) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_the_release_comes_back_byte_for_byte_and_the_patched_tree_stays(
