@@ -219,9 +219,11 @@ class Project:
     def unapply(self) -> apply.Report:
         return apply.unapply(self.root, self.pin)
 
-    def checkout(self, folder: Path, tag: str | None = TAG) -> Path:
-        """The release as a git checkout with upstream's layout."""
-        for name, content in RELEASE.items():
+    def checkout(
+        self, folder: Path, tag: str | None = TAG, files: Mapping[str, str] = RELEASE
+    ) -> Path:
+        """The release as a git checkout with upstream's layout; a further call is a commit."""
+        for name, content in files.items():
             path = folder / "python" / name
             if name.startswith("sglang/") and name != "sglang/_version.py":
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -283,3 +283,9 @@ def test_a_wheel_names_it_and_its_record_is_right(project: fakes.Project, tmp_pa
     fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
     zipfile.ZipFile(path).extractall(tmp_path / "site")
     assert named(tmp_path / "site") == [f"{notice.NAME} -> {notice.CALLED}"]
+
+
+def test_an_address_that_is_none_is_refused(project):
+    project.write("releases/about.toml", 'repository = "https://example.org/queue/"\n')
+    with pytest.raises(Refused, match=r"releases/about.toml: .*repository.*bad-releases"):
+        make(project)

@@ -216,7 +216,7 @@ def host_packages(tmp_path):
 
 
 def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
-    index, host_packages, tmp_path, pack
+    index, host_packages, tmp_path, pack, monkeypatch
 ):
     code, said, _ = pack("--carry-torch", "--part-size", "0.004")
     assert code == 0
@@ -246,26 +246,16 @@ def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     assert {"nvidia-nccl-cu13==2.30", "torch==2.14.1"} <= {*told["packages"]}
     abouts = {path.name for path in site.glob("nvidia_*.dist-info")}
     assert abouts == {"nvidia_nccl_cu13-2.30.dist-info"}
-
-
-def test_a_host_without_what_is_counted_on_is_told(index, host_packages, tmp_path, pack):
-    assert pack("--carry-torch")[0] == 0
-    (host_packages / CUBLAS).unlink()
-    done = unpack(index.root / "dist/bundle" / TAG, tmp_path / "there", host_packages)
-    assert done.returncode == 1
-    assert f"has no {CUBLAS}, which torch 2.11.0 brings. Put the" in done.stderr
-    assert not (tmp_path / "there/site/nvidia/cu13").exists()
-
-
-def test_what_was_packed_is_not_packed_again_and_installed_packages_stay(
-    tmp_path, monkeypatch, pack
-):
-    """They are hard links into uv's cache, from which the next environment is made."""
-    assert pack("--carry-torch")[0] == 0
+    # installed packages stay: they are hard links into uv's cache, of which the next ones are made
     [cached] = (tmp_path / "uv-cache").rglob("torch/lib/libtorch_cuda.so")
     assert THEIRS in cached.read_bytes()
     monkeypatch.setattr(carried, "_made", lambda *words: pytest.fail("packed again"))
-    assert pack("--carry-torch")[0] == 0
+    assert pack("--carry-torch", "--part-size", "0.004")[0] == 0
+    (host_packages / CUBLAS).unlink()
+    done = unpack(made, tmp_path / "other", host_packages)
+    assert done.returncode == 1
+    assert f"has no {CUBLAS}, which torch 2.11.0 brings. Put the" in done.stderr
+    assert not (tmp_path / "other/site/nvidia/cu13").exists()
 
 
 def require(index, monkeypatch, requires: str) -> None:

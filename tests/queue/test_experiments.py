@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import gpumodules
 import pytest
-import questions
 import test_asleep
 import test_judged
 from gpumodules import GPU
@@ -27,8 +26,8 @@ ROWS = subprocess.run(
     check=True,
 ).stdout.split()
 SERVERS = {
-    "next_turn": questions.Decoded,
-    "mixed_states": questions.Mixed,
+    "next_turn": test_judged.Decoded,
+    "mixed_states": test_judged.Mixed,
 }
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}

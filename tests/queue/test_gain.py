@@ -256,23 +256,6 @@ def test_the_floor_counts_what_a_token_passes(gpu):
     assert spent == pytest.approx(91.6, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("gpu_gib", "tracked", "running"),
-    [(140.4, False, 128), (79.6, True, 78)],
-)
-def test_a_server_of_users_fits_its_gpu(gpu, gpu_gib, tracked, running):
-    """On an H100 it asked for 48 of 80 GB, and died of too little memory at its start. On 0.5.16,
-    which keeps states inside of prompts too, 76 requests ran of 128."""
-    subjects = load("subjects")
-    nemotron = subjects.SUBJECTS["nemotron"]
-    words = subjects.serving(nemotron, 128, gpu_gib, tracked)
-    assert words["max_running_requests"] == running
-    assert words["max_mamba_cache_size"] == running * (5 if tracked else 3)
-    wanted = nemotron.weights + running * (nemotron.request + 2 * tracked * nemotron.state)
-    assert wanted <= words["mem_fraction_static"] * gpu_gib + 0.1, "weights and pools do not fit"
-    assert 0.6 <= words["mem_fraction_static"] <= 0.9
-
-
 def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in
     its time."""

@@ -588,17 +588,6 @@ def test_references_run_first_and_a_server_without_a_graph_last(modes, known, mo
     assert wanted(known, "--model", *models) == pairs
 
 
-@pytest.mark.parametrize(
-    ("model", "breakable", "piecewise"),
-    [("llama", True, True), ("falcon-h1", True, False), ("glm-5", False, True)],
-)
-def test_a_job_says_which_graphs_a_model_has(modes, tmp_path, model, breakable, piecewise):
-    row = importlib.import_module("experiments").EXPERIMENTS["proof"]
-    job = importlib.import_module("proof").job
-    plan = job(session_of(tmp_path, OPT_OUT), row, model, "reference").plan
-    assert (plan["breakable"], plan["piecewise"]) == (breakable, piecewise)
-
-
 judging = gpumodules.fixture("judging")
 MOVED = 4  # tokens that the reference moves by itself, asked prompt by prompt
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -312,21 +311,6 @@ def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(checks):
     assert kept(states, 2) == {"hidden": [[1.0] * 16, [2.0] * 16]}
     assert kept({"hidden_states": [[1.0] * 20]}, 1) == {"hidden": [[1.0] * 16]}
     assert kept({}, 1) == {}
-
-
-@pytest.mark.parametrize("without, states", [("", None), ("track-under-graph", "break")])
-def test_a_control_has_the_breaks_that_it_is_about(settings, tmp_path, without, states):
-    """Captured Mamba2 layers leave the states themselves: on 0.5.13 the control would not fail."""
-    script, out = tmp_path / "told.py", tmp_path / "out.json"
-    script.write_text(
-        "import json, os, sys\nplan = json.load(open(sys.argv[1]))\n"
-        "open(plan['out'], 'w').write(json.dumps(dict(os.environ)))\n"
-    )
-    plan = {"out": str(out), "forget": settings.FORGOTTEN.get(without, "")}
-    place = settings.launch.Place((), tmp_path)
-    until = time.time() + 30
-    settings.launch.run_all(place, [settings.launch.Job("told", script, plan, 20)], 1, until, print)
-    assert json.loads(out.read_text()).get("SGLANG_PREFILL_GRAPH_STATES") == states
 
 
 def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):

@@ -81,6 +81,22 @@ def test_every_command_looks_for_a_gpu_first(host, tmp_path, monkeypatch, tool, 
 
 
 @pytest.mark.parametrize(
+    ("words", "script"), [(("gpu",), "run"), (("sweep", "--experts"), "sweep_experts")]
+)
+def test_what_a_script_is_told_by_a_command(host, tmp_path, tool, words, script):
+    fakes.harness(host)
+    text = SCRIPT.replace("evidence.json", gpurun.RESULTS[script])
+    host.write(f"tests/gpu/{script}.py", text)
+    line = f'echo ran >> {tmp_path}/used; exec {sys.executable} "$@"'
+    more = ("--python", fakes.program(tmp_path / "other-python", line), "--out", tmp_path / "out")
+    code, _, err = tool(host, *words, "--here", "--site", tmp_path, "--pass=--limit", *more)
+    assert code == 0, err
+    told = json.loads((tmp_path / "out/words.json").read_text())
+    assert told[told.index("--site") + 1] == str(tmp_path) and "--limit" in told
+    assert (tmp_path / "used").is_file()
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--model", "lama"), "'lama': is unknown to tests/gpu"),

@@ -79,16 +79,26 @@ def exactly(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_install_makes_the_bytes_of_the_work_tree(project, site, do):
+def test_install_makes_the_bytes_of_the_work_tree_and_uninstall_gives_all_back(project, site, do):
+    (site / PATCHED).chmod(0o640)
+    os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
+    pristine = exactly(site)
     report = do["install"]()
     assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 2, 1)
     assert trees.list_package(site) == trees.list_folder(project.apply().path)
     for name in ("tree", "patches", "overlay"):
         assert report.record[name] == project.apply().record[name]
     assert (site / "sglang/srt/kernels.so").read_text() == "not text"
+    status = (site / PATCHED).stat()
+    assert stat.S_IMODE(status.st_mode) == 0o640
+    assert status.st_mtime_ns != 1_600_000_000_123_456_789
     before = exactly(site)
     assert do["install"]().outcome is Outcome.ALREADY_APPLIED
     assert do["verify"]().outcome is Outcome.APPLIED and exactly(site) == before
+    report = do["uninstall"]()
+    assert report.outcome is Outcome.APPLIED and report.faults == ()
+    assert exactly(site) == pristine
+    assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == pristine
 
 
 def test_a_profile_is_installed_verified_widened_and_removed(project, site, do):
@@ -103,20 +113,6 @@ def test_a_profile_is_installed_verified_widened_and_removed(project, site, do):
     do["uninstall"]()
     assert exactly(site) == before
     assert refused(do["install"], only="rl")[0] == "nothing-to-do"
-
-
-def test_uninstall_gives_everything_back(site, do):
-    (site / PATCHED).chmod(0o640)
-    os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
-    before = exactly(site)
-    do["install"]()
-    status = (site / PATCHED).stat()
-    assert stat.S_IMODE(status.st_mode) == 0o640
-    assert status.st_mtime_ns != 1_600_000_000_123_456_789
-    report = do["uninstall"]()
-    assert report.outcome is Outcome.APPLIED and report.faults == ()
-    assert exactly(site) == before
-    assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == before
 
 
 def test_a_tree_that_is_not_the_planned_one_is_taken_back(site, do, monkeypatch):

@@ -4,10 +4,7 @@ one makes idle are refused."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
-from pathlib import Path
 
 import fakes
 import pytest
@@ -15,34 +12,9 @@ from fakes import ROOT, RUNNER
 
 from bundle import host
 from bundle import release as bundle
-from evidence import gpurun, results
+from evidence import results
 from evidence.pages import status
 from patchqueue.environments import testing
-
-GPU_SCRIPT = """import json, pathlib, sys
-out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
-out.mkdir(parents=True, exist_ok=True)
-(out / "words.json").write_text(json.dumps(sys.argv))
-(out / "RESULT").write_text("{}")
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "script"), [(("gpu",), "run"), (("sweep", "--experts"), "sweep_experts")]
-)
-def test_what_a_script_of_a_gpu_host_is_told(applied, tmp_path, tool, monkeypatch, words, script):
-    fakes.harness(applied)
-    text = GPU_SCRIPT.replace("RESULT", gpurun.RESULTS[script])
-    applied.write(f"tests/gpu/{script}.py", text)
-    fakes.program(tmp_path / "driver/nvidia-smi", "echo 'GPU 0: NVIDIA Fake (UUID: GPU-1)'")
-    monkeypatch.setenv("PATH", str(tmp_path / "driver"), prepend=os.pathsep)
-    line = f'echo ran >> {tmp_path}/used; exec {sys.executable} "$@"'
-    more = ("--python", fakes.program(tmp_path / "other-python", line), "--out", tmp_path / "out")
-    code, _, err = tool(applied, *words, "--here", "--site", tmp_path, "--pass=--limit", *more)
-    assert code == 0, err
-    told = json.loads((tmp_path / "out/words.json").read_text())
-    assert told[told.index("--site") + 1] == str(tmp_path) and "--limit" in told
-    assert (tmp_path / "used").is_file() and Path(told[0]).stem == script
 
 
 def test_a_bundle_is_for_the_host_and_the_gpu_that_are_named(applied, tmp_path, tool, monkeypatch):

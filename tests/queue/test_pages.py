@@ -94,28 +94,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quilt_home: Path | No
     if quilt_home:
         (tmp_path / "cache/quilt").symlink_to(quilt_home)
     made = make(tmp_path)
-    _checkout(made.sglang)
+    for version in PINNED:
+        made.project.checkout(made.sglang, f"v{version}", fakes.release_of(version))
+    fakes.git(made.sglang, "update-ref", "refs/remotes/origin/main", "HEAD")
     _programs(made)
     fakes.install(made.site, fakes.release_of("0.5.9"), "0.5.9")
     (made.home / ".gitconfig").write_text(
         "[user]\n\tname = Ada\n\temail = ada@example.org\n[safe]\n\tdirectory = *\n"
     )
     return made
-
-
-def _checkout(folder: Path) -> None:
-    """A checkout of sglang with the releases' tags, and upstream's main branch at the newest."""
-    for version in PINNED:
-        for name, content in fakes.release_of(version).items():
-            if name.startswith("sglang/") and name != "sglang/_version.py":
-                path = folder / "python" / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
-        fakes.git(folder, "init", "-q")
-        fakes.git(folder, "add", "-A")
-        fakes.git(folder, "commit", "-q", "-m", version)
-        fakes.git(folder, "tag", f"v{version}")
-    fakes.git(folder, "update-ref", "refs/remotes/origin/main", "HEAD")
 
 
 def _programs(world: World) -> None:

@@ -305,36 +305,6 @@ def test_what_no_patch_can_be_is_refused(project, conflict, capsys, change, code
     assert conflict.is_dir()
 
 
-@pytest.fixture
-def two_conflicts(project) -> Path:
-    """count-twice changes the line that count-once-more adds."""
-    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
-    project.newer(runner=RIVAL)
-    assert run(project, NEXT) == 0
-    (project.root / REBASED / fakes.RUNNER).write_text(SOLVED)
-    return project.root / REBASED
-
-
-def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
-    project, two_conflicts, capsys
-):
-    file, twice = two_conflicts / fakes.RUNNER, "steps/count-twice.patch"
-    assert run(project, "--continue") == 0, "the one that is under way"
-    assert f"Next conflict in {REBASED}, steps/count-twice" in capsys.readouterr().out
-    assert list(guards_of(project).items())[:3] == [
-        (COUNT, ">=9.9,<9.9.2"),
-        ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"),
-        (twice, ">=9.9"),
-    ]
-    assert fakes.git(two_conflicts, "show", f"HEAD:{fakes.RUNNER}") == SOLVED
-    assert "added_step = 200\n|||||||" in file.read_text()
-    file.write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
-    assert run(project, "--continue") == 0
-    guards = guards_of(project)
-    assert (guards[twice], guards["steps/count-twice@9.9.2.patch"]) == (">=9.9,<9.9.2", ">=9.9.2")
-    applies(project, runner=RIVAL)
-
-
 def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, capsys):
     fakes.git(project.root, "init", "-q")
     fakes.git(project.root, "add", "series")
@@ -505,28 +475,47 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
     assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("number", [1, 2])
 def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
-    """The fifth rename, where the first of two conflicts is solved: what the repository is about
-    now."""
-    words, solution = [NEXT], SOLVED
-    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
     project.newer(runner=RIVAL)
-    file = project.root / REBASED / fakes.RUNNER
-    if number == 5:
-        assert run(project, NEXT) == 0
-        file.write_text(SOLVED)
-        words = ["--continue"]
-        solution = SOLVED.replace("added_step = 200", "added_step = 2")
     with monkeypatch.context() as patch:
         fakes.killed_at(number, patch)
-        assert run(project, *words) == 130
-    if number == 5:
-        assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
+        assert run(project, NEXT) == 130
     assert run(project, NEXT) == 0
+    file = project.root / REBASED / fakes.RUNNER
     assert "|||||||" in file.read_text()
-    file.write_text(solution)
+    file.write_text(SOLVED)
     assert run(project, NEXT, "--continue") == 0
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
+    project, capsys, monkeypatch, number
+):
+    """count-twice changes the line that count-once-more adds. Killed at the fifth rename, which
+    says what the repository is about, the next conflict is laid out again."""
+    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
+    project.newer(runner=RIVAL)
+    assert run(project, NEXT) == 0
+    folder = project.root / REBASED
+    (folder / fakes.RUNNER).write_text(SOLVED)
+    with monkeypatch.context() as patch:
+        fakes.killed_at(number, patch)
+        assert run(project, "--continue") == (130 if number else 0), "the one under way"
+    assert list(guards_of(project).items())[:3] == [
+        (COUNT, ">=9.9,<9.9.2"),
+        ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"),
+        ("steps/count-twice.patch", ">=9.9"),
+    ]
+    assert run(project, NEXT) == 0
+    assert fakes.git(folder, "show", f"HEAD:{fakes.RUNNER}") == SOLVED
+    assert "added_step = 200\n|||||||" in (folder / fakes.RUNNER).read_text()
+    (folder / fakes.RUNNER).write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
+    assert run(project, "--continue") == 0
+    guards, twice = guards_of(project), "steps/count-twice"
+    found = (guards[f"{twice}.patch"], guards[f"{twice}@9.9.2.patch"])
+    assert found == (">=9.9,<9.9.2", ">=9.9.2")
+    applies(project, runner=RIVAL)
 
 
 def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, monkeypatch):
@@ -632,18 +621,6 @@ def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, 
     said = refused(project, capsys, NEXT, "--continue")
     assert "[tree mismatch]" in said and f"`scripts/nox rebase {NEXT} --abort`, then" in said
     assert queue_of(project) == before
-
-
-@pytest.mark.parametrize("command", ["apply", "rebase"])
-def test_from_a_checkout_is_the_tag_in_every_command(project, checkout, tool, command):
-    """Here the tag is the release, and what is checked out is not."""
-    older(project)
-    fakes.git(checkout, "tag", "v9.9.1", "HEAD~1")
-    commit = fakes.git(checkout, "rev-parse", "HEAD~1")[:12]
-    code, _, err = tool(project, command, "9.9.1", "--from", checkout)
-    assert code == 0 and err.splitlines() == [
-        f"v9.9.1 from {checkout}: the commit of that tag, {commit}; what is checked out is not read"
-    ]
 
 
 def test_an_unpacked_wheel_is_taken_like_the_wheel(project, tmp_path, capsys):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import fakes
@@ -54,26 +54,6 @@ def filled() -> None:
 @pytest.fixture(autouse=True)
 def real_cache(filled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
-
-
-@dataclass(frozen=True)
-class Carried:
-    """A project carried to 0.5.18: each step of the way, and the lines that its series had
-    before."""
-
-    root: Path
-    steps: list[rebase.Progress]
-    before: set[str]  # names of patch files
-
-
-@pytest.fixture(scope="module")
-def carried(filled: None, tmp_path_factory: pytest.TempPathFactory) -> Carried:
-    """It takes half a minute, so that the tests share one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATCHQUEUE_CACHE", str(CACHE))
-        root = cut(tmp_path_factory.mktemp("carried"))
-        before = {path.name for path in (root / "patches").rglob("*.patch")}
-        return Carried(root, list(carry(root)), before)
 
 
 def cut(folder: Path) -> Path:
@@ -140,13 +120,15 @@ def carry(root: Path) -> Iterator[rebase.Progress]:
     yield progress
 
 
-def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(carried):
-    assert len(carried.steps) > 1, "there is a conflict to solve"
-    added = {path.name for path in (carried.root / "patches").rglob("*.patch")} - carried.before
+def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path):
+    root = cut(tmp_path)
+    before = {path.name for path in (root / "patches").rglob("*.patch")}
+    steps = list(carry(root))
+    assert len(steps) > 1, "there is a conflict to solve"
+    added = {path.name for path in (root / "patches").rglob("*.patch")} - before
     assert all("@0.5.18" in name for name in added), "variants are for what is other code"
-    assert carried.steps[-1].found.count(Outcome.MERGED_UPSTREAM) >= 1
-    cut = carried.root
-    queue, real = load_queue(cut), load_queue(ROOT)
+    assert steps[-1].found.count(Outcome.MERGED_UPSTREAM) >= 1
+    queue, real = load_queue(root), load_queue(ROOT)
     pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None)
     earlier = tuple(entry for entry in real.entries if entry.base not in LATER)
     real = replace(real, entries=earlier)
@@ -161,7 +143,7 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(carried):
     assert {path: replayed.files[path] for path in changed} == {
         path: hand.files[path] for path in changed
     }
-    assert not (cut / "work/rebase-0.5.18").exists()
+    assert not (root / "work/rebase-0.5.18").exists()
 
 
 def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):

@@ -8,7 +8,6 @@ slime_hunks.toml has the places. Takes the releases from the machine's own cache
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 
 import fakes
@@ -19,9 +18,7 @@ from test_install import exactly
 
 from patchqueue.install import inplace
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.upstream import pins, source
 
-CACHE = source.cache_folder()  # read before it is redirected
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
 INSTALL = ("install", "--site-packages")
@@ -42,18 +39,12 @@ def edit(site: Path, name: str, hunks: str) -> None:
 
 
 @pytest.fixture(params=HUNKS)
-def slime(request, tmp_path, monkeypatch) -> tuple[str, Path]:
+def slime(request, unpacked_release) -> tuple[str, Path]:
     """A release, and the folder that has it with the edits."""
-    version = request.param
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
-    pin = pins.load(ROOT).find(version)
-    if not source.is_cached(pin):
-        pytest.skip(f"{CACHE} does not hold {pin.tag}; `scripts/nox check` fetches it")
-    with zipfile.ZipFile(source.fetch(pin, None).archive) as wheel:
-        wheel.extractall(tmp_path / "site")
-    for name, hunks in HUNKS[version].items():
-        edit(tmp_path / "site", name, hunks)
-    return version, tmp_path / "site"
+    _, site = unpacked_release(request.param)
+    for name, hunks in HUNKS[request.param].items():
+        edit(site, name, hunks)
+    return request.param, site
 
 
 def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
@@ -69,7 +60,7 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     assert patches == {f"patches/{name}.patch" for name in LEFT_OUT}
     assert "--without PATCH" in caught.value.problems[0].hint and exactly(site) == before
     words = ["--without", LEFT_OUT[0], "--without", LEFT_OUT[1]]
-    code, out, _ = tool(fakes.Project(ROOT, CACHE, site), *INSTALL, site, *words, "--check")
+    code, out, _ = tool(fakes.Project(ROOT, site, site), *INSTALL, site, *words, "--check")
     assert code == 0 and f"{site} {' '.join(words)}` does that" in out and exactly(site) == before
     report = inplace.install(ROOT, site, without=LEFT_OUT)
     names = {f"sglang/srt/{name}" for name in HUNKS[version]}

@@ -53,6 +53,24 @@ def test_of_the_queue():
     assert PATCHED
 """
 
+# in their own tree, with none of the caller's settings
+BESIDE = """
+def test_works_without_data_sets():
+    from datasets import load_dataset
+
+
+def test_needs_data_sets():
+    from datasets import load_dataset
+    load_dataset("gsm8k")
+
+
+def test_finds_its_release():
+    here = Path(__file__).parents[3] / "python/sglang/srt/runner.py"
+    assert here.resolve() == Path(runner.__file__).resolve()
+    assert "SGLANG_IS_IN_CI" not in os.environ
+    assert 30000 + int(os.environ["CUDA_VISIBLE_DEVICES"][0]) == 30009
+"""
+
 
 @pytest.fixture
 def ran(project, tmp_path, monkeypatch, tool):
@@ -89,10 +107,12 @@ def test_a_test_that_the_patch_breaks_is_listed(ran):
 
 
 def test_all_is_well_where_none_is(ran):
+    ran.monkeypatch.setenv("SGLANG_IS_IN_CI", "true")
+    ran.monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
     before = fakes.snapshot(ran.checkout)
-    code, said = ran({"test_steps.py": STEPS + NEITHER})
+    code, said = ran({"test_steps.py": STEPS + NEITHER + BESIDE})
     assert code == 0, said
-    assert counts(said) == (2, 0) and "Passed on the pristine tree alone" not in said
+    assert counts(said) == (4, 0) and "Passed on the pristine tree alone" not in said
     after = fakes.snapshot(ran.checkout)
     changed = {name for name in after if after[name] != before.get(name)}
     written = {str(ran.checkout / UNIT / "test_steps.py")}
@@ -128,29 +148,6 @@ def test_an_interrupted_run_ends_what_it_has_started(ran):
     code, said = ran(files)
     assert code == 130 and "interrupted" in said
     assert time.monotonic() - started < 120
-
-
-def test_tests_get_their_own_tree_and_none_of_the_callers_settings(ran):
-    ran.monkeypatch.setenv("SGLANG_IS_IN_CI", "true")
-    ran.monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
-    beside = """
-def test_works_without_data_sets():
-    from datasets import load_dataset
-
-
-def test_needs_data_sets():
-    from datasets import load_dataset
-    load_dataset("gsm8k")
-
-
-def test_finds_its_release():
-    here = Path(__file__).parents[3] / "python/sglang/srt/runner.py"
-    assert here.resolve() == Path(runner.__file__).resolve()
-    assert "SGLANG_IS_IN_CI" not in os.environ
-    assert 30000 + int(os.environ["CUDA_VISIBLE_DEVICES"][0]) == 30009
-"""
-    code, said = ran({"test_steps.py": STEPS + beside})
-    assert code == 0 and counts(said) == (3, 0), said
 
 
 def test_only_some_files(ran):
