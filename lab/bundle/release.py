@@ -142,7 +142,6 @@ class Wanted:
 def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described. Raises Refused with uv's or apply's
     reason."""
-    sm, flash = wanted.sm, wanted.flash
     host = load_host(description)
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
@@ -152,15 +151,14 @@ def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
         raise Refused.of("other-torch", pin.tag, what, "pack it too: --carry-torch")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, None, root / "dist")
-    torch = torch_of(pin, host, sm) if wanted.carry_torch else None
+    torch = torch_of(pin, host, wanted.sm) if wanted.carry_torch else None
     if torch:
         host = host.less(torch.besides)
-    holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
-    site, facts = dependencies(pin, host, sm, holds=holds, one_gpu=one_gpu, flash=flash)
+    site, facts = dependencies(pin, host, wanted, torch)
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         tree = Path(scratch) / "tree.tar.xz"
-        _pack_tree(root, built, Path(scratch), tree, flash)
-        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, sm) | facts
+        _pack_tree(root, built, Path(scratch), tree, wanted.flash)
+        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, wanted.sm) | facts
         return finish(folder, manifest, {"site": site, "tree": tree}, torch, wanted.part_size)
 
 
@@ -259,31 +257,24 @@ def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
 
 
 def dependencies(
-    pin: Pin,
-    host: Host,
-    sm: int,
-    holds: Iterable[str] = (),
-    one_gpu: bool = False,
-    flash: bool = False,
+    pin: Pin, host: Host, wanted: Wanted, torch: carried.Carried | None
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
-    manifest says about them.
+    manifest says about them. Beside a carried torch, or with FlashAttention 3, what no GPU of the
+    wanted capability needs is zeroed in them."""
+    one_gpu = [wanted.sm] if torch or wanted.flash else []
+    locked = resolve(pin, host, torch.holds if torch else ())
+    rules = trim_rules(wanted.sm, wanted.flash)
+    made_of = [locked, [rule.patterns for rule in rules], host.python, host.platform, SCHEMA]
 
-    holds: as in resolve(). one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
-    flash: FlashAttention 3 among them.
-    """
-    locked = resolve(pin, host, holds)
-    patterns = [rule.patterns for rule in trim_rules(sm, flash)]
-    made_of = [locked, patterns, host.python, host.platform, SCHEMA]
-    made_of += [sm] if one_gpu else []
+    def make(scratch: Path) -> packages.Packed:
+        what, sm = f"{pin.version}'s dependencies", next(iter(one_gpu), None)
+        facts = installed(host, scratch / "site", locked, what, left_out(pin), rules, sm)
+        as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
+        return packages.Packed([(scratch / "site", "site")], as_of | facts)
+
     said = f"packing the dependencies of {pin.version} (a few minutes, once)"
-    return packages.kept(
-        "sites",
-        made_of,
-        said,
-        "site.tar.xz",
-        lambda scratch: _made(scratch / "site", locked, pin, host, sm, one_gpu, flash),
-    )
+    return packages.kept("sites", [*made_of, *one_gpu], said, "site.tar.xz", make)
 
 
 def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
@@ -312,35 +303,26 @@ def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
     return (*unwanted, *TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _made(
-    site: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
-) -> packages.Packed:
-    """Install and trim."""
-    packages.Index(host).install(locked, site, f"{pin.version}'s dependencies")
-    trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
-    facts = facts_of(site, locked, left_out(pin), trimmed, sm if one_gpu else None)
-    as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
-    return packages.Packed([(site, "site")], as_of | facts)
-
-
-def facts_of(
+def installed(
+    host: Host,
     site: Path,
     locked: str,
+    what: str,
     rules: Iterable[LeftOut],
-    trimmed: list[dict[str, Any]],
+    trimmed: Iterable[packing.Trimmed],
     sm: int | None,
     own: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What the manifest says of installed and trimmed packages. sm: the one kind of GPU whose code
-    stays, None for all; own: packages that may ask for CUDA libraries beside those made for
-    torch."""
-    asking = (*own, *carried.MADE_FOR_TORCH)
+    """Install packages into `site` and trim them; what the manifest says of them. rules: why others
+    are left out; sm: the one kind of GPU whose code stays, None for all; own: packages that may ask
+    for CUDA libraries beside those made for torch."""
+    packages.Index(host).install(locked, site, what)
     return {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
         "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in rules],
-        "trimmed": trimmed,
+        "trimmed": [packing.trim(site, rule) for rule in trimmed],
         "zeroed": asdict(elf.zero_all(site, sm)) if sm else None,
-        "asks": carried.asks(site, asking) if sm else [],
+        "asks": carried.asks(site, (*own, *carried.MADE_FOR_TORCH)) if sm else [],
     }
 
 
