@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from patchqueue.applying.apply import load_queue
 from patchqueue.files import atomic
 from patchqueue.hint import counted, to_type
 from patchqueue.outcome import Problem, Refused
@@ -155,7 +156,7 @@ def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     else:
         rows = proof_rows(result, file.name)
     if isinstance(result, Proof) and result.loaded:
-        tree = footprints.tree_of(root, pin)
+        tree = footprints.tree_of(load_queue(root), pin)
         notes = ([*result.loaded, *run.loaded] for run in result.runs)
         made = zip(rows, notes, strict=True)
         rows = [replace(row, footprint=footprints.footprint(tree, note)) for row, note in made]

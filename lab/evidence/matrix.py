@@ -67,10 +67,10 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     return found
 
 
-def left_to_run(root: Path, pins: Pins) -> list[str]:
+def left_to_run(known: Iterable[tuple[Pin, list[Cell]]]) -> list[str]:
     """The tags of the releases with a cell for which no run of today's patches counts."""
     missing = (State.STALE, State.NOT_RUN)
-    return [pin.tag for pin, row in matrix(root, pins) if any(one.state in missing for one in row)]
+    return [pin.tag for pin, row in known if any(one.state in missing for one in row)]
 
 
 def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:

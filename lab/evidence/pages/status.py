@@ -12,22 +12,16 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.upstream.pins import Pin, Pins
 
 from .. import cells
-from ..cells import Cells, Question
-from ..matrix import Cell, State, answers, matrix
+from ..matrix import Cell, State, answers
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 ASKED = "Repairs that a script asks for by itself"
 
 
-def markdown(
-    cells: Cells,
-    rows: Sequence[tuple[Pin, list[Cell]]],
-    questions: Iterable[Question] = (),
-    asked: Iterable[tuple[Pin, list[Cell]]] = (),
-) -> str:
+def tables(root: Path, pins: Pins, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     """The matrix as tables, and one of what scripts ask beside it. Numbers lead to the reasons of
-    failures below them."""
+    failures below them. rows: the cells of every release."""
     reasons: dict[Cell, int] = {}
 
     def word(one: Cell) -> str:
@@ -41,19 +35,20 @@ def markdown(
         """A column of two graphs shows both states, or one where they are the same."""
         return " / ".join(dict.fromkeys(map(word, states)))
 
-    tables = []
+    shown_tables = []
+    known = cells.load(root)
     left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
-    for table in cells.tables:
-        columns = cells.of(table)
+    for table in known.tables:
+        columns = known.of(table)
         made = {
             version: [shown(islice(row, len(one))) for one in columns.values()]
             for version, row in left.items()
         }
-        tables.append({"title": table.title, "columns": [*columns], "rows": made})
-    if titles := [one.title for one in questions]:
-        made = {pin.version: [shown([cell]) for cell in cells] for pin, cells in asked}
-        tables.append({"title": ASKED, "columns": titles, "rows": made})
-    return render("status.md", tables=tables, reasons=[*reasons])
+        shown_tables.append({"title": table.title, "columns": [*columns], "rows": made})
+    if titles := [one.title for one in cells.questions(root).values()]:
+        made = {pin.version: [shown([cell]) for cell in row] for pin, row in answers(root, pins)}
+        shown_tables.append({"title": ASKED, "columns": titles, "rows": made})
+    return render("status.md", tables=shown_tables, reasons=[*reasons])
 
 
 def in_page(text: str, made: str) -> str:
@@ -72,16 +67,10 @@ def in_page(text: str, made: str) -> str:
     return before + BEGIN + made + END + after
 
 
-def tables(root: Path, pins: Pins) -> str:
-    """The matrix of today."""
-    asked = cells.questions(root).values()
-    return markdown(cells.load(root), matrix(root, pins), asked, answers(root, pins))
-
-
-def write(root: Path, pins: Pins) -> tuple[Path, ...]:
-    """Put the matrix into its page. Returns the pages that this changed."""
+def write(root: Path, made: str) -> tuple[Path, ...]:
+    """Put the tables into their page. Returns the pages that this changed."""
     old = (root / PAGE).read_text(encoding="utf-8")
-    new = in_page(old, tables(root, pins))
+    new = in_page(old, made)
     if new == old:
         return ()
     atomic.write(root / PAGE, new.encode())
