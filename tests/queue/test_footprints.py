@@ -4,6 +4,7 @@ outside of its footprint change nothing, and inside of it both the run and the r
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -157,9 +158,11 @@ def taken(project, tmp_path, **changes) -> list[results.Row]:
     return results.load(project.root)
 
 
-def test_a_proof_keeps_its_footprint(measured, tmp_path):
+def test_a_proof_keeps_its_footprint_and_its_log_no_notes(measured, tmp_path):
     rows = taken(measured, tmp_path)
     assert all(RUNNER in row.footprint.laid for row in rows)
+    log = lzma.decompress((measured.root / results.raw_file(rows[0].raw)).read_bytes())
+    assert b'"mode": "eager"' in log and b"sglang.srt.runner" not in log
 
 
 def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):
