@@ -65,7 +65,8 @@ class Gathered:
 
 def found(root: Path, folder: Path) -> list[Path]:
     """The results below a folder. Raises Refused where there is none."""
-    names = (PROOF, TIMES, *(f"{name}.json" for name in cells.questions(root)))
+    asked = (f"{one.mode}.json" for one in cells.load(root).features if one.asked)
+    names = (PROOF, TIMES, *asked)
     files = sorted(file for name in names for file in folder.rglob(name))
     if not files:
         what, step = f"holds no {PROOF}", "name the folder that holds the hosts' result folders"

@@ -69,7 +69,7 @@ class Files(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", t
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine run.
 
-    name: of a proof the graph mode, of a question its name in questions.toml, of a time the tree
+    name: of a proof the graph mode, of a question its name in matrix.toml, of a time the tree
     (untouched, patched) or the peer with its version. queue: identity of what the queue did to the
     release. rules: hash of the files of tests/gpu that judge a proof. raw: sha256 of the log.
     """

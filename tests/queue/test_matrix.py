@@ -133,7 +133,7 @@ def test_what_the_queue_alone_shows(queue, tag, state):
 
 def test_the_page_has_the_matrix_of_today():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
-    tables = status.tables(ROOT, PINS, matrix.matrix(ROOT, PINS))
+    tables = status.tables(ROOT, matrix.matrix(ROOT, PINS))
     assert status.in_page(text, tables) == text, "`scripts/nox status` writes it"
 
 
@@ -221,19 +221,19 @@ def project(tmp_path):
 
 def every_cell(tag: str, **changes) -> list[Row]:
     """A passed run of each model and mode that the matrix asks of a release."""
-    of = [proofs(None, feature, tag, **changes) for feature in CELLS.features]
+    of = [proofs(None, feature, tag, **changes) for feature in CELLS.features if not feature.asked]
     return [row for rows in of for row in rows]
 
 
 def test_a_release_is_left_to_run_until_each_of_its_cells_has_a_run_of_today(project):
     rows = every_cell("v0.5.9")
-    assert "v0.5.9" in matrix.left_to_run(matrix.matrix(project, PINS))
+    assert "v0.5.9" in matrix.left_to_run(project, matrix.matrix(project, PINS))
     results.save(project, rows)
-    left = matrix.left_to_run(matrix.matrix(project, PINS))
+    left = matrix.left_to_run(project, matrix.matrix(project, PINS))
     assert "v0.5.9" not in left and left[0] == PINS.all[-1].tag
     for changed in ([replace(rows[0], **OLD), *rows[1:]], rows[1:]):
         results.save(project, changed)
-        assert "v0.5.9" in matrix.left_to_run(matrix.matrix(project, PINS))
+        assert "v0.5.9" in matrix.left_to_run(project, matrix.matrix(project, PINS))
 
 
 def test_a_tenth_of_what_holds_for_its_files_alone_is_drawn(project, monkeypatch):

@@ -14,6 +14,7 @@ from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
 from evidence import cells, incoming, matrix, results
+from evidence.footprints import Validity
 from evidence.incoming import Fate
 from evidence.results import Footprint, Load, Row
 from patchqueue.outcome import Refused
@@ -304,7 +305,7 @@ def test_what_is_kept_fits_its_budget():
 
 # questions
 
-ASKED = cells.questions(ROOT)["mixed_states"]
+ASKED = next(one for one in cells.load(ROOT).features if one.mode == "mixed_states")
 PIN = PINS.find("v0.5.16")
 
 
@@ -315,7 +316,12 @@ def queue():
 
 def answered(queue, **changes) -> Row:
     about = {"kind": "question", "release": "0.5.16", "name": "mixed_states", "model": ""}
-    return replace(ROW, queue=PIN.patched, **about, **changes)
+    verdict = "failed" if changes.get("why") else "passed"
+    return replace(ROW, queue=PIN.patched, verdict=verdict, **about, **changes)
+
+
+def cell(rows: list[Row], queue) -> matrix.Cell:
+    return matrix.cell(rows, queue, PIN, ASKED, Validity(PIN.patched, RULES))
 
 
 NOT_RUN, PROVEN = matrix.State.NOT_RUN, matrix.State.PROVEN
@@ -336,19 +342,19 @@ ALIKE = {"control": True, "why": "alike"}
 )
 def test_what_an_answer_shows(queue, rows, state, why):
     made = [answered(queue, **row) for row in rows]
-    cell = matrix.answer(made, queue, PIN, ASKED)
-    assert cell.state is state and why in cell.reason
+    shown = cell(made, queue)
+    assert shown.state is state and why in shown.reason
 
 
 def test_an_answer_about_an_earlier_queue_is_stale(queue):
     old = replace(answered(queue), queue="sha256:old")
-    cell = matrix.answer([old], queue, PIN, ASKED)
-    assert cell.state is matrix.State.STALE and "since the run of 2030-01-02" in cell.reason
+    shown = cell([old], queue)
+    assert shown.state is matrix.State.STALE and "since the run of 2030-01-02" in shown.reason
 
 
 def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
-    question = '[mine]\ntitle = "one"\nrepairs = []\n'
-    measured.write("evidence/questions.toml", question)
+    table = '[[tables]]\ntitle = "a"\nfamilies.one = { question = "mine" }\n'
+    measured.write("evidence/matrix.toml", table)
     checks = [{"what": "a", "good": True}, {"what": "b", "good": False, "why": "2 of 3"}]
     found = result(measured, without="", checks=checks)
     assert take(measured, tmp_path, found, "mine.json").fate is Fate.TAKEN

@@ -9,19 +9,18 @@ from pathlib import Path
 from patchqueue.files import atomic
 from patchqueue.hint import to_type
 from patchqueue.outcome import Problem, Refused
-from patchqueue.upstream.pins import Pin, Pins
+from patchqueue.upstream.pins import Pin
 
 from .. import cells
-from ..matrix import Cell, State, answers
+from ..matrix import Cell, State
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-ASKED = "Repairs that a script asks for by itself"
 
 
-def tables(root: Path, pins: Pins, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
-    """The matrix as tables, and one of what scripts ask beside it. Numbers lead to the reasons of
-    failures below them. rows: the cells of every release."""
+def tables(root: Path, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
+    """The matrix as tables. Numbers lead to the reasons of failures below them. rows: the cells of
+    every release."""
     reasons: dict[Cell, int] = {}
 
     def word(one: Cell) -> str:
@@ -45,9 +44,6 @@ def tables(root: Path, pins: Pins, rows: Sequence[tuple[Pin, list[Cell]]]) -> st
             for version, row in left.items()
         }
         shown_tables.append({"title": table.title, "columns": [*columns], "rows": made})
-    if titles := [one.title for one in cells.questions(root).values()]:
-        made = {pin.version: [shown([cell]) for cell in row] for pin, row in answers(root, pins)}
-        shown_tables.append({"title": ASKED, "columns": titles, "rows": made})
     return render("status.md", tables=shown_tables, reasons=[*reasons])
 
 
