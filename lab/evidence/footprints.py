@@ -139,8 +139,8 @@ class Validity:
 
 
 def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Row]:
-    """The rows, and of those by today's rules with a footprint the tree of today as `same_as` or as
-    `differs_from`, whichever it is.
+    """The rows. Those by today's rules with a footprint have the tree of today as `same_as`, or the
+    end of its hash as `differs_from`.
 
     Fetches the releases that have a row that was not compared. Raises Refused where a patch does
     not apply.
@@ -148,13 +148,14 @@ def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Ro
     today = {row.release: pins.find(row.release).patched for row in rows}
 
     def is_asked(row: Row) -> bool:
-        known = (row.queue, row.same_as, row.differs_from)
-        return bool(row.footprint) and row.rules == rules and today[row.release] not in known
+        now = today[row.release]
+        known = now in (row.queue, row.same_as) or row.differs_from == now[-SHORT:]
+        return bool(row.footprint) and row.rules == rules and not known
 
     def settled(row: Row) -> Row:
         if not changed(trees[row.release], row.footprint or Footprint()):
             return replace(row, same_as=today[row.release])
-        return replace(row, differs_from=today[row.release])
+        return replace(row, differs_from=today[row.release][-SHORT:])
 
     if not (asked := {row.release for row in rows if is_asked(row)}):
         return list(rows)

@@ -90,7 +90,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
-    differs_from: str = ""  # the later `queue` whose tree has others of them
+    differs_from: str = ""  # the end of the later `queue` whose tree has others of them
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
