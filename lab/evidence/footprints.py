@@ -88,9 +88,21 @@ def module_files(name: str) -> tuple[str, str]:
 
 @cache  # releases share most of these files
 def digest(path: str, content: bytes, by_bytes: bool) -> str:
+    """A file's hash: of its bytes alone, or of its code and, behind a stroke, of its bytes."""
+    whole = sha256(content)[:SHORT]
     if by_bytes or not path.endswith(".py"):
-        return BYTES + sha256(content)[:SHORT]
-    return CODE + sha256(_without_docstrings(content).encode())[:SHORT]
+        return BYTES + whole
+    return f"{CODE}{sha256(_without_docstrings(content).encode())[:SHORT]}/{whole}"
+
+
+@cache
+def is_same(path: str, content: bytes, before: str) -> bool:
+    """Whether a file has the hash `before`, in its code if that was asked for. Code is read where
+    its bytes differ alone: that takes 10 ms a file, of 90 files of each release."""
+    if before.endswith(sha256(content)[:SHORT]):
+        return True
+    now = digest(path, content, by_bytes=before.startswith(BYTES))
+    return now.partition("/")[0] == before.partition("/")[0]
 
 
 def _without_docstrings(content: bytes) -> str:
@@ -110,7 +122,7 @@ def changed(tree: Tree, then: Footprint) -> str:
         content, before = tree.laid[path], then.laid.get(path)
         name = path.removeprefix("python/").removesuffix(".py").removesuffix("/__init__")
         if before is not None:
-            if digest(path, content, by_bytes=before.startswith(BYTES)) != before:
+            if not is_same(path, content, before):
                 return f"{path} has changed"
         elif path in own:
             return f"{path} is patched since"
@@ -145,17 +157,18 @@ def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Ro
     Fetches the releases that have a row that was not compared. Raises Refused where a patch does
     not apply.
     """
-    today = {row.release: pins.find(row.release).patched for row in rows}
 
     def is_asked(row: Row) -> bool:
-        now = today[row.release]
-        known = now in (row.queue, row.same_as) or row.differs_from == now[-SHORT:]
-        return bool(row.footprint) and row.rules == rules and not known
+        if not row.footprint or row.rules != rules:
+            return False
+        now = pins.find(row.release).patched
+        return now not in (row.queue, row.same_as) and row.differs_from != now[-SHORT:]
 
     def settled(row: Row) -> Row:
+        now = pins.find(row.release).patched
         if not changed(trees[row.release], row.footprint or Footprint()):
-            return replace(row, same_as=today[row.release])
-        return replace(row, differs_from=today[row.release][-SHORT:])
+            return replace(row, same_as=now)
+        return replace(row, differs_from=now[-SHORT:])
 
     if not (asked := {row.release for row in rows if is_asked(row)}):
         return list(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -165,8 +166,8 @@ def bitset(names: Sequence[str], chosen: Collection[str]) -> str:
 
 def members(names: Sequence[str], bits: str) -> list[str]:
     """The names that a bitset chooses. Raises ValueError where it is not base64."""
-    number = int.from_bytes(base64.b64decode(bits), "little")
-    return [name for place, name in enumerate(names) if number >> place & 1]
+    chosen = (byte >> place & 1 for byte in base64.b64decode(bits) for place in range(8))
+    return list(compress(names, chosen))
 
 
 def order(row: Row) -> tuple[object, ...]:
@@ -220,10 +221,6 @@ def newest(rows: Iterable[Row], today: Mapping[str, str], rules: str) -> list[Ro
 def slug(gpu: str) -> str:
     """A GPU's name in file names and runs: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-
-
-def of_release(rows: Iterable[Row], version: object, kind: Kind) -> list[Row]:
-    return [row for row in rows if (row.release, row.kind) == (str(version), kind)]
 
 
 def raw_file(sha256: str) -> Path:

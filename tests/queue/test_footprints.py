@@ -54,6 +54,16 @@ def test_a_row_holds_while_what_was_loaded_is_the_same(laid, why):
     assert changed(tree(**laid), footprint(TREE, NOTES)) == why
 
 
+def test_code_is_read_where_bytes_differ_alone(monkeypatch):
+    """Reading the files of 19 releases takes 40 s."""
+    then = footprint(TREE, NOTES)
+    footprints.digest.cache_clear()
+    monkeypatch.setattr(footprints, "_without_docstrings", lambda content: pytest.fail("read"))
+    assert changed(tree(new=b"y = 3\n"), then) == ""
+    with pytest.raises(pytest.fail.Exception):
+        changed(tree(a=b"x = 9  # that nobody has read\n"), then)
+
+
 def test_a_file_that_was_opened_counts_by_its_bytes():
     """Triton reads the source of its kernels."""
     then = footprint(TREE, [*NOTES, "o sglang/a.py"])
