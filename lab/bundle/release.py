@@ -119,12 +119,10 @@ TRIMMED = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """A finished bundle. sizes: archive -> packed bytes; packages: "name==version" of what was
-    packed."""
+    """A finished bundle."""
 
     path: Path
     manifest: dict[str, Any]
-    sizes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     torch = torch_of(pin, host, wanted.sm) if wanted.carry_torch else None
     if torch:
         host = host.less(torch.besides)
-    site, facts = dependencies(pin, host, wanted, torch)
+    site, facts = dependencies(pin, host, wanted.sm, torch=torch, flash=wanted.flash)
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         tree = Path(scratch) / "tree.tar.xz"
         _pack_tree(root, built, Path(scratch), tree, wanted.flash)
@@ -183,14 +181,15 @@ def finish(
     manifest["carried"] = torch.facts if torch else None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return Bundle(folder, manifest, write(folder, archives, part_size, manifest))
+    write(folder, archives, part_size, manifest)
+    return Bundle(folder, manifest)
 
 
 def write(
     folder: Path, archives: dict[str, Path], part_size: int, manifest: dict[str, Any]
-) -> dict[str, int]:
+) -> None:
     """The archives' parts, and what a host needs to put them together. Notes the parts in
-    `manifest`; returns each archive's packed bytes."""
+    `manifest`."""
     manifest["parts"] = parts = [
         part
         for name, archive in archives.items()
@@ -201,10 +200,6 @@ def write(
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return {
-        name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
-        for name in archives
-    }
 
 
 def left_out(pin: Pin) -> list[LeftOut]:
@@ -257,19 +252,19 @@ def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
 
 
 def dependencies(
-    pin: Pin, host: Host, wanted: Wanted, torch: carried.Carried | None
+    pin: Pin, host: Host, sm: int, *, torch: carried.Carried | None, flash: bool
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
-    manifest says about them. Beside a carried torch, or with FlashAttention 3, what no GPU of the
-    wanted capability needs is zeroed in them."""
-    one_gpu = [wanted.sm] if torch or wanted.flash else []
+    manifest says about them. Beside a carried torch, or with FlashAttention 3, what no GPU of `sm`
+    needs is zeroed in them."""
+    one_gpu = [sm] if torch or flash else []
     locked = resolve(pin, host, torch.holds if torch else ())
-    rules = trim_rules(wanted.sm, wanted.flash)
+    rules = trim_rules(sm, flash)
     made_of = [locked, [rule.patterns for rule in rules], host.python, host.platform, SCHEMA]
 
     def make(scratch: Path) -> packages.Packed:
-        what, sm = f"{pin.version}'s dependencies", next(iter(one_gpu), None)
-        facts = installed(host, scratch / "site", locked, what, left_out(pin), rules, sm)
+        what, only = f"{pin.version}'s dependencies", next(iter(one_gpu), None)
+        facts = installed(host, scratch / "site", locked, what, left_out(pin), rules, only)
         as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
         return packages.Packed([(scratch / "site", "site")], as_of | facts)
 

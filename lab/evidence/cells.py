@@ -102,13 +102,13 @@ def load(root: Path) -> Cells:
     if not (root / FILE).is_file():
         return Cells()
     found = record.toml((root / FILE).read_bytes(), Cells, str(FILE), "bad-matrix")
-    if wrong := _unknown(root, found):
+    if wrong := _unknown(found):
         raise Refused(Problem("bad-matrix", str(FILE), wrong))
     return found
 
 
-def _unknown(root: Path, found: Cells) -> str:
-    """The first graph or patch that is named and is not there; empty where all are."""
+def _unknown(found: Cells) -> str:
+    """The first graph or model that is named and is not there; empty where all are."""
     graphs = {name for table in found.tables for name in table.graphs}
     families = [one for table in found.tables for one in table.families.values()]
     graphs |= {name for one in families for name in one.repairs} - {"all"}
@@ -117,8 +117,4 @@ def _unknown(root: Path, found: Cells) -> str:
     for one in families:
         if others := sorted(one.since.keys() - set(one.models)):
             return f"has a family without {others[0]}, and says since when it is known"
-    patches = {name for one in found.features for name in (*one.brings, *one.repairs)}
-    for name in sorted(patches):
-        if not (root / "patches" / name).is_file():
-            return f"names {name}, and patches/ has no such file"
     return ""

@@ -87,7 +87,8 @@ def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
         validity = Validity(pin.patched, rules)
         models = {
             row.model
-            for row in results.of_release(rows, pin.version, "proof")
+            for row in rows
+            if (row.kind, row.release) == ("proof", str(pin.version))
             if row.queue != pin.patched and validity.same_files(row)
             if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
         }

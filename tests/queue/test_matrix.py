@@ -179,11 +179,6 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("[graphs.one]\nrepair = []", "Object contains unknown field `repair` - at `$.graphs"),
         ('[[tables]]\ntitle = "a"\ngraphs = ["two"]\nfamilies = {}', "has no [graphs.two]"),
         (
-            '[graphs.one]\nbrings = ["a/b.patch"]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
-            'families.llama.models = ["llama"]',
-            "names a/b.patch, and patches/ has no such file",
-        ),
-        (
             '[graphs.one]\n[[tables]]\ntitle = "a"\ngraphs = ["one"]\n'
             'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
             "has a family without lama, and says since when it is known",
