@@ -25,6 +25,7 @@ from patchqueue.queue.series import PROVENANCE, Queue
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
+from . import results
 from .results import Footprint, Row, bitset, members
 
 MODULE, OPENED = "m ", "o "  # begin the notes
@@ -141,34 +142,42 @@ class Validity:
     def __init__(self, today: str, rules: str) -> None:
         self.today, self.rules = today, rules
 
+    def is_today(self, row: Row) -> bool:
+        """Whether a row is about today's tree."""
+        return results.is_same(row.queue, self.today)
+
+    def judged_alike(self, row: Row) -> bool:
+        """Whether a row was judged by today's rules."""
+        return results.is_same(row.rules, self.rules)
+
     def same_files(self, row: Row) -> bool:
         """Whether a row about an earlier tree is about the same files."""
-        judged_alike = row.rules == self.rules and row.footprint is not None
-        return judged_alike and row.same_as == self.today
+        compared = self.judged_alike(row) and row.footprint is not None
+        return compared and results.is_same(row.same_as, self.today)
 
     def holds(self, row: Row) -> bool:
-        return row.queue == self.today or self.same_files(row)
+        return self.is_today(row) or self.same_files(row)
 
 
 def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Row]:
-    """The rows. Those by today's rules with a footprint have the tree of today as `same_as`, or the
-    end of its hash as `differs_from`.
+    """The rows. Those by today's rules with a footprint have the tree of today as `same_as` or as
+    `differs_from`.
 
     Fetches the releases that have a row that was not compared. Raises Refused where a patch does
     not apply.
     """
 
     def is_asked(row: Row) -> bool:
-        if not row.footprint or row.rules != rules:
+        if not row.footprint or not results.is_same(row.rules, rules):
             return False
         now = pins.find(row.release).patched
-        return now not in (row.queue, row.same_as) and row.differs_from != now[-SHORT:]
+        known = (row.queue, row.same_as, row.differs_from)
+        return not any(results.is_same(tree, now) for tree in known)
 
     def settled(row: Row) -> Row:
+        differs = changed(trees[row.release], row.footprint or Footprint())
         now = pins.find(row.release).patched
-        if not changed(trees[row.release], row.footprint or Footprint()):
-            return replace(row, same_as=now)
-        return replace(row, differs_from=now[-SHORT:])
+        return replace(row, **{"differs_from" if differs else "same_as": now})
 
     if not (asked := {row.release for row in rows if is_asked(row)}):
         return list(rows)

@@ -121,7 +121,7 @@ def _without_contradicted(
         if old and row.verdict != NOT_RUN and old.verdict not in (NOT_RUN, row.verdict):
             validity = footprints.Validity(pins.find(row.release).patched, rules)
             [old] = footprints.compared(root, pins, [old], rules)
-            if old.queue != validity.today and validity.same_files(old):
+            if not validity.is_today(old) and validity.same_files(old):
                 wrong.add(row.release)
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]
 
@@ -165,7 +165,7 @@ def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
         made = zip(rows, notes, strict=True)
         rows = [replace(row, footprint=footprints.footprint(tree, note)) for row, note in made]
     sha256 = hashlib.sha256(log_of(file)).hexdigest()
-    return [replace(row, raw=sha256) for row in rows]
+    return [results.shortened(replace(row, raw=sha256)) for row in rows]
 
 
 def check_tree(pin: Pin, result: Result, name: str) -> None:

@@ -89,19 +89,11 @@ def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
             row.model
             for row in rows
             if (row.kind, row.release) == ("proof", str(pin.version))
-            if row.queue != pin.patched and validity.same_files(row)
+            if not validity.is_today(row) and validity.same_files(row)
             if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
         }
         found |= {pin.tag: sorted(models)} if models else {}
     return found
-
-
-def hosts(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows by kind of GPU and attention."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((results.slug(row.gpu), row.attention), []).append(row)
-    return [groups[key] for key in sorted(groups)]
 
 
 def cell(
@@ -112,8 +104,11 @@ def cell(
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.INCONCLUSIVE, State.STALE]
     if feature.asked:
         best[:2] = reversed(best[:2])
-    known = [judged for rows in hosts(proofs) if (judged := judge(rows, pin, feature, validity))]
-    if not known:
+    hosts: dict[tuple[str, str], list[Row]] = {}
+    for row in proofs:
+        hosts.setdefault((results.slug(row.gpu), row.attention), []).append(row)
+    judged = (judge(hosts[host], pin, feature, validity) for host in sorted(hosts))
+    if not (known := [one for one in judged if one]):
         return expected(queue, pin, feature)
     latest = sorted(known, key=lambda one: one.date, reverse=True)
     first, *others = sorted(latest, key=lambda one: best.index(one.state))
@@ -163,8 +158,8 @@ def _verdict(rows: Sequence[Row], feature: Feature, validity: Validity) -> Cell:
         if row.verdict == "not applicable":
             return Cell(State.NOT_APPLICABLE, row.why)
     places = [
-        place(row, row.queue != validity.today and validity.same_files(row))
-        + ("" if row.rules == validity.rules or feature.asked else ", by an earlier harness")
+        place(row, not validity.is_today(row) and validity.same_files(row))
+        + ("" if validity.judged_alike(row) or feature.asked else ", by an earlier harness")
         for row in rows
     ]
     for there, row in zip(places, rows, strict=True):

@@ -36,6 +36,8 @@ NO_MEASURE = "its reference failed"  # begins the reason of a run that shows not
 BREAKABLE = "breakable"
 UNTOUCHED, PATCHED = "untouched", "patched"
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+HASHES = ("queue", "rules", "raw", "same_as", "differs_from")  # of a row
+HASH = len("sha256:") + 16  # what a row keeps of each: whole ones were half of the file
 
 
 class Load(Struct, frozen=True, array_like=True):
@@ -91,7 +93,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
-    differs_from: str = ""  # the end of the later `queue` whose tree has others of them
+    differs_from: str = ""  # the later `queue` whose tree has others of them
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
@@ -121,6 +123,16 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
         return "" if self.attention == USUAL_ATTENTION else f", {ATTENTIONS[self.attention]}"
 
 
+def shortened(row: Row) -> Row:
+    """The row with its hashes as they are kept."""
+    return replace(row, **{name: getattr(row, name)[:HASH] for name in HASHES})
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two hashes are the same, of which a row may keep its part alone."""
+    return one[:HASH] == other[:HASH]
+
+
 def load(root: Path) -> list[Row]:
     """All rows. Raises Refused naming the line that is no row, or whose footprint is not there."""
     lines = (root / FILE).read_bytes().splitlines() if (root / FILE).is_file() else []
@@ -134,7 +146,7 @@ def load(root: Path) -> list[Row]:
             listed[files.hash] = files
             continue
         written = data.pop("footprint", None)
-        row = record.value(data, Row, where, BAD)
+        row = shortened(record.value(data, Row, where, BAD))
         rows.append(replace(row, footprint=_read(written, listed, where)) if written else row)
     return rows
 
@@ -198,8 +210,8 @@ def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:
     judged = row.verdict != NOT_RUN
     failed = row.verdict not in GOOD
     return (
-        *(judged or row.why.startswith(NO_MEASURE), row.queue == today, judged),
-        *(row.rules == rules, not row.torch_pin, row.date, failed),
+        *(judged or row.why.startswith(NO_MEASURE), is_same(row.queue, today), judged),
+        *(is_same(row.rules, rules), not row.torch_pin, row.date, failed),
         msgspec.json.encode(row),
     )
 

@@ -236,6 +236,17 @@ def test_the_weightier_row_stays_in_any_order(lighter, heavier):
         assert results.newest(turned, TODAY, RULES) == [rows[1]]
 
 
+def test_a_row_keeps_hashes_of_16_digits(tmp_path):
+    (tmp_path / results.FILE).parent.mkdir()
+    whole = "sha256:" + "0123456789abcdef" * 4
+    results.save(tmp_path, [replace(ROW, queue=whole, rules=whole, same_as=whole)])
+    [row] = results.load(tmp_path)
+    assert row.queue == row.rules == row.same_as == "sha256:0123456789abcdef"
+    assert results.is_same(row.queue, whole) and not results.is_same(row.queue, whole[::-1])
+    results.save(tmp_path, [row])
+    assert whole not in (tmp_path / results.FILE).read_text()
+
+
 def test_a_line_that_is_no_row_is_named(tmp_path):
     (tmp_path / results.FILE).parent.mkdir()
     results.save(tmp_path, [ROW])

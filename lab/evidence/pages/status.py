@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patchqueue.files import atomic
 from patchqueue.hint import to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin
 
 from .. import cells
@@ -52,14 +52,9 @@ def in_page(text: str, made: str) -> str:
     before, opened, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not opened or not closed:
-        raise Refused(
-            Problem(
-                "no-markers",
-                str(PAGE),
-                f"has no place for what {to_type('status')} makes",
-                f"put {BEGIN.strip()} and {END} where it belongs",
-            )
-        )
+        what = f"has no place for what {to_type('status')} makes"
+        step = f"put {BEGIN.strip()} and {END} where it belongs"
+        raise Refused.of("no-markers", str(PAGE), what, step)
     return before + BEGIN + made + END + after
 
 
