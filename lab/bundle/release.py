@@ -241,12 +241,7 @@ def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
         "queue_release": RELEASE,
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
-        "host": {
-            "name": host.name,
-            "python": host.python,
-            "torch": host.torch,
-            "brings": list(host.brings),
-        },
+        "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
     }
 
