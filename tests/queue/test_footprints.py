@@ -69,9 +69,6 @@ def test_a_file_that_was_opened_counts_by_its_bytes():
     then = footprint(TREE, [*NOTES, "o sglang/a.py"])
     assert changed(TREE, then) == ""
     assert changed(tree(a=b"x = 1\n"), then) == "python/sglang/a.py has changed"
-
-
-def test_a_data_file_that_the_queue_changes_since_counts():
     now = Tree(TREE.pristine, LAID | {"python/sglang/data.json": b"{}"})
     assert changed(now, footprint(TREE, NOTES)) == "python/sglang/data.json is patched since"
     assert changed(now, footprint(TREE, NOTES[:-1])) == ""
@@ -177,6 +174,7 @@ def test_a_proof_keeps_its_footprint_and_its_log_no_notes(measured, tmp_path):
 
 def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):
     rows = taken(measured, tmp_path)
+    assert all(RUNNER in row.footprint.laid for row in rows)
     old = [replace(row, queue="sha256:earlier") for row in rows]
     results.save(measured.root, old)
     rows = taken(measured, tmp_path, run={"verdict": "failed"}, date="2030-01-03")
@@ -205,10 +203,3 @@ def test_a_cell_says_that_the_files_are_the_same(monkeypatch):
     monkeypatch.setattr(footprints, "tree_of", lambda queue, pin: pytest.fail("compared again"))
     assert footprints.compared(ROOT, known, [old, other], "sha256:rules") == [old, other]
     assert "same files" in matrix.place(old, same_files=True)
-
-
-def test_readers_of_rows_need_no_release(monkeypatch):
-    """The pages' tests run without an index: `status` alone compares files."""
-    monkeypatch.setattr(footprints, "tree_of", lambda queue, pin: pytest.fail("fetched"))
-    old = replace(ROW, queue="sha256:old", footprint=footprint(TREE, NOTES))
-    assert not footprints.Validity("sha256:now", "sha256:rules").holds(old)
