@@ -204,21 +204,6 @@ def test_files_that_start_processes_come_first(tmp_path):
     assert "2 passed" in said and order == ["slow", "fast"]
 
 
-def test_processes_share_the_one_that_interprets_kernels(tmp_path):
-    """It imports for ten seconds before it runs anything."""
-    tree = tmp_path / "tree"
-    (tree / "python").mkdir(parents=True)
-    noted = "import os, sys\nopen(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tree / "python/aiohttp.py").write_text(noted.format("imported", "once"))
-    (tree / "python/ran.py").write_text(f"{noted.format('ran', 'twice')}sys.exit(7)\n")
-    called = "from host import interpreted\n"
-    called += "def test_one(): assert interpreted.call('ran').returncode == 7\n"
-    said = spread_run(tmp_path, called, called)
-    assert "2 passed" in said, said
-    assert (tree / "imported").read_text() == "once "
-    assert (tree / "ran").read_text() == "twice twice "
-
-
 def test_the_workflow_tests_every_release_that_has_an_environment():
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")
