@@ -264,14 +264,6 @@ def test_the_release_s_scan_is_taken(asked, monkeypatch):
     assert not taken(given)
 
 
-def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
-    given = prefill(monkeypatch)
-    kept(wanted_states=wanted(256))(given)
-    assert taken(given)
-    plan = given["metadata"].scan_plan
-    assert plan.track_rows.tolist() == [128, 0] and plan.track_slots.tolist() == [3, 0]
-
-
 # --- the plan
 
 
