@@ -84,7 +84,6 @@ CASES = [
         *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
     ),
     ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
-    ("unknown-patch", *named("evidence/questions.toml", 'repairs = ["steps/more.patch"]\n', 1)),
     ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
     ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
     ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),

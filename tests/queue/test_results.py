@@ -14,6 +14,7 @@ from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
 from evidence import cells, incoming, matrix, results
+from evidence.footprints import Validity
 from evidence.incoming import Fate
 from evidence.results import Footprint, Load, Row
 from patchqueue.outcome import Refused
@@ -227,6 +228,17 @@ def test_the_weightier_row_stays_in_any_order(lighter, heavier):
         assert results.newest(turned, TODAY, RULES) == [rows[1]]
 
 
+def test_a_row_keeps_hashes_of_16_digits(tmp_path):
+    (tmp_path / results.FILE).parent.mkdir()
+    whole = "sha256:" + "0123456789abcdef" * 4
+    results.save(tmp_path, [replace(ROW, queue=whole, rules=whole, same_as=whole)])
+    [row] = results.load(tmp_path)
+    assert row.queue == row.rules == row.same_as == "sha256:0123456789abcdef"
+    assert results.is_same(row.queue, whole) and not results.is_same(row.queue, whole[::-1])
+    results.save(tmp_path, [row])
+    assert whole not in (tmp_path / results.FILE).read_text()
+
+
 def test_a_line_that_is_no_row_is_named(tmp_path):
     (tmp_path / results.FILE).parent.mkdir()
     results.save(tmp_path, [ROW])
@@ -294,7 +306,7 @@ def test_every_log_that_a_row_names_is_there():
 
 # questions
 
-ASKED = cells.questions(ROOT)["mixed_states"]
+ASKED = next(one for one in cells.load(ROOT).features if one.mode == "mixed_states")
 PIN = PINS.find("v0.5.16")
 
 
@@ -305,7 +317,12 @@ def queue():
 
 def answered(**changes) -> Row:
     about = {"kind": "question", "release": "0.5.16", "name": "mixed_states", "model": ""}
-    return replace(ROW, **about, **{"queue": PIN.patched} | changes)
+    verdict = "failed" if changes.get("why") else "passed"
+    return replace(ROW, verdict=verdict, **about, **{"queue": PIN.patched} | changes)
+
+
+def cell(rows: list[Row], queue) -> matrix.Cell:
+    return matrix.cell(rows, queue, PIN, ASKED, Validity(PIN.patched, RULES))
 
 
 NOT_RUN, PROVEN = matrix.State.NOT_RUN, matrix.State.PROVEN
@@ -327,13 +344,13 @@ ALIKE = {"control": True, "why": "alike"}
 )
 def test_what_an_answer_shows(queue, rows, state, why):
     made = [answered(**row) for row in rows]
-    cell = matrix.answer(made, queue, PIN, ASKED)
-    assert cell.state is state and why in cell.reason
+    shown = cell(made, queue)
+    assert shown.state is state and why in shown.reason
 
 
 def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
-    question = '[mine]\ntitle = "one"\nrepairs = []\n'
-    measured.write("evidence/questions.toml", question)
+    table = '[[tables]]\ntitle = "a"\nfamilies.one = { question = "mine" }\n'
+    measured.write("evidence/matrix.toml", table)
     checks = [{"what": "a", "good": True}, {"what": "b", "good": False, "why": "2 of 3"}]
     found = result(measured, without="", checks=checks)
     assert take(measured, tmp_path, found, "mine.json").fate is Fate.TAKEN

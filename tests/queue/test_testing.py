@@ -187,21 +187,6 @@ def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_pat
     assert "not for 9.9.1: 1 tests" in said and "test_0.py: 1 for >=10" in said
 
 
-def test_processes_share_the_one_that_interprets_kernels(tmp_path):
-    """It imports for ten seconds before it runs anything."""
-    tree = tmp_path / "tree"
-    (tree / "python").mkdir(parents=True)
-    noted = "import os, sys\nopen(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tree / "python/aiohttp.py").write_text(noted.format("imported", "once"))
-    (tree / "python/ran.py").write_text(f"{noted.format('ran', 'twice')}sys.exit(7)\n")
-    called = "from host import interpreted\n"
-    called += "def test_one(): assert interpreted.call('ran').returncode == 7\n"
-    said = spread_run(tmp_path, called, called)
-    assert "2 passed" in said, said
-    assert (tree / "imported").read_text() == "once "
-    assert (tree / "ran").read_text() == "twice twice "
-
-
 def test_the_workflow_tests_every_release_that_has_an_environment():
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")
