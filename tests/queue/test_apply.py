@@ -59,21 +59,20 @@ def test_apply_makes_the_tree(project):
     }.items():
         assert (project.tree / name).read_text() == content
     assert not list(project.tree.rglob("*.so"))
-
-
-def test_provenance_says_what_was_done(applied):
-    found, (wheel,) = record(applied), applied.pin.wheels
-    assert found["tree"] == {"before": pristine_hash(applied), "after": tree_hash(applied)}
-    assert applied.pin.patched == tree_hash(applied)
+    found, (wheel,), after = record(project), project.pin.wheels, tree_hash(project)
+    assert found["tree"] == {"before": pristine_hash(project), "after": after}
+    assert project.pin.patched == after
     assert found["source"] == {"kind": "wheel", "name": wheel.file, "sha256": wheel.sha256}
     assert [patch["name"] for patch in found["patches"]] == ["overlay.patch", COUNT, CUT]
     assert [file["path"] for file in found["overlay"]] == [STEPS] and found["tag"] == TAG
-
-
-def test_apply_twice_changes_nothing(applied):
-    before = fakes.snapshot(applied.root, applied.cache)
-    assert applied.apply().outcome is Outcome.ALREADY_APPLIED
-    assert fakes.snapshot(applied.root, applied.cache) == before
+    before = fakes.snapshot(project.root, project.cache)
+    assert project.apply().outcome is Outcome.ALREADY_APPLIED
+    assert fakes.snapshot(project.root, project.cache) == before
+    # plain quilt takes everything off and on again
+    engine().run(project.tree, "pop", "-a")
+    assert tree_hash(project) == pristine_hash(project) and not (project.tree / STEPS).exists()
+    engine().run(project.tree, "push", "-a", "--fuzz=0")
+    assert tree_hash(project) == after and project.apply().outcome is Outcome.ALREADY_APPLIED
 
 
 def test_unapply_gives_the_pristine_tree_back(applied):
@@ -107,14 +106,6 @@ def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypat
     name, text = fakes.refused(applied.unapply)
     assert name == "tree mismatch" and "--discard" in text
     assert fakes.snapshot(applied.tree) == before
-
-
-def test_plain_quilt_takes_everything_off_and_on_again(applied):
-    after = tree_hash(applied)
-    engine().run(applied.tree, "pop", "-a")
-    assert tree_hash(applied) == pristine_hash(applied) and not (applied.tree / STEPS).exists()
-    engine().run(applied.tree, "push", "-a", "--fuzz=0")
-    assert tree_hash(applied) == after and applied.apply().outcome is Outcome.ALREADY_APPLIED
 
 
 @pytest.mark.parametrize(

@@ -46,27 +46,25 @@ def test_bad_pins(project, old, new, says):
     assert name == "bad-pins" and text.startswith("upstream/pins.toml") and says in text
 
 
-@pytest.mark.parametrize("content", ["", 'default = "1"\nrevision = ["1"]\n', b"\xff"])
-def test_no_revisions(project, content):
-    project.write("upstream/pins.toml", content)
-    assert refused(pins.load, project.root)[0] == "bad-pins"
-
-
-def test_no_file(project):
-    (project.root / "upstream/pins.toml").unlink()
-    name, text = refused(pins.load, project.root)
-    assert name == "no-pins" and str(project.root) in text
-    (project.root / "upstream/pins.toml").mkdir()
-    assert refused(pins.load, project.root)[0] == "no-pins"
-
-
-def test_twice_the_same(project):
-    text = (project.root / "upstream/pins.toml").read_text()
+def test_a_file_without_releases_or_with_one_twice(project):
+    file = project.root / "upstream/pins.toml"
+    text = file.read_text()
     entry = text[text.index("[[revision]]") :]
     other = entry.replace('"9.9.1"', '"9.9.2"').replace("-9.9.1-", "-9.9.2-")  # of the same tag
-    for second in (entry, other):
-        project.write("upstream/pins.toml", text + second)
-        assert refused(pins.load, project.root)[0] == "duplicate-pin"
+    for content, name in (
+        (b"", "bad-pins"),
+        (b'default = "1"\nrevision = ["1"]\n', "bad-pins"),
+        (b"\xff", "bad-pins"),
+        ((text + entry).encode(), "duplicate-pin"),
+        ((text + other).encode(), "duplicate-pin"),
+    ):
+        file.write_bytes(content)
+        assert refused(pins.load, project.root)[0] == name
+    file.unlink()
+    name, said = refused(pins.load, project.root)
+    assert name == "no-pins" and str(project.root) in said
+    file.mkdir()
+    assert refused(pins.load, project.root)[0] == "no-pins"
 
 
 @pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
@@ -89,28 +87,20 @@ def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name
     assert "v9.9.1" not in text
 
 
-def test_oldest_first(project):
-    for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
-        project.release(version)
-    tags = [each.tag for each in pins.load(project.root).all]
-    assert tags == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
-
-
-def test_add_describes_the_release(project):
+def test_add_describes_the_release_and_keeps_comments_and_order(project):
     found = project.pin
     days = (str(found.released), str(found.resolve_as_of))
     assert (found.tag, *days) == ("v9.9.1", "2030-01-02", "2030-01-05")
     assert [wheel.file for wheel in found.wheels] == [WHEEL]
     assert found.tree == hash_python(source.fetch(found, None).listing())
-
-
-def test_add_keeps_comments_and_order(project):
     file = project.root / "upstream/pins.toml"
     file.write_text(file.read_text() + "# the end\n")
-    project.release("9.9.2")
+    for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
+        project.release(version)
+    tags = [each.tag for each in pins.load(project.root).all]
+    assert tags == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
     text = file.read_text()
     assert "# the end" in text and text.startswith("# The pinned releases")
-    assert text.index("9.9.1") < text.index("9.9.2")
     assert not list((project.root / "upstream").glob("*.new"))
 
 
