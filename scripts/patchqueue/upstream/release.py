@@ -335,7 +335,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         LOG.info(f"fetching {name}")
         done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
 
 
