@@ -14,8 +14,10 @@ from msgspec.structs import replace
 
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, handover, maintain, trees
+from patchqueue.commands.terminal import show_problems
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
+from patchqueue.outcome import Problem
 
 
 @pytest.fixture
@@ -128,9 +130,25 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
     run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
     code, out, err = run("apply", TAG)
     assert code == 1 and out == ""
-    said, following = err.splitlines()
-    assert said.startswith(f"patches/{COUNT} on {TAG}: {RUNNER}: hunk 1: line 18 reads ")
-    assert said.endswith(" [conflict]") and following.startswith("    next: ")
+    patch, place, needed, following = err.splitlines()
+    assert patch == f"patches/{COUNT} on {TAG} [conflict]"
+    assert place == f"    {RUNNER}: hunk 1: line 18 reads 'step_18 = 18'"
+    assert needed == "    the queue's patch needs 'step_18 = other'"
+    assert following.startswith("    next: ")
+
+
+def test_the_step_of_several_conflicts_is_said_once(capsys):
+    at = "patches/a.patch on sglang 9.9.1 in /a: b: python/sglang/x.py: hunk"
+    what = "line 2 reads 'a; b'; the queue's patch needs 'c [d]'"
+    problems = [Problem("conflict", f"{at} {number}", what, "merge") for number in (1, 2)]
+    show_problems(problems)
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 7 and shown[-1] == "    next: merge"
+    assert shown[3:6] == [
+        "patches/a.patch on sglang 9.9.1 in /a: b [conflict]",
+        "    python/sglang/x.py: hunk 2: line 2 reads 'a; b'",
+        "    the queue's patch needs 'c [d]'",
+    ]
 
 
 def test_check_lists_gaps(run):
@@ -172,6 +190,14 @@ def test_a_problem_of_several_releases_is_said_once(run):
     lines = [line for line in err.splitlines() if "[unexplained-gap]" in line]
     where = "patches/steps/name-the-cut.patch on 2 releases, v9.9.1 to v9.9.2: "
     assert code == 1 and sum(line.startswith(where) for line in lines) == 1, err
+
+
+def test_a_problem_of_a_release_begins_with_its_name(capsys):
+    show_problems([Problem("no-gpu", "v9.9.1", "has none"), Problem("no-gpu", "a", "has none")])
+    assert capsys.readouterr().err.splitlines() == [
+        "v9.9.1: has none [no-gpu]",
+        "a: has none [no-gpu]",
+    ]
 
 
 def test_problems_are_annotations_on_github(run, monkeypatch):

@@ -386,7 +386,7 @@ def test_apply_takes_a_fork(edited, checkout, tool):
     KINDS["inside our hunks"].make(checkout / "python")
     before = fakes.snapshot(edited.tree)
     code, _, err = tool(edited, *words)
-    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'; the queue's" in err
+    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'\n    the queue's" in err
     assert fakes.snapshot(edited.tree) == before
 
 

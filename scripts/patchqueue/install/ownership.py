@@ -137,7 +137,7 @@ def resolve(tag: str) -> str:
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
     return (
         "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
-        f" {branch}, and `git merge BRANCH` lays both out"
+        f" {branch}, then `git merge BRANCH`"
     )
 
 
