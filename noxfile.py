@@ -47,8 +47,8 @@ nox.options.default_venv_backend = "none"
 
 # By command: which tool has it, and what bare `scripts/nox` says.
 USERS = {
-    "apply": ("patchqueue", "Apply the queue to a release, in work/TAG/."),
-    "unapply": ("patchqueue", "Restore the pristine release in work/TAG/."),
+    "apply": ("patchqueue", "Apply the queue to a release, in work/RELEASE/."),
+    "unapply": ("patchqueue", "Restore the pristine release in work/RELEASE/."),
     "build": ("patchqueue", "Build a patched wheel of a release."),
     "install": ("patchqueue", "Patch an installed sglang in place."),
     "uninstall": ("patchqueue", "Undo install, to the last byte."),
@@ -59,10 +59,10 @@ USERS = {
 }
 MAINTAINERS = {
     "check": ("patchqueue", "Lint the queue; replay it on every pin."),
-    "refresh": ("patchqueue", "Write edits in work/TAG/ back to the queue."),
-    "new": ("patchqueue", "Start a patch on top of work/TAG/."),
+    "refresh": ("patchqueue", "Write edits in work/RELEASE/ back to the queue."),
+    "new": ("patchqueue", "Start a patch on top of work/RELEASE/."),
     "rebase": ("patchqueue", "Carry the queue to another release."),
-    "quilt": ("patchqueue", "Run quilt in work/TAG/."),
+    "quilt": ("patchqueue", "Run quilt in work/RELEASE/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "bundle": ("evidence", "Pack a release for a host without an index."),
     "status": ("evidence", "Make the matrix and the benchmarks' page."),

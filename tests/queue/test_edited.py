@@ -195,7 +195,7 @@ def test_the_queue_first_then_theirs(edited, site, alone, name):
         done = inplace.uninstall(edited.root, site)
     except Refused as refusal:
         assert kind.since, refusal
-        assert "what was laid last comes off first" in str(refusal)
+        assert "remove that edit, run the same command again" in str(refusal)
         return
     assert done.others == checked.others
     assert trees.list_package(site) == trees.list_package(alone)

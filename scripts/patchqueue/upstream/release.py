@@ -101,7 +101,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     if pin is None or release.tree == pin.tree:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
-    later = to_type("rebase", "VERSION --from PATH")
+    later = to_type("rebase", "RELEASE --from PATH")
     what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
     step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
     raise Refused.of(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step)
