@@ -90,7 +90,8 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether nox's line is more than the command that the user typed, again."""
-    session = r"Running session (?!lint)|Session (?!lint\b).* was successful"
+    other = "" if {"-h", "--help"} & {*sys.argv} else r"(?!lint\b)"  # lint says nothing itself
+    session = rf"Running session {other}|Session {other}.* was successful"
     return not re.match(
         rf"{session}|Command .* -m (patchqueue|evidence) .* failed", record.getMessage()
     )
@@ -150,4 +151,7 @@ for name, (tool, said) in MAINTAINERS.items():
 @nox.session(default=False, tags=["maintainers"])
 def lint(session: nox.Session) -> None:
     """Check the form, types and imports of the Python."""
+    if session.posargs:  # it takes none
+        print(f"usage: scripts/nox lint\n\n{lint.__doc__}")
+        raise SystemExit(0 if {"-h", "--help"} & {*session.posargs} else 2)
     linted(session)

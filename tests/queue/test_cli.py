@@ -278,6 +278,7 @@ def test_new_says_how_a_patch_is_named(run, words):
     [
         (["test", "--plan"], 0, "to be tested: the tool, v"),
         (["apply", "v0.5.99"], 1, "[unknown-release]"),
+        (["lint", "--help"], 0, "usage: scripts/nox lint"),
     ],
 )
 def test_nox_adds_nothing_and_a_session_looks_at_its_words_first(words, code, says):
