@@ -250,6 +250,8 @@ RUN: dict[str, list[Step | Deed]] = {
         nox("apply", "work/v0.5.9: 2 of 2 patches"),
         nox("apply", "already applied"),
         nox("apply v0.5.9", "already applied"),
+        nox("apply v0.5.9 --verbose", "steps/count-once-more already applied"),
+        nox("clean", "next: `scripts/nox clean --yes` deletes them"),
         Step("nox -s apply -- v0.5.9", "already applied"),
         nox("apply v0.5.12.post1", "work/v0.5.12.post1"),
         nox("apply --help", "usage: scripts/nox apply"),
@@ -387,6 +389,8 @@ RUN: dict[str, list[Step | Deed]] = {
     "in place": [
         nox("install --check", "nothing was written"),
         nox("install", "2 patches, 2 files changed"),
+        nox("uninstall", "2 files restored"),
+        nox("install --discard", "2 patches, 2 files changed"),
         Step("python -m sglang.srt.prefill_graph", f"queue release {RELEASE}, 2 patches"),
         Step("python -m sglang.srt.prefill_graph --json", '"tree"'),
         nox("install --site-packages DIR --verify", "is patched", **SITE),
@@ -406,6 +410,7 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("python sglang/srt/prefill_graph --verify", PATCHED, "site"),
         Step("python -m sglang.srt.prefill_graph --verify", PATCHED),
         nox("uninstall --site-packages DIR", "2 files restored", **SITE),
+        nox("patches v0.5.9", "2 patches for v0.5.9, 2 files changed"),
         Step(
             "scripts/nox patches v0.5.15.post1 --without memory-saver/pause-index-keys --without"
             " moe/return-routed-experts-of-own-rank",
