@@ -115,8 +115,7 @@ def pack(
 
     def make(scratch: Path) -> packages.Packed:
         site, hostsite = scratch / "site", scratch / "hostsite"
-        own = (peer.name,)
-        facts = release.installed(host, site, locked, peer.tag, LEFT_OUT, TRIMMED, sm, own)
+        facts = release.installed(host, site, locked, peer.tag, TRIMMED, sm, (peer.name,))
         release.lay_host_files(hostsite, {"stand_ins": []})
         return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)
 

@@ -202,7 +202,7 @@ def write(
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def left_out(pin: Pin) -> list[LeftOut]:
+def _left_out(pin: Pin) -> list[LeftOut]:
     """The rules of LEFT_OUT that hold for a release."""
     return [
         rule
@@ -213,12 +213,12 @@ def left_out(pin: Pin) -> list[LeftOut]:
 
 def _never_reached(pin: Pin) -> list[str]:
     """The packages that a release's bundle does not hold."""
-    return [name for rule in left_out(pin) for name in rule.packages.split()]
+    return [name for rule in _left_out(pin) for name in rule.packages.split()]
 
 
 def stand_ins(pin: Pin, flash: bool) -> list[str]:
     """The modules that are stood in for on the host."""
-    modules = {module for rule in left_out(pin) for module in rule.modules.split()}
+    modules = {module for rule in _left_out(pin) for module in rule.modules.split()}
     return sorted(modules - {FLASH_MODULE} if flash else modules)
 
 
@@ -241,12 +241,7 @@ def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
         "queue_release": RELEASE,
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
-        "host": {
-            "name": host.name,
-            "python": host.python,
-            "torch": host.torch,
-            "brings": list(host.brings),
-        },
+        "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
     }
 
@@ -264,7 +259,7 @@ def dependencies(
 
     def make(scratch: Path) -> packages.Packed:
         what, only = f"{pin.version}'s dependencies", next(iter(one_gpu), None)
-        facts = installed(host, scratch / "site", locked, what, left_out(pin), rules, only)
+        facts = installed(host, scratch / "site", locked, what, rules, only)
         as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
         return packages.Packed([(scratch / "site", "site")], as_of | facts)
 
@@ -303,19 +298,17 @@ def installed(
     site: Path,
     locked: str,
     what: str,
-    rules: Iterable[LeftOut],
-    trimmed: Iterable[packing.Trimmed],
+    rules: Iterable[packing.Trimmed],
     sm: int | None,
     own: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Install packages into `site` and trim them; what the manifest says of them. rules: why others
-    are left out; sm: the one kind of GPU whose code stays, None for all; own: packages that may ask
-    for CUDA libraries beside those made for torch."""
+    """Install packages into `site` and trim them; what the manifest says of them. sm: the one kind
+    of GPU whose code stays, None for all; own: packages that may ask for CUDA libraries beside
+    those made for torch."""
     packages.Index(host).install(locked, site, what)
     return {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in rules],
-        "trimmed": [packing.trim(site, rule) for rule in trimmed],
+        "trimmed": [packing.trim(site, rule) for rule in rules],
         "zeroed": asdict(elf.zero_all(site, sm)) if sm else None,
         "asks": carried.asks(site, (*own, *carried.MADE_FOR_TORCH)) if sm else [],
     }

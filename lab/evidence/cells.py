@@ -115,6 +115,8 @@ def _unknown(found: Cells) -> str:
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
     for one in families:
+        if bool(one.models) == bool(one.question):
+            return "has a family that needs either models or a question"
         if others := sorted(one.since.keys() - set(one.models)):
             return f"has a family without {others[0]}, and says since when it is known"
     return ""

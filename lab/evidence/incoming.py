@@ -38,9 +38,7 @@ REFERENCE = "reference"  # how the modes that others are held against begin
 HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
 EAGER = "eager"
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
-# What no log keeps: which files a run looked at, as a row has its footprint; and the hashes of the
-# overlay's files, as the tree has one hash. Together these were nine tenths of a proof's log.
-LEFT_OUT = ("loaded", "overlay")
+NOTES = "loaded"  # which files a run looked at: nine tenths of a log, and rows have the footprints
 
 
 class Fate(str, enum.Enum):
@@ -127,7 +125,7 @@ def _without_contradicted(
 
 
 def log_of(file: Path) -> bytes:
-    """A result without paths of its host and without LEFT_OUT."""
+    """A result without paths of its host and without NOTES."""
     return json.dumps(_as_kept(json.loads(file.read_bytes())), sort_keys=True).encode()
 
 
@@ -140,7 +138,7 @@ def _keep_log(root: Path, file: Path) -> None:
 
 def _as_kept(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _as_kept(inner) for name, inner in value.items() if name not in LEFT_OUT}
+        return {name: _as_kept(inner) for name, inner in value.items() if name != NOTES}
     if isinstance(value, list):
         return [_as_kept(inner) for inner in value]
     is_text = isinstance(value, str) and not value.startswith("python/")

@@ -183,6 +183,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
             'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
             "has a family without lama, and says since when it is known",
         ),
+        ('[[tables]]\ntitle = "a"\nfamilies.one = {}', "needs either models or a question"),
     ],
 )
 def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
