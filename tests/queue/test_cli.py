@@ -113,6 +113,18 @@ def test_the_step_of_several_conflicts_is_said_once(capsys):
     ]
 
 
+def test_new_names_the_next_command_and_check_lists_gaps(run):
+    code, out, _ = run("new", TAG, "steps/go-on")
+    assert code == 0 and " add python/sglang/…` before" in out
+    run("quilt", TAG, "pop")
+    run.project.edit("series", ">=9.9,<10", ">=9.10")
+    gap = "Origin: own\nGap: <9.10: the steps are counted otherwise there\n"
+    run.project.edit(f"patches/{COUNT}", "Origin: own\n", gap)
+    run.project.edit(f"patches/{CUT}", "Overlay: none", "Overlay: python/sglang/srt/steps/")
+    run.project.place()
+    assert "\n  the steps are counted otherwise there" in run("check")[1]
+
+
 def test_check_says_how_much_it_fetches(run):
     for version in ("9.9.2", "9.9.3"):
         run.project.release(version)

@@ -94,6 +94,8 @@ def test_what_a_script_is_told_by_a_command(host, tmp_path, tool, words, script)
     told = json.loads((tmp_path / "out/words.json").read_text())
     assert told[told.index("--site") + 1] == str(tmp_path) and "--limit" in told
     assert (tmp_path / "used").is_file()
+    _, out, _ = tool(host, *words, "--here")
+    assert ("1 result: 1 refused" if script == "run" else "sweep_experts.json written") in out
 
 
 @pytest.mark.parametrize(

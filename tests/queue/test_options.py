@@ -13,7 +13,7 @@ from fakes import ROOT, RUNNER
 from bundle import host
 from bundle import release as bundle
 from evidence import results
-from evidence.pages import status
+from evidence.pages import bench, status
 from patchqueue.environments import testing
 
 
@@ -58,14 +58,18 @@ def test_one_profile_is_handed_on(profiled, tmp_path, tool, words, said):
     assert code == 0 and said in out and "Name the cut" not in out, out + err
 
 
-def test_the_picture_is_drawn_of_the_rows(applied, tool):
-    pytest.importorskip("matplotlib")
+def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool):
     fakes.harness(applied)
     applied.write(status.PAGE, status.BEGIN + status.END)
-    applied.write(str(results.FILE), (ROOT / results.FILE).read_bytes())
+    for name in (str(results.FILE), bench.PAGE):
+        applied.write(name, (ROOT / name).read_bytes())
     (applied.root / "docs/images").mkdir(parents=True)
-    assert tool(applied, "status", "--plot")[0] == 0
-    assert [*(applied.root / "docs/images").glob("*.svg")]
+    code, out, err = tool(applied, "status", "--plot")
+    assert code == 0 and "the pages said so already" in out, err
+    drawn = [*(applied.root / "docs/images").glob("*.svg")]
+    assert drawn or "no picture: matplotlib is not installed" in out
+    code, _, err = tool(applied, "status", "--merge", tmp_path / "home")
+    assert code == 1 and "[no-evidence]" in err
 
 
 def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):

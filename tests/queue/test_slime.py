@@ -1,8 +1,9 @@
 """Releases with edits where slime's patches change them: all patches of the queue apply but the two
 that docs/your-own-edits.md leaves out, and every edit comes back.
 
-slime_hunks.toml has the places. Takes the releases from the machine's own cache
-(`scripts/nox check` fills it), and is skipped where that has none.
+slime_hunks.toml has the places, framework_hunks.toml those of other RL frameworks. Takes the
+releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where that has
+none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from patchqueue.install import inplace
 from patchqueue.outcome import Outcome, Refused
 
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
+FRAMEWORKS = tomlkit.parse(Path(__file__).with_name("framework_hunks.toml").read_text()).unwrap()
+FRAMEWORKS_PAGE = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
 INSTALL = ("install", "--site-packages")
 LEFT_OUT = ("memory-saver/pause-index-keys", "moe/return-routed-experts-of-own-rank")
@@ -70,5 +73,32 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     assert kept == theirs > 500
     assert inplace.verify(ROOT, site).outcome is Outcome.APPLIED
     assert inplace.install(ROOT, site, without=LEFT_OUT).outcome is Outcome.ALREADY_APPLIED
+    inplace.uninstall(ROOT, site)
+    assert exactly(site) == before
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_s_edits_stay(name, unpacked_release):
+    """The queue applies, but for the patches that docs/frameworks.md leaves out."""
+    _, site = unpacked_release(name.partition(" ")[2])
+    left_out = tuple(FRAMEWORKS[name].get("left_out", "").split())
+    hunks = {file: text for file, text in FRAMEWORKS[name].items() if file != "left_out"}
+    for file, text in hunks.items():
+        edit(site, file, text)
+    before = exactly(site)
+    if left_out:
+        with pytest.raises(Refused) as caught:
+            inplace.install(ROOT, site)
+        patches = {
+            re.sub(r"@[\d.]+", "", each.where.split(".patch ")[0]) for each in caught.value.problems
+        }
+        assert patches == {f"patches/{each}" for each in left_out}
+        assert all(
+            f"`scripts/nox install --without {each}`" in FRAMEWORKS_PAGE for each in left_out
+        )
+    report = inplace.install(ROOT, site, without=left_out)
+    edited = {f"sglang/srt/{file}" for file in hunks}
+    assert report.outcome is Outcome.APPLIED and set(report.before) == edited
+    assert inplace.verify(ROOT, site).outcome is Outcome.APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before
