@@ -1,5 +1,5 @@
 """Options that no test of their own command tries change something: the command is run with each
-and without it, on the same files. Options that another one makes idle are refused.
+and without it, on the same files. Options that exclude each other are refused.
 
 What a test cannot have (a GPU, dependencies of gigabytes) is replaced where the tool starts it.
 """
@@ -77,10 +77,6 @@ def unlike(one: dict[str, object], other: dict[str, object]) -> list[str]:
 
 def plain(world: World) -> None:
     """The project as it is applied."""
-
-
-def locked(world: World) -> None:
-    world.project.write("upstream/locks/9.9.1.txt", "")
 
 
 def gpu(world: World) -> None:
@@ -191,7 +187,7 @@ CASES: dict[str, Case] = {
         "install --site-packages {at}/site",
         profiled(sites),
     ),
-    "test --coverage": Case("test --coverage", "test --plan", locked),
+    "test --coverage": Case("test --coverage", "test -k x --all", plain),
 }
 
 
@@ -243,29 +239,22 @@ def test_every_option_changes_something(world, tmp_path_factory, capfd, option):
 
 
 @pytest.mark.parametrize(
-    ("words", "idle"),
+    "words",
     [
-        ("gpu --agree --bench", "--bench"),
-        ("test --upstream x --tool", "--tool"),
-        ("test --coverage -k x", "-k"),
-        ("build --release --from x", "--from"),
-        ("backport --onto x --pull-requests --without y", "--without"),
-        ("install --site-packages x --verify --discard", "--discard"),
-        ("install --site-packages x --verify --pristine", "--pristine"),
-        ("install --site-packages x --verify --only rl", "--only"),
-        ("build --release --only rl", "--only"),
-        ("apply --base x --from y", "--from"),
-        ("rebase 9.9.2 --abort --from x", "--from"),
-        ("rebase --newer --from x", "--from"),
-        ("rebase 9.9.2 --continue --from x", "--from"),
+        "gpu --agree --bench",
+        "test --upstream x --tool",
+        "test --coverage --tool",
+        "build --release --only rl",
+        "backport --onto x --report --pull-requests",
+        "install --site-packages x --discard --verify",
+        "install --site-packages x --verify --check",
+        "apply --from y --base x",
+        "pin 9.9.2 --from x --lock",
+        "rebase 9.9.2 --continue --abort",
     ],
 )
-def test_an_option_that_another_one_makes_idle_is_refused(world, capsys, words, idle):
-    if words.startswith("rebase"):
-        conflict(world)
+def test_options_that_exclude_each_other_are_refused(world, capsys, words):
     before = fakes.snapshot(world.project.root)
-    capsys.readouterr()
-    assert world.run(words) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"{idle}: does nothing ") and "[bad-words]" in said
+    assert world.run(words) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
     assert fakes.snapshot(world.project.root) == before

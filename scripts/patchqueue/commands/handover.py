@@ -23,14 +23,11 @@ from .terminal import ERR, FROM, ONLY, OUT, WITHOUT, Command, chosen_releases, f
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
-OF_RELEASE_BRANCHES = ("--release", "--without", "--only", "--report")
-ONE_WHEEL = ("--from", "--python", "--machine", "--only")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _build(options: argparse.Namespace) -> int:
     if options.release:
-        terminal.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
         return _release(options)
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
@@ -85,8 +82,6 @@ def _release(options: argparse.Namespace) -> int:
 
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
-        beside = "with --pull-requests, which names its branches"
-        terminal.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -197,11 +192,13 @@ COMMANDS = (
                 "for this machine, x86_64 or aarch64 (default: this host's)",
                 type=terminal.machine,
             ),
-            ONLY,
-            flag(
-                "--release",
-                "make the files of a release of the queue instead, in dist/release-N/: wheels,"
-                " patch files, sums",
+            (
+                ONLY,
+                flag(
+                    "--release",
+                    "make the files of a release of the queue instead, in dist/release-N/: wheels,"
+                    " patch files, sums",
+                ),
             ),
         ),
     ),
@@ -234,17 +231,19 @@ COMMANDS = (
             ),
             WITHOUT,
             ONLY,
-            flag(
-                "--report",
-                "also the patches that report on the graph: its verdict, counts of prefills, and"
-                " which tree a server runs",
-            ),
-            option(
-                "--pull-requests PATCH",
-                "make a branch and a text for the pull request of each patch that is Pending"
-                " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic, as"
-                f" breakable (default: every one). The texts go to {PULL_REQUESTS}/",
-                nargs="*",
+            (
+                flag(
+                    "--report",
+                    "also the patches that report on the graph: its verdict, counts of prefills,"
+                    " and which tree a server runs",
+                ),
+                option(
+                    "--pull-requests PATCH",
+                    "make a branch and a text for the pull request of each patch that is Pending"
+                    " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic,"
+                    f" as breakable (default: every one). The texts go to {PULL_REQUESTS}/",
+                    nargs="*",
+                ),
             ),
         ),
         "Make a release branch in a git checkout of sglang, with a commit for each patch. The"

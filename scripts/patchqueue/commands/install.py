@@ -37,13 +37,9 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
 def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
-        beside = "with --verify, which writes no file of yours"
-        others = "--discard", "--pristine", "--check", "--only", "--without"
-        terminal.refuse_ineffective(options, beside, *others)
         return _verify(options)
-    chosen = (options.release, options.pristine, options.only, options.without)
+    chosen = (options.release, options.only, options.without)
     if options.check:
-        terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options, inplace.check(options.root, options.site, *chosen))
     report = inplace.install(options.root, options.site, options.discard, *chosen)
     for note in report.notes:
@@ -59,8 +55,6 @@ def _install(options: argparse.Namespace) -> int:
             f" {time.monotonic() - started:.1f} s"
         )
     _show_edits(report)
-    if options.pristine and not report.before:
-        OUT.print("without the queue every file is the release's own")
     _show_named(report)
     OUT.print(
         f"next: {launch.advice(Version(record['version']), options.only)};"
@@ -171,7 +165,10 @@ def _show_named(report: Report) -> None:
 
 
 def _command(
-    name: str, run: Callable[[argparse.Namespace], int], help: str, *more: Argument
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    *more: Argument | tuple[Argument, ...],
 ) -> Command:
     """A command on one installed sglang."""
     which = (
@@ -189,11 +186,11 @@ def _command(
             type=terminal.path,
         ),
     )
-    discard = flag("--discard", "throw away edits of the files that install made or changed")
     example = "--site-packages /sgl-workspace/sglang/python"
-    return Command(
-        name, lambda options: _guarded(run, options), help, example, (which, discard, *more)
-    )
+    return Command(name, lambda options: _guarded(run, options), help, example, (which, *more))
+
+
+DISCARD = flag("--discard", "throw away edits of the files that install made or changed")
 
 
 COMMANDS = (
@@ -201,14 +198,17 @@ COMMANDS = (
         "install",
         _install,
         "patch an installed sglang in place: a pinned release, with or without edits of others",
-        flag(
-            "--verify",
-            "install nothing; finish what a killed call began, then compare every file",
+        (
+            DISCARD,
+            flag(
+                "--verify",
+                "install nothing; finish what a killed call began, then compare every file",
+            ),
+            flag(
+                "--check",
+                "write nothing; say what install would do, and what would keep it from that",
+            ),
         ),
-        flag(
-            "--check", "write nothing; say what install would do, and what would keep it from that"
-        ),
-        flag("--pristine", "refuse an sglang that carries edits of others"),
         ONLY,
         WITHOUT,
         option(
@@ -217,5 +217,5 @@ COMMANDS = (
             default="",
         ),
     ),
-    _command("uninstall", _uninstall, "take the patches off again: every file as it was"),
+    _command("uninstall", _uninstall, "take the patches off again: every file as it was", DISCARD),
 )

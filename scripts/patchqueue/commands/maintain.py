@@ -128,7 +128,6 @@ def _pin(options: argparse.Namespace) -> int:
     if not options.words:
         raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     if options.lock:
-        terminal.refuse_ineffective(options, "with --lock, which reads no wheel", "--from")
         pins = pinning.load(options.root)
         for pin in [pins.find(word) for word in options.words]:
             file, day = lock_file(options.root, pin), pin.resolve_as_of
@@ -196,15 +195,17 @@ COMMANDS = (
         "0.5.24",
         (
             option("words RELEASE", "a release that is not pinned yet, as 0.5.24", nargs="*"),
-            option(
-                "--from FOLDER",
-                "a folder that holds all wheels of the release",
-                dest="origin",
-                type=terminal.place,
-            ),
-            flag(
-                "--lock",
-                "of a pinned release: resolve its test environment as of its release day, anew",
+            (
+                option(
+                    "--from FOLDER",
+                    "a folder that holds all wheels of the release",
+                    dest="origin",
+                    type=terminal.place,
+                ),
+                flag(
+                    "--lock",
+                    "of a pinned release: resolve its test environment as of its release day, anew",
+                ),
             ),
         ),
     ),

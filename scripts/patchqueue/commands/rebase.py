@@ -37,7 +37,6 @@ def _rebase(options: argparse.Namespace) -> int:
     started = time.monotonic()
     root, pins = options.root, pinning.load(options.root)
     if options.newer is not None:
-        terminal.refuse_ineffective(options, "with --newer, which names no release", "--from")
         return _show_newer(root, pins, options.newer or None)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
@@ -53,7 +52,6 @@ def _rebase(options: argparse.Namespace) -> int:
         return 0
     version = _version(root, pins, options.release)
     if options.abort:
-        terminal.refuse_ineffective(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version)
         OUT.print(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
@@ -110,9 +108,6 @@ def _release(
 ) -> Iterator[Release | None]:
     """The release, where no repository holds it."""
     if Repository(root, version).state is not None:
-        terminal.refuse_ineffective(
-            options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
-        )
         yield None
         return
     with find(pins, options.release or str(version), options.origin) as release:

@@ -118,17 +118,6 @@ def chosen_releases(
     return [pins.default]
 
 
-def refuse_ineffective(options: argparse.Namespace, beside: str, *names: str) -> None:
-    """Raise Refused for each of the options `names` that is given. beside: the reason why they have
-    no effect, as `with --take, which runs nothing`."""
-    command = options.parser.prog.rpartition(" ")[2]
-    for name in names:
-        dest = options.parser._option_string_actions[name].dest
-        if getattr(options, dest) != options.parser.get_default(dest):
-            step = f"leave {name} out; {to_type(command, '--help')} says what each option does"
-            raise Refused.of("bad-words", name, f"does nothing {beside}", step)
-
-
 def path(text: str) -> Path:
     """A file or folder."""
     folder, typed = os.environ.get(CALLED_FROM) or ".", Path(os.path.expanduser(text))

@@ -19,8 +19,6 @@ from .terminal import FROM, OUT, Command, chosen_releases, flag, option, show_ro
 
 
 def _apply(options: argparse.Namespace) -> int:
-    if options.base:
-        terminal.refuse_ineffective(options, "with --base, which is the tree", "--from")
     chosen = chosen_releases(options, pinning.load(options.root))
     for pin in chosen:
         started = time.monotonic()
@@ -98,11 +96,14 @@ COMMANDS = (
         "v0.5.12.post1",
         (
             terminal.releases(),
-            FROM,
-            option(
-                "--base PATH",
-                "lay it on this tree: a checkout or folder with the release and edits of others",
-                type=terminal.path,
+            (
+                FROM,
+                option(
+                    "--base PATH",
+                    "lay it on this tree: a checkout or folder with the release and edits of"
+                    " others",
+                    type=terminal.path,
+                ),
             ),
             flag("--discard", "throw away edits of the work tree that no patch holds"),
             flag(

@@ -3,7 +3,6 @@ on the tool, tests/revision on a release in its environment."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -38,7 +37,6 @@ SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
 # no more
 RECIPE = "1"
 HOME = Path(".nox/revisions")
-PARALLEL = 4  # releases, at most
 WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
 # what spreads tests over processes: plain Python, of the tool's own environment
@@ -243,41 +241,25 @@ def prepare(root: Path, pin: Pin) -> Prepared:
     return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
 
 
-def share(releases: int, processors: int) -> tuple[int, int]:
-    """How many releases are tested in parallel, and in how many processes each. Releases first: a
-    second process of one imports torch and sglang once more."""
-    parallel = max(1, min(releases, processors, PARALLEL))
-    return parallel, min(processors // parallel, WORKERS)
-
-
-def test_release(
-    root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
-) -> int:
-    """Run pytest in the release's environment; its exit code. words: further words for it; log: the
-    file for its output, None for standard output."""
+def test_release(root: Path, prepared: Prepared, words: Sequence[str], workers: int) -> int:
+    """Run pytest in the release's environment; its exit code. words: further words for it."""
     pin, tree = prepared.pin, prepared.tree
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    variables = (
-        kept
-        | prepared.environment.variables
-        | {
-            "PYTHONPATH": str(tree / "python"),
-            "PATCHQUEUE_TREE": str(tree),
-            "PATCHQUEUE_REVISION": str(pin.version),
-            # PyTorch's threads spin for each other wherever a processor has other work as well
-            "OMP_NUM_THREADS": "1",
-        }
-    )
+    own = {
+        "PYTHONPATH": str(tree / "python"),
+        "PATCHQUEUE_TREE": str(tree),
+        "PATCHQUEUE_REVISION": str(pin.version),
+        # PyTorch's threads spin for each other wherever a processor has other work as well
+        "OMP_NUM_THREADS": "1",
+    }
+    variables = kept | prepared.environment.variables | own
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
         command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
-        command += [*beside, *words]
-        with log.open("wb") if log else contextlib.nullcontext() as output:
-            done = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output)
-    return done.returncode
+        return subprocess.run([*command, *beside, *words], cwd=root, env=variables).returncode
 
 
 def spread(folder: Path, workers: int) -> list[str]:

@@ -42,7 +42,6 @@ def install(
     site: Path,
     discard: bool = False,
     release: str = "",
-    pristine: bool = False,
     only: str = "",
     without: Sequence[str] = (),
 ) -> Report:
@@ -50,8 +49,8 @@ def install(
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
-    of, where they do not say; pristine: they may carry no edits of others; only: the profile whose
-    patches are applied, "" for every patch; without: patches that are left out.
+    of, where they do not say; only: the profile whose patches are applied, "" for every patch;
+    without: patches that are left out.
     Raises Refused, with nothing changed, where the files are not those of a pinned release with or
     without edits of others, where a hunk does not fit them, where no patch is for it, where it
     cannot be written, or where it is patched by other means.
@@ -67,7 +66,7 @@ def install(
         here = installed.find(place)
         if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _identify_release(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release)
         return _make_changes(select(queue, known.pin, without), here, known)
 
 
@@ -75,7 +74,6 @@ def check(
     root: Path,
     site: Path,
     release: str = "",
-    pristine: bool = False,
     only: str = "",
     without: Sequence[str] = (),
 ) -> Report:
@@ -90,7 +88,7 @@ def check(
         here = installed.find(site)
         if other := ownership.find_other_install(here):
             return other.report(queue, pins)
-        known = _identify_release(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release)
         changes, record = plan(select(queue, known.pin, without), here, known)
         own = list(filter(_is_own, changes))
         added = sum(not (here.site / name).exists() for name in own)
@@ -221,18 +219,12 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
     return journal
 
 
-def _identify_release(
-    here: Installed, queue: Queue, pins: pinning.Pins, release: str, pristine: bool = False
-) -> Identity:
-    """Which release it is. release, pristine, Raises: as for `install`."""
+def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release: str) -> Identity:
+    """Which release it is. release, Raises: as for `install`."""
     known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
     if release and pins.find(release) != known.pin:
         what = f"is {known.pin.tag}, by its files, and not {release}"
         raise Refused.of("other-release", str(here), what, "leave --release out")
-    if pristine and known.edits.paths:
-        what = f"carries edits of others: {some(names(known.edits.paths))}"
-        step = f"{to_type('install', '--site-packages', here.site)} lays the queue beside them"
-        raise Refused.of("edited-release", str(here), what, step)
     return known
 
 
