@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+DENIED = (errno.EACCES, errno.EPERM)
+AGAIN = "then run the same command again"
+ELSEWHERE = "or name another folder (PATCHQUEUE_CACHE for the cache, TMPDIR for temporary files)"
 
 
 class Outcome(str, enum.Enum):
@@ -65,3 +74,33 @@ class Refused(Exception):
     def of(cls, name: str, where: str, what: str, hint: str = "") -> Refused:
         """The refusal for one problem, by its fields."""
         return cls(Problem(name, where, what, hint))
+
+
+def system_problem(error: OSError, places: Sequence[Path]) -> Problem:
+    """The problem behind an error of the system. places: where the tool writes, all of them named
+    where the error names no path, as one in the middle of a file does."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        _, target, why = error.args[0][0]  # of those that copying a folder has gathered
+        known = (number for number in (*FULL, errno.EROFS) if os.strerror(number) in str(why))
+        error = OSError(next(known, None), str(why), str(target))
+    names = [name for name in (error.filename, error.filename2) if name is not None]
+    where = " and ".join(map(str, names)) or " or ".join(map(str, places))
+    if error.errno in FULL:
+        what = "the disk is full, or your quota of it"
+        return Problem("disk-full", where, what, f"free some space, {AGAIN}")
+    if error.errno == errno.EROFS:
+        what = "is on a file system that is read-only"
+        return Problem("read-only", where, what, f"let it be written, {ELSEWHERE}")
+    if error.errno in DENIED:
+        user = f"user {os.geteuid()}"
+        step = f"give {user} access, run it as root, {ELSEWHERE}"
+        return Problem("no-access", where, f"{user} has no access to it", step)
+    what = f"could not be read or written: {error.strerror or error}"
+    return Problem("system-error", where, what, f"see to that, {AGAIN}")
+
+
+def disk_step(text: str) -> str:
+    """The step for a user where a program's message names a disk; empty for any other message."""
+    if any(os.strerror(number) in text for number in FULL):
+        return f"free some space, {AGAIN}"
+    return f"let that place be written, {AGAIN}" if os.strerror(errno.EROFS) in text else ""

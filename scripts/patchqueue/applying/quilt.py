@@ -18,8 +18,8 @@ from functools import cache as kept
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic, disk, run
-from ..outcome import Refused
+from ..files import atomic, run
+from ..outcome import Refused, disk_step
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Quilt:
         try:
             return run.run(run.QUILT, "--quiltrc", "-", *arguments, **how)
         except run.Failed as failure:
-            where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
+            where, step = f"quilt {' '.join(arguments)}", disk_step(failure.said)
             raise Refused.of("quilt-failed", where, failure.said, step) from None
 
 

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +25,11 @@ from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
-from ..files import atomic, disk
+from ..files import atomic
 from ..files.run import Failed
 from ..hint import program as typed_program
 from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, disk_step, system_problem
 from ..queue.header import PROFILES
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
@@ -271,13 +270,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         show_problems(refusal.problems)
     except Failed as failure:
         step = (
-            disk.said(str(failure))
+            disk_step(str(failure))
             or "see what git says of that repository; nothing but the branches named above was made"
         )
         show_problems([Problem("git-failed", "git", str(failure), step)])
     except OSError as error:
-        places = _places(options)
-        show_problems([disk.problem(error, places) or disk.other(error, places)])
+        named = [Path(vars(options)[name]) for name in OUTPUTS if vars(options).get(name)]
+        show_problems([system_problem(error, [options.root, cache_folder(), *named])])
     except KeyboardInterrupt as stop:
         state = "nothing half-done was put in place"
         if (options.root / atomic.JOURNAL).is_dir():
@@ -322,19 +321,3 @@ def show_rows(rows: Iterable[Any]) -> None:
         outcome = Text(str(row.outcome), COLOURS.get(row.outcome, "red"))
         table.add_row(row.patch.removesuffix(".patch"), outcome, row.why)
     OUT.print(table, soft_wrap=False)
-
-
-def _places(options: argparse.Namespace) -> list[disk.Place]:
-    """Where a command writes, and what a user can do where that is impossible."""
-    spare = "all in it is fetched again when it is needed"
-    places = [
-        disk.Place(options.root, "use another clone of the queue"),
-        disk.Place(cache_folder(), "name another cache: PATCHQUEUE_CACHE=FOLDER", spare),
-    ]
-    named = [Path(vars(options)[name]) for name in OUTPUTS if vars(options).get(name)]
-    places += [disk.Place(folder, "name another folder") for folder in named]
-    try:
-        temporary = Path(tempfile.gettempdir())
-    except OSError:  # no folder for temporary files can be written
-        return places
-    return [*places, disk.Place(temporary, "name another folder: TMPDIR=FOLDER")]

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..hint import to_type
-from ..outcome import Problem, Refused
-from . import disk
+from ..outcome import Problem, Refused, disk_step
 
 Done = subprocess.CompletedProcess[bytes]
 
@@ -208,7 +207,7 @@ def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -
     except Failed as failure:
         verb = words[2 * len(SETTINGS + OWN_SETTINGS)]
         step = (
-            disk.said(str(failure))
+            disk_step(str(failure))
             or "where it is a rebase's repository: "
             f"{to_type('rebase', 'VERSION --abort')}, and begin again"
         )

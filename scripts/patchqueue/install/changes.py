@@ -15,7 +15,6 @@ from .. import RELEASE
 from ..applying import own_changes
 from ..applying.matching import listing_with
 from ..applying.selection import Selection, settle
-from ..files import disk
 from ..files.tree import PREFIX, SGLANG, hash_python
 from ..outcome import Refused
 from ..queue.series import PROVENANCE
@@ -95,16 +94,12 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
     """Raise Refused where a folder does not take a new name, or a file would get another owner."""
     user = os.geteuid()
     paths = [site / name for name in changes]
+    step = "run it as root, or let it be written"
     for folder in sorted({site, *(path.parent for path in paths if path.parent.is_dir())}):
-        if os.access(folder, os.W_OK | os.X_OK):
-            continue
-        owner = folder.stat().st_uid
-        what = f"cannot be written by user {user}"
-        step = disk.run_as(owner)
-        if user in (0, owner):
-            what, step = "is read-only", "mount it, or set it, so that it can be written"
-        raise Refused.of("not-writable", str(folder), what, step)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            what = f"cannot be written by user {user}"
+            raise Refused.of("not-writable", str(folder), what, step)
     for path in paths:
         if path.exists() and user not in (0, owner := path.stat().st_uid):
             what = f"belongs to user {owner}, and would then belong to user {user}"
-            raise Refused.of("not-writable", str(path), what, disk.run_as(owner))
+            raise Refused.of("not-writable", str(path), what, step)

@@ -11,7 +11,6 @@ their exact text is, and what is taken back is what was found.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -20,11 +19,10 @@ from pathlib import Path
 
 from ..applying.apply import load_queue
 from ..applying.selection import Selection, select, settle
-from ..files import disk
 from ..files.atomic import locked
 from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
 from ..hint import some, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, system_problem
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
@@ -165,11 +163,7 @@ def _exclusive_access(site: Path) -> Iterator[Path]:
             undo.sweep(place)
             yield place
     except OSError as error:
-        owner = place.stat().st_uid
-        other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
-        instead = disk.run_as(owner) if other_user else ""
-        places = [disk.Place(place, instead)]
-        raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
+        raise Refused(system_problem(error, [place])) from error
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:

@@ -21,11 +21,10 @@ from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
 
-from ..files import disk
 from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
 from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, system_problem
 from ..upstream.edits import Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import described
@@ -226,7 +225,7 @@ def _version(info: Path | None) -> str:
     try:
         return str(message_from_string(file.read_text(encoding="utf-8"))["Version"] or "")
     except PermissionError as error:
-        raise Refused(disk.no_access(error, disk.Place(info, "run it as root"))) from None
+        raise Refused(system_problem(error, [info])) from None
     except (OSError, ValueError):
         step = "reinstall sglang"
         raise Refused.of("bad-metadata", str(file), "cannot be read", step) from None
