@@ -22,7 +22,7 @@ from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
-from ..upstream.release import add_pin, named_version
+from ..upstream.release import add_pin
 from . import terminal
 from .terminal import COLOURS, OUT, Command, chosen_releases, flag, option, relative, show_problems
 
@@ -138,7 +138,7 @@ def _pin(options: argparse.Namespace) -> int:
             OUT.print(f"next: {step}")
         return 0
     for word in options.words:
-        named_version(word)  # all of them before the first is fetched
+        pinning.version(word)  # all of them before the first is fetched
     for word in options.words:
         pin = add_pin(options.root, word, options.origin)
         OUT.print(

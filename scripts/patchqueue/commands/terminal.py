@@ -134,12 +134,6 @@ def place(text: str) -> str:
     return text if not text or (ADDRESS.match(text) and not typed.exists()) else str(typed)
 
 
-def release(text: str) -> str:
-    """A wheel or a checkout; else a version, unchanged."""
-    typed = path(text)
-    return str(typed) if "/" in text or text.endswith(".whl") or typed.is_dir() else text
-
-
 def program(text: str) -> str:
     """A program by its whole path; else by its name, as a shell finds it."""
     return str(path(text).absolute()) if "/" in text else text

@@ -27,7 +27,7 @@ from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused, system_problem
 from ..upstream.edits import Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import described
+from ..upstream.release import nearest_tag
 
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
@@ -273,7 +273,7 @@ def recognise(
         pin = (
             (pins.find(release) if release else _named(here.version, pins))
             or next(filter(None, (_named(version, pins) for version in own)), None)
-            or _named(described(here.site.parent)[0], pins)
+            or _named(nearest_tag(here.site.parent), pins)
             or _sibling(here.version, pins)
         )
         if pin is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -20,11 +20,11 @@ from ..applying.apply import load_queue
 from ..applying.matching import Row
 from ..files import atomic
 from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Outcome, Refused
 from ..queue.edit import Change, with_changes, write
 from ..queue.series import Queue
 from ..upstream.pins import Pins
-from ..upstream.release import Release, kept, refuse_other_tree
+from ..upstream.release import Release, kept
 from .conflictrepo import Region, Repository
 from .forecast import Forecast, Stages, contents, digest, forecast
 from .plan import Target, plan, prove, skipped
@@ -38,15 +38,13 @@ class Progress:
     None where none is left.
 
     regions: what git left to solve in it; empty where git merged the patch after all, or had
-    nothing to merge it with. to_write: whether the next step has something to write although
-    nothing conflicts.
+    nothing to merge it with.
     """
 
     found: Forecast
     changes: tuple[Change, ...] = ()
     folder: Path | None = None
     regions: tuple[Region, ...] = ()
-    to_write: bool = False
 
 
 def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], None]) -> Progress:
@@ -54,18 +52,13 @@ def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], N
     The queue is not written to.
 
     A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused
-    where the queue has moved on under such edits, and for a release that is pinned with another
-    tree.
+    where the queue has moved on under such edits.
     """
     with _alone(root):
-        refuse_other_tree(pins, release)
         queue, target = load_queue(root), Target(root, pins, release)
         outlook = forecast(queue, pins, release)
         show(outlook)
-        progress = _next(target, queue, outlook, ())
-        return replace(
-            progress, to_write=outlook.conflict is None and _to_write(target, queue, outlook)
-        )
+        return _next(target, queue, outlook, ())
 
 
 def proceed(
@@ -85,8 +78,11 @@ def proceed(
         if state is None:
             return _proceed_without(root, queue, pins, version, release, reason)
         same_release = kept(version, state["name"], repository.archive)
-        again = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
-        refuse_other_tree(pins, same_release, again)
+        pinned = {pin.version: pin.tree for pin in pins.all}
+        if pinned.get(version, same_release.tree) != same_release.tree:
+            step = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
+            what = "has been pinned since, with another tree"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), f"v{version}", what, step)
         target = Target(root, pins, same_release)
         outlook = forecast(queue, pins, same_release)
         row = outlook.conflict
@@ -121,7 +117,6 @@ def _proceed_without(
     if release is None:
         step = f"{begins} begins one"
         raise Refused.of("nothing-to-continue", where, "no rebase is under way", step)
-    refuse_other_tree(pins, release)
     outlook = forecast(queue, pins, release)
     if outlook.conflict or reason is not None:
         step = f"{begins} begins"
@@ -171,14 +166,6 @@ def _below(outlook: Forecast) -> list[Row]:
     """The rows before the first conflict."""
     rows = outlook.rows
     return list(rows[: rows.index(outlook.conflict)] if outlook.conflict else rows)
-
-
-def _to_write(target: Target, queue: Queue, outlook: Forecast) -> bool:
-    """Whether the rows change the queue. Where that cannot be planned, `proceed` says why."""
-    try:
-        return bool(plan(target, queue, outlook.rows, True))
-    except Refused:
-        return True
 
 
 def _write(target: Target, queue: Queue, outlook: Forecast, first: tuple[Change, ...]) -> Progress:

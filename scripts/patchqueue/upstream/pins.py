@@ -109,17 +109,13 @@ class Pins:
         raise Refused.of(unknown, repr(name), what, step)
 
 
-def version(
-    name: str,
-    what: str = "this is not a version, a wheel or a folder",
-    example: str = to_type("rebase", "0.5.24"),
-) -> Version:
+def version(name: str) -> Version:
     """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
-    Raises Refused where it is none, with `what` and an example."""
+    Raises Refused where it is none."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        step = f"name one as in {example}"
+        what, step = "this is not a version", "name one, as 0.5.24"
         raise Refused.of("unknown-release", repr(name), what, step) from None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import re
 import tempfile
 import zipfile
 import zlib
@@ -14,21 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..files import run
-from ..files.tree import (
-    GENERATED,
-    PREFIX,
-    SGLANG,
-    differing,
-    hash_python,
-    is_part_of_tree,
-    sha256,
-)
-from ..hint import counted, some, to_type
-from ..outcome import Outcome, Refused
+from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree, sha256
+from ..hint import some
+from ..outcome import Refused
 from . import index, source
 from . import pins as pinning
 from .pins import Pin, Pins
@@ -36,10 +26,6 @@ from .source import Archive
 
 LOG = logging.getLogger(__name__)
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
-
-WRITTEN = re.compile(
-    r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE
-)
 
 
 @dataclass(frozen=True)
@@ -69,42 +55,20 @@ class Release:
 
 
 @contextmanager
-def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
-    """The release that a user calls `word`.
-
-    word: a version, or a wheel or checkout, whose files are taken as they are.
-    origin: where a version is taken from, as `source.fetch` means it. A release that is not pinned
-    may have no tag in a checkout yet: then its files are taken as they are.
-    Raises Refused where that is none of these, or its files cannot be had.
-    """
-    is_path = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
-    version = version_of(Path(word), pins) if is_path else pinning.version(word)
-    path = Path(word if is_path else origin or "")
-    _names_it(str(path), version)
-    pin = _pin_of(pins, version)
-    if is_path and path.is_dir():
-        yield _of_folder(version, path)
-    elif pin:
-        pristine = source.fetch(pin, str(path) if is_path else origin)
+def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
+    """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
+    checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
+    where they cannot be had."""
+    path, pin = Path(origin or ""), _pin_of(pins, version)
+    if pin:
+        pristine = source.fetch(pin, origin)
         yield _of_archive(version, pristine.name, pristine)
     elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
         yield _of_folder(version, path)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, str(path) if is_path else origin, Path(space))
+            file, kind = _archive(version, origin, Path(space))
             yield _of_archive(version, file.name, Archive(file, kind, file.name))
-
-
-def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
-    """Raise Refused for a release that is pinned and whose Python files are not the pinned ones."""
-    pin = _pin_of(pins, release.version)
-    if pin is None or release.tree == pin.tree:
-        return
-    fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
-    later = to_type("rebase", "VERSION --from PATH")
-    what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
-    step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
-    raise Refused.of(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step)
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -153,49 +117,11 @@ def newer(pins: Pins) -> list[Version]:
     )
 
 
-def version_of(path: Path, pins: Pins) -> Version:
-    """The version of a wheel, or of a checkout or unpacked wheel: its git tag, else the one written
-    in its files.
-
-    Commits on top of a tag that is pinned, or older than the newest pin, are a fork: that release
-    with edits. On top of a newer tag they count as the next release: v0.5.24 and 692 commits is
-    0.5.25. Raises Refused where no version is found.
-    """
-    if path.suffix == ".whl":
-        try:
-            return parse_wheel_filename(path.name)[1]
-        except (InvalidWheelFilename, InvalidVersion):
-            raise _nameless(path.name, "is not named as a wheel is") from None
-    site = _site_in(path)
-    tag, behind = described(path)
-    files = [site / name.removeprefix(PREFIX) for name in (GENERATED, f"{SGLANG}version.py")]
-    texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
-    written = [match[1] for match in map(WRITTEN.search, texts) if match]
-    for text in [tag, *written]:
-        try:
-            version = Version(text)
-        except InvalidVersion:
-            continue
-        forked = text == tag and version <= pins.all[-1].version
-        if (behind and text == tag and not forked) or version.is_devrelease:
-            step = 0 if version.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
-            return Version(f"{version.major}.{version.minor}.{version.micro + step}")
-        return Version(version.public)
-    raise _nameless(str(path), "has no release's tag and no version written in sglang/")
-
-
-def _nameless(where: str, what: str) -> Refused:
-    step = f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"
-    return Refused.of("unknown-release", where, what, step)
-
-
-def described(path: Path) -> tuple[str, int]:
-    """(the release of the nearest tag, how many commits lie on top of it); ("", 0) without one."""
+def nearest_tag(path: Path) -> str:
+    """The release's tag that is nearest below a checkout's HEAD; "" for none."""
     if not (path / ".git").exists():
-        return "", 0
-    said = _asked(path, "describe", "--tags", "--long", "--match", "v[0-9]*")
-    parts = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", said)
-    return (parts[1], int(parts[2])) if parts else ("", 0)
+        return ""
+    return _asked(path, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
 
 
 def _asked(folder: Path, *words: str) -> str:
@@ -206,18 +132,6 @@ def _asked(folder: Path, *words: str) -> str:
     except run.Failed:
         return ""
     return done.stdout.decode("utf-8", "replace").strip()
-
-
-def _names_it(origin: str, version: Version) -> None:
-    """Raise Refused for a wheel that is named as another release's."""
-    try:
-        named = parse_wheel_filename(Path(origin).name)[1]
-    except (InvalidWheelFilename, InvalidVersion):
-        return
-    if Version(named.public) != version:
-        what = f"is a wheel of {named}, not of {version}"
-        step = to_type("rebase", f"{named} --from {origin}")
-        raise Refused.of("wrong-version", origin, what, step)
 
 
 def _site_in(folder: Path) -> Path:
@@ -233,9 +147,7 @@ def _site_in(folder: Path) -> Path:
 
 def _of_folder(version: Version, folder: Path) -> Release:
     site = _site_in(folder)
-    tag, behind = described(folder)
-    where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
-    LOG.info(f"sglang {version} from {folder}{where}: its files as they stand")
+    LOG.info(f"sglang {version} from {folder}: its files as they stand")
     roots = {SGLANG: site / "sglang"}
     if site != folder:  # an unpacked wheel has no tests of sglang
         roots["test/"] = folder / "test"
@@ -264,7 +176,7 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
     Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
     or when its wheels differ in more than compiled parts.
     """
-    version = named_version(name)
+    version = pinning.version(name)
     pinning.refuse_pinned(root, version)
     if origin and not Path(origin).is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
@@ -277,11 +189,6 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
         pin = describe(version, wheels)
     return pinning.add(root, pin)
-
-
-def named_version(name: str) -> Version:
-    """The version that a user asks to pin. Raises Refused where it is none."""
-    return pinning.version(name, "this is not a version", to_type("pin", "0.5.24"))
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> Pin:
