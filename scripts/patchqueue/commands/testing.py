@@ -94,16 +94,16 @@ def _test_upstream(options: argparse.Namespace) -> int:
         step = f"{to_type('test', chosen[0].tag, '--upstream PATH')}, one after the other"
         raise Refused.of("bad-words", " ".join(options.releases), what, step)
     (pin,), checkout = chosen, options.upstream.absolute()
-    pristine = upstream_tests.pristine_of(options.root, pin, checkout)
-    files, others = upstream_tests.find(checkout)
-    files = [file for file in files if (options.expression or "") in file]
+    pristine = upstream_tests.pristine_of(pin, checkout)
+    files = [file for file in upstream_tests.find(checkout) if (options.expression or "") in file]
     if not files:
         what = "is in no path of a file of tests for CPUs"
         raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
     OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
     results: list[upstream_tests.Compared] = []
     with upstream_tests.trees(testing.prepare(options.root, pin), checkout, pristine) as run:
-        for result in upstream_tests.run_all(run, files, os.cpu_count() or 1):
+        for file in files:
+            result = upstream_tests.run_file(run, file)
             results.append(result)
             OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")
             OUT.file.flush()
@@ -115,8 +115,7 @@ def _test_upstream(options: argparse.Namespace) -> int:
         OUT.print(f"  {test}\n      {reason}")
     OUT.print(
         f"\n{pin.tag}: {counted(both, 'test')} passed on both trees, {len(broken)} on the pristine"
-        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s,"
-        f" {counted(others, 'other file')} of tests are not for this"
+        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s"
     )
     if not both and not broken:
         what = "no test passed on the pristine tree, so that nothing is compared"
