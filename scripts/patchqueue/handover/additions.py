@@ -16,7 +16,7 @@ What did not run is one line, the last.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,31 +90,18 @@ def stem(queue: Queue, patch: Patch) -> str:
 
 
 def read_text(root: Path, name: str) -> Text | None:
-    """The text of a patch's pull request, None where there is none. Raises Refused with all that is
-    wrong with the text."""
+    """The text of a patch's pull request, None where there is none. Raises Refused where it is
+    wrong."""
     where = f"{FOLDER}/{name}/{NAME}"
     try:
         content = (root / where).read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise Refused.of(BAD, where, f"cannot be read: {error.strerror}") from None
     text = record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
-    if wrong := [Problem(BAD, where, what, step) for what, step in _wrong(text)]:
-        raise Refused(wrong)
+    if text.step_to and not (text.title and PROBE.fullmatch(text.probe)):
+        what, step = "a step has a title and a probe", "write the probe as `PATH :: TEXT`"
+        raise Refused.of(BAD, where, what, step)
     return text
-
-
-def _wrong(text: Text) -> Iterator[tuple[str, str]]:
-    """The faults of a text, each with what to do about it."""
-    if text.step_to and not text.title:
-        yield "a step has no title", "no patch gives it one: add `title`"
-    if text.step_to and not PROBE.fullmatch(text.probe):
-        yield f"a step's probe is {text.probe!r}", "write it as `PATH :: TEXT`"
-    if text.probe and not text.step_to:
-        yield "it has a probe, and no step_to", "the patch's header has its probes"
-    if "\n" in text.not_run.strip():
-        yield "not_run has several lines", "make it one line: it is the body's last"
 
 
 def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
@@ -135,35 +122,21 @@ def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
 
 
 def _steps(root: Path, queue: Queue) -> dict[str, Text]:
-    """The texts of the folders without a patch, by their names in order. Raises Refused for one
-    that leads to no patch, and for a patch's that is called a step."""
-    known = {entry.base for entry in queue.entries}
+    """The texts of the folders without a patch, by their names in order. Raises Refused for a bad
+    text, and for a folder that neither has a patch nor leads to one."""
+    known = {entry.base.removesuffix(".patch") for entry in queue.entries}
     steps = {}
     for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
-        try:
-            text = read_text(root, name)
-        except Refused:
-            if f"{name}.patch" in known:
-                continue  # reported when that patch is sent
-            raise
-        if text and (wrong := _misplaced(text, name, known)):
-            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", *wrong)
-        if text and text.step_to:
-            steps[name] = text
+        text = read_text(root, name)
+        if name in known or text is None:
+            continue
+        if text.step_to not in known:
+            what = f"no patch of the series is named {name!r}, nor {text.step_to!r}, its step_to"
+            step = "name the folder as its patch, or in step_to the patch that it is a step to"
+            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
+        steps[name] = text
     return steps
-
-
-def _misplaced(text: Text, name: str, known: Container[str]) -> tuple[str, str] | None:
-    """The fault in a text's folder or in its step_to, and what to do about it."""
-    if f"{name}.patch" in known:
-        step = "leave step_to and probe out: its header says more"
-        return ("it has step_to, and its patch is in the series", step) if text.step_to else None
-    if f"{text.step_to}.patch" in known:
-        return None
-    leads = f"nor {text.step_to!r}, its step_to" if text.step_to else "and it has no step_to"
-    step = "name the folder as its patch, or in step_to the patch that it is a step to"
-    return f"no patch of the series is named {name!r}, {leads}", step
 
 
 def change(root: Path, name: str, pin: Pin) -> Path | None:
