@@ -248,7 +248,6 @@ def test_every_option_changes_something(world, tmp_path_factory, capfd, option):
         "backport --onto x --report --pull-requests",
         "install --site-packages x --discard --verify",
         "install --site-packages x --verify --check",
-        "apply --from y --base x",
         "pin 9.9.2 --from x --lock",
         "rebase 9.9.2 --continue --abort",
     ],

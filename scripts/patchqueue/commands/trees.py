@@ -22,7 +22,7 @@ def _apply(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pinning.load(options.root))
     for pin in chosen:
         started = time.monotonic()
-        report = apply(options.root, pin, options.origin, options.discard, options.base)
+        report = apply(options.root, pin, options.origin, options.discard)
         seconds = time.monotonic() - started
         if options.verbose:
             show_rows(report.rows)
@@ -79,13 +79,7 @@ def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool
     if verbose:
         OUT.print(f"release {report.pin.tree}")
     OUT.print(f"tree {record['tree']['after']}")
-    if "edits" not in record:
-        OUT.print(f"next: {to_type('build', tag)} makes its wheel")
-        return
-    OUT.print(f"edits of others in {counted(sum(map(len, record['edits'].values())), 'file')}")
-    for name in record["there"]:
-        OUT.print(f"{name.removesuffix('.patch')}: that tree has the change already")
-    OUT.print(f"next: {to_type('patches', tag, '--base PATH')} writes it as one file")
+    OUT.print(f"next: {to_type('build', tag)} makes its wheel")
 
 
 COMMANDS = (
@@ -96,15 +90,7 @@ COMMANDS = (
         "v0.5.12.post1",
         (
             terminal.releases(),
-            (
-                FROM,
-                option(
-                    "--base PATH",
-                    "lay it on this tree: a checkout or folder with the release and edits of"
-                    " others",
-                    type=terminal.path,
-                ),
-            ),
+            FROM,
             flag("--discard", "throw away edits of the work tree that no patch holds"),
             flag(
                 "--verbose",

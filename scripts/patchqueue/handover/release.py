@@ -23,18 +23,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
-from ..applying.apply import begin, load_queue
+from ..applying.apply import load_queue
 from ..applying.matching import Read, split_lines
 from ..applying.own_changes import NONE, in_git
-from ..applying.selection import Selection, select
+from ..applying.selection import Selection, select, settle
 from ..files import atomic, run
 from ..files.tree import hash_python, sha256
 from ..hint import counted, some
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, NO_NEWLINE
-from ..upstream import source
-from ..upstream.edits import Edited
+from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
+from ..upstream.source import Source, fetch, file_sha256
 from ..wheels import build
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +68,11 @@ def write_patch(
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
     where no patch is for the release, or a hunk does not fit.
     """
-    tree, selection = begin(select(load_queue(root, only), pin, without), None, base)
+    selection = select(load_queue(root, only), pin, without)
+    tree: Source | Edited = open_tree(pin, base, selection.touched) if base else fetch(pin, None)
+    if base:
+        step = "change one of the two so that both fit, or merge a branch of backport into it"
+        selection = settle(selection, tree.read, str(base), step)
     planned = selection.replay(tree.read)
     if planned.problems:
         raise Refused(planned.problems)
@@ -152,7 +156,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
             _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
         files = sorted(unfinished.iterdir(), key=lambda path: path.name)
-        sums = "".join(f"{source.file_sha256(path)}  {path.name}\n" for path in files)
+        sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
         (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +191,7 @@ def _add(root: Path, pin: Pin, folder: Path) -> None:
 def _links(folder: Path) -> str:
     """A page with a link to each wheel beside it, and its sha256, which pip and uv compare."""
     rows = [
-        f'<a href="{quote(path.name)}#sha256={source.file_sha256(path)}">'
+        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">'
         f"{html.escape(path.name)}</a><br>\n"
         for path in sorted(folder.glob("*.whl"))
     ]

@@ -19,8 +19,6 @@ from ..files.tree import (
     list_package,
     names,
     sglang_part,
-    sha256,
-    to_sha256sum,
 )
 from ..hint import some, to_type
 from ..outcome import Refused
@@ -102,17 +100,9 @@ class Edited:
     """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
     queue is applied to it."""
 
-    pin: Pin
     site: Path
-    name: str
     edits: Edits
     listed: Mapping[str, str] = field(repr=False)
-
-    @property
-    def origin(self) -> dict[str, str]:
-        """The source, as a tree's record names it."""
-        digest = sha256(to_sha256sum(self.listed))
-        return {"kind": "edited", "name": self.name, "sha256": digest}
 
     def read(self, path: str) -> bytes | None:
         """A file by its path in git's layout, or None where the tree has none."""
@@ -121,19 +111,6 @@ class Edited:
 
     def listing(self) -> dict[str, str]:
         return dict(self.listed)
-
-    def unpack(self, folder: Path) -> dict[str, str]:
-        """Copy the files into `folder`, and return their listing."""
-        written = {}
-        for path in sorted(self.listed):
-            content = self.read(path)
-            if content is None:  # a link: no patch can touch one
-                continue
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            written[path] = sha256(content)
-        return written
 
 
 def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
@@ -145,11 +122,11 @@ def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
     site = folder / "python" if (folder / "python/sglang").is_dir() else folder
     if not (site / "sglang").is_dir():
         what = "holds no sglang/ and no python/sglang/"
-        step = to_type("apply", pin.tag, "--base CHECKOUT")
+        step = to_type("patches", pin.tag, "--base CHECKOUT")
         raise Refused.of("no-sglang", str(folder), what, step)
     present = list_package(site)
     original = pristine(pin, site.parent)
     release = sglang_part(original.listing())
     edits = between(release, present, whole=False)
     refuse_other(str(folder), pin, release, edits, ours)
-    return Edited(pin, site, folder.resolve().name, edits, present)
+    return Edited(site, edits, present)
