@@ -82,6 +82,8 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
         LOG.info(
             f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
         )
+    for pin in lacking:  # one at a time: the cache has one lock
+        source.fetch(pin, None)
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
     with _processes() as processes:  # reading their directories does not
