@@ -6,15 +6,14 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache as kept
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,17 @@ from ..outcome import Refused, disk_step
 
 LOG = logging.getLogger(__name__)
 
-FIRST_DESCRIPTOR = 64
+PLAIN_PATH = re.compile(r"[\w./@%+,-]+")
+INSTALL = run.QUILT.install
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
 @dataclass(frozen=True)
 class Quilt:
-    """A quilt that works. variables: what its environment needs besides the scrubbed one. opened:
-    descriptors that a process of it needs, by the same numbers."""
+    """A quilt that works. variables: what its environment needs besides the scrubbed one."""
 
     command: str
     variables: dict[str, str] = field(default_factory=dict)
-    opened: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without anything that configures quilt or patch."""
@@ -57,7 +55,7 @@ class Quilt:
         killed parent.
         """
         how: dict[str, Any] = {"folder": tree, "more": self.variables, "held": lock}
-        how |= {"program": self.command, "opened": self.opened}
+        how |= {"program": self.command}
         how["good"] = (0, NOTHING_TO_DO) if check else None
         try:
             return run.run(run.QUILT, "--quiltrc", "-", *arguments, **how)
@@ -176,37 +174,23 @@ def find(cache: Path) -> Quilt:
     installed = Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
     if shutil.which("quilt") and shutil.which("patch") and installed.works():
         return installed
-    home = cache / "quilt"
+    home = (cache / "quilt").resolve()
+    if not PLAIN_PATH.fullmatch(str(home)):
+        what = "holds a character that quilt's scripts would hand to a shell"
+        raise Refused.of("no-quilt", str(home), what, f"PATCHQUEUE_CACHE=FOLDER; or {INSTALL}")
     if not _unpacked(home).works():
         with atomic.locked(cache / ".lock"):
             fault = "" if _unpacked(home).works() else _fetch(home, cache)
         if fault:
-            raise Refused.of("no-quilt", "quilt", fault, run.QUILT.install)
+            raise Refused.of("no-quilt", "quilt", fault, INSTALL)
     return _unpacked(home)
 
 
 def _unpacked(home: Path) -> Quilt:
-    """The one in the cache, called by the number of its folder's descriptor: quilt pastes QUILT_DIR
-    into shell text as it is, so that a space there ends a word, and `$(command)` runs."""
-    if not home.is_dir():
-        return Quilt(str(home / "usr/bin/quilt"))
-    descriptor = _opened(home.resolve(), home.stat().st_ino)
-    usr = f"/proc/self/fd/{descriptor}/usr"
+    """The one in the cache."""
+    usr = f"{home}/usr"
     path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
-    variables = {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path}
-    return Quilt(f"{usr}/bin/quilt", variables, (descriptor,))
-
-
-@kept
-def _opened(folder: Path, inode: int) -> int:
-    """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
-    another folder there. The number is above those that quilt's scripts open themselves, as
-    `exec 4> /dev/null` in scripts/backup-files."""
-    low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
-    finally:
-        os.close(low)
+    return Quilt(f"{usr}/bin/quilt", {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path})
 
 
 def _fetch(home: Path, cache: Path) -> str:

@@ -60,7 +60,7 @@ def _quilt(options: argparse.Namespace) -> int:
             [engine.command, *(options.arguments or ["--help"])],
             cwd=tree.path,
             env=engine.environment(),
-            pass_fds=(*engine.opened, lock),
+            pass_fds=(lock,),
         ).returncode
 
 

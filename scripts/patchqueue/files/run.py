@@ -120,13 +120,11 @@ def run(
     good: tuple[int, ...] | None = (0,),
     held: int | None = None,
     program: str = "",
-    opened: tuple[int, ...] = (),
 ) -> Done:
     """Run one command of the tool in `folder`.
 
     more: further variables. good: its exit codes that are no failure; None for all.
     held: a locked descriptor that it holds too, so that the lock outlives a killed caller.
-    opened: descriptors of folders that it reaches through /proc/self/fd.
     program: where the tool is, unless its name says it.
     Raises Failed where it fails, and Refused where it is not installed.
     """
@@ -138,7 +136,7 @@ def run(
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if tool.merged else subprocess.PIPE,
-            pass_fds=[*opened, *([] if held is None else [held])],
+            pass_fds=[] if held is None else [held],
         )
     except FileNotFoundError:
         where = str(folder or tool.name)
