@@ -56,12 +56,6 @@ class Problem:
         text = f"{self.where}: {self.what} [{self.name}]"
         return f"{text}\n    next: {self.hint}" if self.hint else text
 
-    def as_github(self) -> str:
-        """The problem as a GitHub workflow annotation."""
-        text = f"{self.where}: {self.what}" + (f" Next: {self.hint}" if self.hint else "")
-        escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-        return f"::error title={self.name}::{escaped}"
-
 
 class Refused(Exception):
     """The work was not done, and nothing was written, for the problems named."""

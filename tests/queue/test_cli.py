@@ -174,14 +174,6 @@ def test_a_problem_of_several_releases_is_said_once(run):
     assert code == 1 and sum(line.startswith(where) for line in lines) == 1, err
 
 
-def test_problems_are_annotations_on_github(run, monkeypatch):
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    run.project.edit("series", ">=9.9,<10", "9.9")
-    code, out, _ = run("check")
-    [annotation] = [line for line in out.splitlines() if line.startswith("::")][:1]
-    assert code == 1 and annotation.startswith("::error title=bad-guard::series:2: ")
-
-
 def interrupted(*_):
     raise KeyboardInterrupt
 

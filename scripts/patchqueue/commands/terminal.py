@@ -286,8 +286,6 @@ def show_problems(problems: Sequence[Problem]) -> None:
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint
         ERR.print(str(Problem(problem.name, problem.where, problem.what) if shared else problem))
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            print(problem.as_github())
 
 
 def _grouped(problems: Iterable[Problem]) -> list[Problem]:
