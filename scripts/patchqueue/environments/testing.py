@@ -103,8 +103,8 @@ def find(root: Path, pin: Pin) -> Environment | None:
 def build(root: Path, pin: Pin) -> Environment:
     """The release's environment, built from its lock unless it was already made from that.
 
-    It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
-    leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
+    It is built under a lock file, so that a second run waits, and its marker is written last, so
+    that a killed run leaves nothing that looks whole.
 
     Raises Refused with the reason.
     """
@@ -116,29 +116,19 @@ def build(root: Path, pin: Pin) -> Environment:
         what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
         raise _refused(version, what, "run the tests there, or in CI")
     with locked(home / f".v{version}.lock") as held:
-        aside, old = home / f".building-v{version}", home / f".old-v{version}"
-        for leftover in (aside, old):
-            shutil.rmtree(leftover, ignore_errors=True)
         if found := find(root, pin):
             return found
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         folder = home / f"v{version}"
-        try:
-            # its scripts must survive the rename
-            make = ("venv", "--relocatable", "--python", PYTHON, str(aside))
-            _uv(version, held, f"make a Python {PYTHON} environment", *make)
-            install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
-            where = ("--python", str(aside / "bin/python"), "--requirement", str(lock))
-            _uv(version, held, f"install {lock}", *install, *where)
-            packages = next((aside / "lib").glob("python*/site-packages"))
-            _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
-            (aside / MARKER).write_text(stamp(lock) + "\n")
-            if folder.exists():
-                folder.rename(old)
-            aside.rename(folder)
-        finally:
-            for leftover in (aside, old):
-                shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        make = ("venv", "--python", PYTHON, str(folder))
+        _uv(version, held, f"make a Python {PYTHON} environment", *make)
+        install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
+        where = ("--python", str(folder / "bin/python"), "--requirement", str(lock))
+        _uv(version, held, f"install {lock}", *install, *where)
+        packages = next((folder / "lib").glob("python*/site-packages"))
+        _check(version, folder, cuda_stubs.write_stand_ins(packages, folder / STAND_INS))
+        (folder / MARKER).write_text(stamp(lock) + "\n")
         return _environment(folder)
 
 
