@@ -209,29 +209,19 @@ def _new_files(
 def _with_needs(ground: Ground, patch: Patch) -> list[Patch]:
     """The patch and those that it needs, each behind what it needs, and else in the series'
     order."""
-    wanted = {ground.queue.base(patch.name)}
-    while (
-        more := {
-            need
-            for name in wanted & ground.patches.keys()
-            for need in _needs(ground, ground.patches[name])
-        }
-        - wanted
-    ):
-        wanted |= more
+    order = [*ground.patches]
     begun: set[str] = set()
     ordered: list[Patch] = []
 
     def add(name: str) -> None:
-        if name not in begun and name in ground.patches:
-            begun.add(name)
-            for need in _needs(ground, ground.patches[name]):
+        begun.add(name)
+        needs = {*_needs(ground, ground.patches[name])}.intersection(order)
+        for need in sorted(needs, key=order.index):
+            if need not in begun:
                 add(need)
-            ordered.append(ground.patches[name])
+        ordered.append(ground.patches[name])
 
-    for name in ground.patches:
-        if name in wanted:
-            add(name)
+    add(ground.queue.base(patch.name))
     return ordered
 
 

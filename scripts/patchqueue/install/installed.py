@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
 
@@ -195,25 +193,11 @@ def _install_in(*words: Path | str) -> str:
 
 def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
-    try:
-        origin = json.loads((info / "direct_url.json").read_bytes()) if info else {}
-        is_editable = bool(origin["dir_info"]["editable"])
-    except (OSError, ValueError, KeyError, TypeError):
-        is_editable = False
-    if is_editable and "url" in origin:
-        checkout = Path(unquote(urlparse(origin["url"]).path))
-        what = f"has an editable install; its files are those of the checkout {checkout}"
-        step = (
-            f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
-            " where it is your own"
-        )
-        return Problem("editable", where, what, step)
-    if info or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
+    if info or any(site.glob("__editable__*sglang*")):
         what = "has an editable install, or what is left of one: no sglang/ is in it"
         return Problem("editable", where, what, _install_in("CHECKOUT/python"))
-    if site.name == "sglang" and (site / "srt").is_dir():
-        return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
+    inside += [site] if site.name == "sglang" else []  # the package itself
     step = _install_in(inside[0].parent) if inside else NAME_IT
     return Problem("no-sglang", where, "has no sglang in it", step)
 
@@ -311,8 +295,7 @@ def _sibling(version: str, pins: Pins) -> Pin | None:
 
 
 def _unknown(here: Installed, pins: Pins) -> Problem:
-    """The problem of files that are no pinned release's. Its step: a release can be pinned; a
-    development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
+    """The problem of files that are no pinned release's."""
     known = " ".join(pin.tag for pin in pins.all)
     what = (
         f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
@@ -320,15 +303,8 @@ def _unknown(here: Installed, pins: Pins) -> Problem:
     )
     step = (
         f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
-        " what fits a checkout of another commit,"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
+        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits another one"
     )
-    parsed = _parsed(here.version)
-    if parsed and not parsed.is_devrelease and not parsed.local:
-        step = f"{to_type('pin', parsed)}, then {to_type('rebase', parsed)}"
-        if near := pins.near(parsed):
-            step = f"install sglang {near[-1].version}, which is pinned; or {step}"
-        step = f"{step} carries the queue to it; {_install_in(here.site)} then takes it"
     return Problem(UNKNOWN, str(here.site), what, step)
 
 
