@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,61 +106,18 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-# what quilt itself writes below .pc/ of a tree that has no patches yet
-DATABASE = {".version": "2\n", ".quilt_patches": "patches\n", ".quilt_series": "series\n"}
-
-
-def begin(tree: Path, patch: str) -> None:
-    """Put an empty patch on top, as `quilt new` does, which is killed with half a series, or with a
-    patch that is listed and not applied. Killed here, `finish_begun` does the rest."""
-    shutil.rmtree(tree / ".pc" / patch, ignore_errors=True)
-    (tree / ".pc" / patch).mkdir(parents=True)
-    for name, text in DATABASE.items():
-        if not (tree / ".pc" / name).exists():
-            _put(tree / ".pc" / name, [text])
-    series, done = tree / "patches/series", applied(tree)
-    lines = _lines(series)
-    at = 1 + [_name(line) for line in lines].index(done[-1]) if done else 0
-    try:
-        _put(series, [*lines[:at], f"{patch}\n", *lines[at:]])
-    finally:
-        finish_begun(tree)
-
-
-def finish_begun(tree: Path) -> None:
-    """Call a patch applied that `begin`, or `quilt new`, was killed before it did. Its folder is
-    there and empty, and it has no text."""
-    for name in listed(tree):
-        done = applied(tree)
-        if name not in done and is_begun(tree, name):
-            _put(tree / ".pc/applied-patches", [f"{each}\n" for each in (*done, name)])
-
-
 def is_begun(tree: Path, patch: str) -> bool:
-    """Whether a patch has neither a text nor a file yet."""
+    """Whether a patch is on top, and has neither a text nor a file yet."""
     folder = tree / ".pc" / patch
-    return folder.is_dir() and not any(folder.iterdir()) and not (tree / "patches" / patch).exists()
+    holds = (folder.is_dir() and any(folder.iterdir())) or (tree / "patches" / patch).exists()
+    return applied(tree)[-1:] == [patch] and not holds
 
 
 def listed(tree: Path) -> list[str]:
     """The patches of the tree's series, bottom first."""
-    return [name for line in _lines(tree / "patches/series") if (name := _name(line))]
-
-
-def _lines(series: Path) -> list[str]:
-    return series.read_text().splitlines(keepends=True) if series.is_file() else []
-
-
-def _name(line: str) -> str:
-    """The patch of a line of quilt's series."""
-    return "".join(line.partition("#")[0].split()[:1])
-
-
-def _put(file: Path, lines: Iterable[str]) -> None:
-    """Write it whole or not at all. A name that ends in ~ is no part of a tree."""
-    aside = file.with_name(f"{file.name}~")
-    atomic.put(aside, "".join(lines).encode())
-    os.replace(aside, file)
+    series = tree / "patches/series"
+    lines = series.read_text().splitlines() if series.is_file() else []
+    return [words[0] for line in lines if (words := line.partition("#")[0].split())]
 
 
 def find(cache: Path) -> Quilt:

@@ -83,7 +83,6 @@ class WorkTree:
             self._put_back()
             for left in (self._aside("building"), self._aside("old")):
                 _remove(left)
-            quilt.finish_begun(self.path)
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
