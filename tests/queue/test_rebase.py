@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -285,7 +284,6 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     project.newer(runner=moved)
     assert run(project, NEXT) == 0
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
-    assert not (project.root / REBASED).exists()
     texts = fakes.snapshot(project.root / "patches")
     assert run(project, NEXT, "--continue") == 0
     assert "series: guards\nNo conflict is left." in capsys.readouterr().out
@@ -293,7 +291,8 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     assert fakes.snapshot(project.root / "patches") == texts
     applies(project, runner=moved)
     assert check(project.root, pins.load(project.root).all, None).all_problems == ()
-    assert run(project, NEXT, "--continue") == 0
+    assert not (project.root / REBASED).exists()
+    assert run(project, NEXT) == run(project, NEXT, "--continue") == 0
     assert "nothing to write" in capsys.readouterr().out
 
 
@@ -326,8 +325,8 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n")
     near = near.replace("b_end = 1\n", "b_end = 2\n")
     project.newer(runner=near)
+    assert run(project, NEXT) == 0
     if rows(project)[COUNT][0] is Outcome.CONFLICT:
-        assert run(project, NEXT) == 0
         solved = near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n")
         (project.root / REBASED / fakes.RUNNER).write_text(solved)
     assert run(project, NEXT, "--continue") == 0
@@ -349,7 +348,7 @@ def test_merged_upstream_ends_the_guard_and_says_since_when(project, guard, left
     project.edit(f"patches/{CUT}", "Upstream-Status: Pending", f"Upstream-Status: {status}")
     project.newer(cut=merged)
     assert rows(project)[CUT] == (Outcome.MERGED_UPSTREAM, "")
-    assert run(project, NEXT, "--continue") == 0
+    assert run(project, NEXT) == run(project, NEXT, "--continue") == 0
     assert guards_of(project)[CUT] == left
     assert load_queue(project.root).patches[CUT].header.get("Upstream-Status") == becomes
     applies(project, cut=merged)
@@ -390,7 +389,7 @@ def test_code_that_has_moved_takes_its_change_along(project, capsys):
         ([], "which release?"),
         (["--continue"], "no rebase is under way"),
         ([NEXT, "--abort"], "no rebase is under way"),
-        ([NEXT, "--skip", "a reason that is long"], "no conflict is laid out"),
+        ([NEXT, "--skip", "a reason that is long"], "no rebase is under way"),
         (["next", "--continue"], "this is not a version"),
     ],
 )
@@ -578,12 +577,11 @@ def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(
     assert "added_step = 200\n|||||||" in (two_conflicts / fakes.RUNNER).read_text()
 
 
-def test_what_has_no_conflict_is_continued_from_where_it_was_taken(project, tmp_path, capsys):
-    """Nothing is laid out, so the command to type names the checkout again."""
+def test_what_has_no_conflict_is_continued_without_the_release(project, tmp_path, capsys):
+    """The repository holds all that it needs, here too."""
     checkout = project.checkout(tmp_path / "my sglang", f"v{NEXT}")
-    words = [NEXT, "--from", str(checkout)]
-    assert run(project, *words) == 0
-    shown = re.search(r"`scripts/nox (rebase .* --continue)`", capsys.readouterr().out)[1]
-    assert shlex.split(shown)[1:] == [*words, "--continue"]
-    assert run(project, *shlex.split(shown)[1:]) == 0
+    assert run(project, NEXT, "--from", str(checkout)) == 0
+    shutil.rmtree(checkout)
+    assert "no conflict is laid out" in refused(project, capsys, "--skip", "it is not needed")
+    assert run(project, "--continue") == 0
     assert guards_of(project)[COUNT] == ">=9.9,<10"

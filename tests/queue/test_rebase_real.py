@@ -137,7 +137,7 @@ def carry(root: Path) -> Iterator[rebase.Progress]:
             fakes.git(progress.folder, "checkout", "HEAD", "--", path)
         for path, content in solved.items():
             (progress.folder / path).write_bytes(content)
-        progress = rebase.proceed(root, known, NEW, None, None)
+        progress = rebase.proceed(root, known, NEW, None)
     yield progress
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +16,11 @@ from ..hint import counted, to_type
 from ..outcome import Outcome, Refused
 from ..rebasing import forecast as report
 from ..rebasing import rebase
-from ..rebasing.conflictrepo import Repository
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
-from ..upstream.release import Release, find, newer
+from ..upstream.release import find, newer
 from .terminal import FROM, OUT, Command, flag, option, show_rows
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
@@ -40,7 +37,7 @@ def _rebase(options: argparse.Namespace) -> int:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
         with find(pins, pinning.version(options.release), options.origin) as release:
             progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
-        _show_next(root, pins, progress, _named(options))
+        _show_next(root, pins, progress, begun=True)
         return 0
     version = _version(root, options.release)
     if options.abort:
@@ -50,23 +47,13 @@ def _rebase(options: argparse.Namespace) -> int:
             " shows it)"
         )
         return 0
-    with _release(root, pins, options, version) as release:
-        progress = rebase.proceed(root, pins, version, release, options.skip)
+    progress = rebase.proceed(root, pins, version, options.skip)
     for change in progress.changes:
         OUT.print(f"{change.path}: {change.why}")
     if not progress.changes:
         OUT.print("nothing to write, the queue holds it all")
     _show_next(root, pins, progress)
     return 0
-
-
-def _named(options: argparse.Namespace) -> list[object]:
-    """The words that name the release, to be typed again: what is begun without a conflict is kept
-    nowhere."""
-    if options.origin is None:
-        return [options.release]
-    path = Path(options.origin)
-    return [options.release, "--from", path if path.exists() else options.origin]
 
 
 def _version(root: Path, word: str | None) -> Version:
@@ -79,18 +66,6 @@ def _version(root: Path, word: str | None) -> Version:
     what = "several rebases are under way" if under_way else "no rebase is under way"
     step = f"name the release, as in {to_type('rebase', '0.5.24', '--continue')}"
     raise Refused.of("nothing-to-continue", "work/", what, step)
-
-
-@contextmanager
-def _release(
-    root: Path, pins: Pins, options: argparse.Namespace, version: Version
-) -> Iterator[Release | None]:
-    """The release, where no repository holds it."""
-    if Repository(root, version).state is not None:
-        yield None
-        return
-    with find(pins, version, options.origin) as release:
-        yield release
 
 
 def _show_newer(root: Path, pins: Pins) -> int:
@@ -117,16 +92,14 @@ def _show_forecast(pins: Pins, outlook: Forecast) -> None:
     OUT.print(report.summary(pins, outlook))
 
 
-def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
-    """What is to be done now, and the command to type. named: what named the release that is begun
-    now, empty for one under way."""
-    begun = bool(named)
+def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:
+    """What is to be done now, and the command to type. begun: a release is begun now."""
     version, row = progress.found.version, progress.found.conflict
     if row is not None:
         _show_conflict(root, progress, row.patch, begun)
         return
     if begun:
-        write = to_type("rebase", *named, "--continue")
+        write = to_type("rebase", version, "--continue")
         OUT.print(f"No patch conflicts: {write} writes the variants and guards.")
     else:
         OUT.print(f"No conflict is left. Next: {_after(root, pins, version)}.")

@@ -61,22 +61,21 @@ def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], N
         return _next(target, queue, outlook, ())
 
 
-def proceed(
-    root: Path, pins: Pins, version: Version, release: Release | None, reason: str | None
-) -> Progress:
+def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Progress:
     """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
     clean up.
 
-    release: for a rebase without conflicts, which has no repository. reason: leave the patch out of
-    this release, and say why. Raises Refused, with nothing written, where the solution is none, or
-    the queue would not give what was solved.
+    reason: leave the patch out of this release, and say why. Raises Refused, with nothing written,
+    where the solution is none, or the queue would not give what was solved.
     """
     with _alone(root):
         queue = load_queue(root)
         repository = Repository(root, version)
         state = repository.state
         if state is None:
-            return _proceed_without(root, queue, pins, version, release, reason)
+            step = f"{to_type('rebase', version)} begins one"
+            what = "no rebase is under way"
+            raise Refused.of("nothing-to-continue", repository.shown, what, step)
         same_release = kept(version, state["name"], repository.archive)
         pinned = {pin.version: pin.tree for pin in pins.all}
         if pinned.get(version, same_release.tree) != same_release.tree:
@@ -86,7 +85,10 @@ def proceed(
         target = Target(root, pins, same_release)
         outlook = forecast(queue, pins, same_release)
         row = outlook.conflict
-        # written by a run that was killed behind it
+        if row is None and reason is not None:
+            what, step = "no conflict is laid out", to_type("rebase", version, "--continue")
+            raise Refused.of("nothing-to-continue", repository.shown, what, step)
+        # written by a run that was killed behind it; or none was laid out
         if row is None or row.patch != state["patch"]:
             return _write(target, queue, outlook, ())
         rows = [*_below(outlook), row]
@@ -102,26 +104,6 @@ def proceed(
             raise _unsolved(repository, row.patch)
         after = forecast(queue, pins, same_release, {row.patch: solution})
         return _write(target, queue, after, ())
-
-
-def _proceed_without(
-    root: Path,
-    queue: Queue,
-    pins: Pins,
-    version: Version,
-    release: Release | None,
-    reason: str | None,
-) -> Progress:
-    """Write what needs no hand, where nothing conflicts and so nothing was laid out."""
-    where, begins = f"work/rebase-{version}", to_type("rebase", version)
-    if release is None:
-        step = f"{begins} begins one"
-        raise Refused.of("nothing-to-continue", where, "no rebase is under way", step)
-    outlook = forecast(queue, pins, release)
-    if outlook.conflict or reason is not None:
-        step = f"{begins} begins"
-        raise Refused.of("nothing-to-continue", where, "no conflict is laid out", step)
-    return _write(Target(root, pins, release), queue, outlook, ())
 
 
 def _unsolved(repository: Repository, patch: str) -> Refused:
@@ -183,23 +165,24 @@ def _write(target: Target, queue: Queue, outlook: Forecast, first: tuple[Change,
 
 
 def _next(target: Target, queue: Queue, outlook: Forecast, changes: tuple[Change, ...]) -> Progress:
-    """Lay out the first conflict, or leave it as it is where it is laid out already."""
+    """Lay out the first conflict, or what needs no hand; or leave it as it is where it is laid out
+    already."""
     repository = Repository(target.root, target.release.version)
     state, row, rows = repository.state, outlook.conflict, _below(outlook)
-    if row is not None:
-        rows.append(row)
-    tree = target.release.tree
-    if state and row is not None:
-        shown = (state["patch"], state["below"], state["tree"])
-        if shown == (row.patch, digest(queue, rows), tree):
-            return Progress(outlook, changes, repository.path, repository.regions())
+    rows += [row] if row else []
+    tree, patch = target.release.tree, row.patch if row else ""
+    if state and (state["patch"], state["below"], state["tree"]) == (
+        patch,
+        digest(queue, rows),
+        tree,
+    ):
+        return Progress(outlook, changes, repository.path, repository.regions())
     if not changes and repository.edited():
         raise _stale(repository)
-    if row is None or (state and state["tree"] != tree):
+    if state and state["tree"] != tree:
         repository.remove()
-    if row is None:
-        return Progress(outlook, changes)
-    regions = repository.lay_out(queue, Stages(queue, outlook.nearest), target.release, rows)
+    stages = Stages(queue, outlook.nearest)
+    regions = repository.lay_out(queue, stages, target.release, rows, patch)
     return Progress(outlook, changes, repository.path, regions)
 
 
