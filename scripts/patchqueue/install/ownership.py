@@ -16,7 +16,7 @@ from typing import Any
 from ..applying import own_changes
 from ..applying.matching import Read, inverted, match
 from ..applying.selection import Plan, select
-from ..files.tree import LAID, LISTING, PREFIX, differing, from_sha256sum, names, own_listing
+from ..files.tree import LAID, LISTING, PREFIX, from_sha256sum, names, own_listing
 from ..hint import in_clone, to_type
 from ..outcome import Outcome, Problem, Refused
 from ..queue.patchfile import parse_diff
@@ -177,40 +177,32 @@ class Patched:
         raise Refused.of("patched-by-git", where, what, step)
 
     def verify(self) -> Report:
-        """Every file against what was applied: a wheel's RECORD, or the tree's own listing."""
-        here = self.here
-        if self.wheel:
-            listed = here.recorded()
-            differ = names(differing(listed, here.listing))
-            if not listed:  # the package's files are in no RECORD
-                differ = (f"{here.info.name if here.info else '*.dist-info'}/RECORD",)
-            step = (
-                f"{to_type('build', 'v' + self.record['version'])}, then `pip install"
-                " --force-reinstall --no-deps` with that wheel; keep a copy of edits of yours"
-            )
-        else:
-            listed = from_sha256sum(read(here.site, LISTING) or b"")
-            rest, present = _tree_record(here.site).get("rest"), here.listing
-            if rest:  # a branch's listing has the queue's files alone, and one hash of the others
-                present = {
-                    path: digest
-                    for path, digest in present.items()
-                    if path in listed or path.startswith(PACKAGE)
-                }
-            differ = names(between(listed, present, whole=False).paths)
-            if rest and own_changes.rest(own_listing(here.listing), listed) != rest:
-                differ += (REST,)
-            step = "`git diff` shows them; lay the branch or the file anew"
+        """Every file against the tree's own listing; of a wheel without one, against RECORD."""
+        here, about = self.here, _tree_record(self.here.site)
+        listed = from_sha256sum(read(here.site, LISTING) or b"") or here.recorded()
+        rest, present = about.get("rest"), here.listing
+        if rest:  # a branch's listing has the queue's files alone, and one hash of the others
+            present = {
+                path: digest
+                for path, digest in present.items()
+                if path in listed or path.startswith(PACKAGE)
+            }
+        differ = names(between(listed, present, whole=self.wheel).paths)
+        if rest and own_changes.rest(own_listing(here.listing), listed) != rest:
+            differ += (REST,)
+        if not listed:
+            differ = (LISTING.removeprefix(PREFIX),)
+        made = "wheel" if self.wheel else "branch or the file"
+        step = f"lay the {made} anew; keep a copy of edits of yours"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
-        own |= {name for name in differ if ".dist-info/" in name}
-        whose = attribute(here.site, differ, own, _tree_record(here.site))
+        whose = attribute(here.site, differ, own, about)
         return Report(
             here.site,
             Outcome.TREE_MISMATCH if whose.ours else Outcome.APPLIED,
             self.record,
             faults=whose.ours,
             others=tuple(sorted((*whose.others, *whose.both))),
-            before=edited_before(_tree_record(here.site)),
+            before=edited_before(about),
             next_step=step,
         )
 
