@@ -18,7 +18,7 @@ from patchqueue.upstream import pins
 TEST = "test/registered/unit/test_steps.py"
 COUNT, CUT = (name.removesuffix(".patch") for name in (fakes.COUNT, fakes.CUT))
 WRITTEN = "pull-request.toml"
-WORDS = 'motivation = "Why."\nmodifications = "What."\n'
+WORDS = 'body = "Why."\n'
 REGISTER = "from sglang.test.ci.ci_register import register_cpu_ci"
 CASES = f'''"""Steps."""
 
@@ -77,7 +77,8 @@ def names(project: fakes.Project, commit: str) -> list[str]:
 
 def body(project: fakes.Project, made: pull_requests.Made) -> str:
     """The text of the first pull request."""
-    return pull_requests.body(load_queue(project.root), made, made.requests[0])
+    out = project.root / "dist"
+    return pull_requests.write(load_queue(project.root), made.requests[0], out).read_text()
 
 
 def commit(project: fakes.Project, **files: str) -> None:
@@ -112,7 +113,6 @@ def test_a_patch_comes_with_what_it_needs_below_it(sent, needy, needed):
     sent.edit(f"patches/{needy}.patch", pending, f"{pending}\nNeeds: {needed}.patch")
     done = send(sent, needy)
     assert parts(done.requests[0]) == [(needed, False), (needy, True)]
-    assert 'This stands on "Count the steps once more"' in body(sent, done).replace("\n", " ")
 
 
 def test_a_pull_request_can_stand_on_what_the_patch_does_without(sent):
@@ -309,97 +309,30 @@ def test_an_unknown_topic_is_answered_with_those_there_are(sent):
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 
 
-TEMPLATE = """<!-- Thank you. -->
-## Motivation
-<!-- why -->
-
-## Modifications
-
-## Accuracy Tests
-
-## Speed Tests and Profiling
-
-## Checklist
-
-<!-- tick -->
-- [ ] Format your code.
-- [ ] Add unit tests.
-- [ ] Update documentation.
-- [ ] Provide accuracy and speed benchmark results.
-- [ ] Follow the code style.
-
-## Review and Merge Process
-
-1. Ask upstream.
-"""
-TEXT = """
-title = "[Fix] Count once more"
-motivation = "A step is lost: the count begins late."
-modifications = "Count before the step, since the step may end the count."
-outputs = false
-steady = true
-not_run = "It was not run on several GPUs."
-[failure]
-command = "python -m sglang.count"
-before = "Traceback: too few"
-after = "ten steps"
-[[related]]
-number = 37448
-what = "counts elsewhere"
-"""
-
-
-def in_template(project: fakes.Project) -> None:
-    """Give the base upstream's template."""
-    path = project.root.parent / "sglang" / pull_requests.TEMPLATE
-    path.parent.mkdir(parents=True)
-    path.write_text(TEMPLATE)
-    commit(project)
-
-
-def said(project: fakes.Project, text: str) -> str:
-    project.write(f"pull-requests/{COUNT}/{WRITTEN}", text)
-    return body(project, send(project, COUNT))
-
-
-def test_the_text_is_upstreams_template_filled_in(sent):
-    in_template(sent)
-    text = said(sent, TEXT)
-    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
-        *additions.SECTIONS
-    ]
-    for words in (
-        "## Motivation\n\nA step is lost: the count begins late.\n\n- #37448: counts elsewhere",
-        "```\npython -m sglang.count\n```\n\nBefore:\n\n```\nTraceback: too few\n```",
-        "After:\n\n```\nten steps\n```",
-        "## Modifications\n\nCount before the step, since",
-        f"## Accuracy Tests\n\n{additions.NO_OUTPUTS}",
-        f"Unit tests, on a CPU:\n\n```\npytest {TEST}\n```",
-        f"## Speed Tests and Profiling\n\n{additions.STEADY}",
-        "- [ ] Format your code.\n- [ ] Add unit tests.\n- [ ] Update documentation.",
-        "1. Ask upstream.",
-    ):
-        assert words in text
-    [request] = send(sent, COUNT).requests
-    assert git(sent, "show", "--no-patch", "--format=%B", request.tip).strip() == (
-        "[Fix] Count once more\n\nA step is lost: the count begins late.\n\n"
-        "Count before the step, since the step may end the count."
-    )
+def test_a_text_is_sent_as_it_is_written(sent):
+    text = 'title = "[Fix] Count once more"\nbody = "## Motivation\\n\\nLate.\\n"\n'
+    sent.write(f"pull-requests/{COUNT}/{WRITTEN}", text)
+    done = send(sent, COUNT)
+    [request] = done.requests
+    assert body(sent, done) == "## Motivation\n\nLate.\n"
     assert request.parts[-1].subject == "[Fix] Count once more"
-    assert text.splitlines()[-1] == "It was not run on several GPUs." and "<!--" not in text
+    message = git(sent, "show", "--no-patch", "--format=%B", request.tip)
+    assert message.startswith("[Fix] Count once more\n\nWhy: without it a user saw")
+
+
+def test_without_a_text_the_header_speaks(sent):
+    text = body(sent, send(sent, COUNT))
+    assert text.startswith("## Motivation\n\nWhy: without it a user saw too few steps.")
+    assert text.endswith("## Modifications\n\nCount the steps once more.\n")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("number = 37448", 'number = "#1"', "Expected `int`"),
-        ("steady = true", "stready = true", "unknown field `stready`"),
-    ],
+    ("text", "what"),
+    [("body = 1\n", "Expected `str`"), (f"{WORDS}stready = true\n", "unknown field `stready`")],
 )
-def test_a_text_that_is_wrong_is_refused(sent, old, new, what):
-    assert old in TEXT
+def test_a_text_that_is_wrong_is_refused(sent, text, what):
     name = f"pull-requests/{COUNT}/{WRITTEN}"
-    sent.write(name, TEXT.replace(old, new))
+    sent.write(name, text)
     problem = refused(sent, COUNT)
     assert (problem.name, problem.where) == ("bad-pull-request", name) and what in problem.what
 
@@ -414,7 +347,6 @@ def test_the_command_writes_title_and_text(sent, tmp_path, tool, monkeypatch):
     assert "Count the steps once more" in git(sent, *shown[1].split())
     written = tmp_path / "dist/pull-requests/steps-count-once-more"
     assert sorted(file.name for file in written.iterdir()) == ["body.md", "title.txt"]
-    assert f"warning: it has no {pull_requests.TEMPLATE}" in said
     assert "warning: steps/count-" in said
     assert tool(sent, *words, "nothing")[0] == 1
     fakes.git(tmp_path / "other", "init", "-q")

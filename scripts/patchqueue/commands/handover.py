@@ -141,11 +141,8 @@ def _pull_requests(options: argparse.Namespace) -> int:
     )
     for patch in made.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
-    if made.template is None:
-        name = pull_requests.TEMPLATE
-        OUT.print(f"  warning: it has no {name}: fill in upstream's own checklist")
     for request in made.requests:
-        body = pull_requests.write(queue, made, request, PULL_REQUESTS)
+        body = pull_requests.write(queue, request, PULL_REQUESTS)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"
@@ -154,7 +151,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     OUT.print(
         f"next: `git -C {shlex.quote(options.onto)} log -p"
         f" {made.base[:12]}..{made.requests[0].branch}`;"
-        " read the texts, and run the tests and upstream's pre-commit, before you push"
+        " read the texts, run the tests and upstream's pre-commit, and add upstream's checklist"
     )
     return 0
 

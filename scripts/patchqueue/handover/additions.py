@@ -7,16 +7,12 @@ request mends it. pull-request.toml has the words that no header has, as Markdow
 
 A folder without a patch in the series is a step: what a reviewer is sent before a large change. Its
 text names the patch that the step leads to, and that patch's text has the step `below` it.
-
-The body is upstream's own template, read from the base and filled in with what the folder says, so
-that its headings, boxes and process are upstream's of that day. Boxes are left to who sends it.
-What did not run is one line, the last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,51 +33,19 @@ NAME = "pull-request.toml"
 BAD = "bad-pull-request"
 STATUS, PENDING = "Upstream-Status", "Pending"
 PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
-MOTIVATION, MODIFICATIONS = "Motivation", "Modifications"
-ACCURACY, SPEED = "Accuracy Tests", "Speed Tests and Profiling"
-SECTIONS = (MOTIVATION, MODIFICATIONS, ACCURACY, SPEED, "Checklist", "Review and Merge Process")
-COMMENT = re.compile(r"(?s)<!--.*?-->\n?")
-NO_OUTPUTS = "The change does not touch what a model computes."
-STEADY = "The change is not on the path of a step."
-
-
-class Failure(Struct, frozen=True, forbid_unknown_fields=True):
-    """A command, and what it prints on the base and with the change."""
-
-    command: str
-    before: str
-    after: str
-
-
-class Related(Struct, frozen=True, forbid_unknown_fields=True):
-    """A pull request or issue of upstream's that this one touches."""
-
-    number: int
-    what: str
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
-    """pull-request.toml. below: patches that its branch contains, besides those that the patch's
-    header needs; step_to: the patch that a step leads to; probe: how to see that upstream has the
-    step.
+    """pull-request.toml. body: Markdown, with the sections of upstream's template; title: where it
+    is not the patch's subject; below: patches that its branch contains, besides those that the
+    patch's header needs; step_to: the patch that a step leads to; probe: how to see that upstream
+    has the step."""
 
-    outputs: whether the change touches what a model computes; steady: whether it is off the path of
-    a step of the model, so that no speed can change.
-    """
-
-    motivation: str
-    modifications: str
+    body: str
     title: str = ""
     below: tuple[str, ...] = ()
     step_to: str = ""
     probe: str = ""
-    accuracy: str = ""
-    outputs: bool = True
-    speed: str = ""
-    steady: bool = False
-    not_run: str = ""
-    failure: Failure | None = None
-    related: tuple[Related, ...] = ()
 
 
 def stem(queue: Queue, patch: Patch) -> str:
@@ -196,69 +160,10 @@ class Part:
         return sorted(path for path in self.files if path.startswith("test/"))
 
 
-def from_header(header: Header) -> Text:
-    """The text of a patch whose pull request is not written."""
+def body_of(header: Header) -> str:
+    """The body for a patch whose pull request is not written."""
     paragraphs = re.split(r"\n\s*\n", header.get("Description"))
     # one line each: where it is read, a line end is a line's end
     described = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-    origin = header.get("Origin").removeprefix("upstream, ")
-    builds = "" if origin == "own" else f"It builds on {origin}."
-    motivation = _paragraphs(described, builds).replace("sglang#", "#")
-    return Text(motivation, f"{header.get('Subject')}.")
-
-
-def body(template: str, parts: Sequence[Part], text: Text) -> str:
-    """Markdown, by upstream's template: our sections filled in, all others as they are there."""
-    _, *rest = re.split(r"(?m)^## ", COMMENT.sub("", template))
-    pairs = (part.partition("\n") for part in rest)
-    theirs = {name.strip(): content.strip() for name, _, content in pairs}
-    sections = dict.fromkeys(SECTIONS, "") | theirs
-    sections |= {
-        MOTIVATION: _motivation(parts, text),
-        MODIFICATIONS: text.modifications,
-        ACCURACY: _paragraphs(text.accuracy or ("" if text.outputs else NO_OUTPUTS), _tests(parts)),
-        SPEED: text.speed or (STEADY if text.steady else ""),
-    }
-    shown = [name for name in sections if sections[name] or name in theirs]
-    filled = (f"## {name}\n\n{sections[name]}" for name in shown)
-    return _paragraphs(*filled, _not_run(text)) + "\n"
-
-
-def _motivation(parts: Sequence[Part], text: Text) -> str:
-    below = [f'"{part.subject}"' for part in parts if not part.own]
-    other = "another pull request" if len(below) == 1 else "other pull requests"
-    stands = f"This stands on {', '.join(below)}, of {other}." if below else ""
-    related = "\n".join(f"- #{each.number}: {each.what}" for each in text.related)
-    paragraphs = [text.motivation, related, stands]
-    if failure := text.failure:
-        paragraphs += ["### Reproduction", _code(failure.command)]
-        for name, said in (("Before:", failure.before), ("After:", failure.after)):
-            paragraphs += [name, _code(said)] if said.strip() else []
-    return _paragraphs(*paragraphs)
-
-
-def _tests(parts: Sequence[Part]) -> str:
-    files = [path for part in parts if part.own for path in part.tests]
-    where = "Unit tests, on a CPU:" if all("/unit/" in path for path in files) else "Tests:"
-    commands = _code("\n".join(f"pytest {path}" for path in files))
-    return _paragraphs(where, commands) if files else ""
-
-
-def _not_run(text: Text) -> str:
-    """One line: the text's own, else what the text does not mention."""
-    if text.not_run:
-        return text.not_run.strip()
-    lacking = []
-    if text.outputs and not text.accuracy:
-        lacking.append("accuracy of a model")
-    if not (text.steady or text.speed):
-        lacking.append("speed of a server")
-    return f"Not run: {'; '.join(lacking)}." if lacking else ""
-
-
-def _code(text: str) -> str:
-    return f"```\n{text.strip()}\n```"
-
-
-def _paragraphs(*parts: str) -> str:
-    return "\n\n".join(part.strip() for part in parts if part.strip())
+    text = f"## Motivation\n\n{described}\n\n## Modifications\n\n{header.get('Subject')}.\n"
+    return text.replace("sglang#", "#")

@@ -25,7 +25,6 @@ from .backport import PACKAGE, Read, date_of, release_of, text_of
 from .repository import Commit, Repository, open_repository
 
 BRANCHES = "prefill-graph/"
-TEMPLATE = ".github/pull_request_template.md"
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class PullRequest:
 class Made:
     """pin: the release whose patches were taken; exact: the base is that release itself.
 
-    merged: patches that the base has already; template: upstream's text to fill in, None where the
-    base has none.
+    merged: patches that the base has already.
     """
 
     pin: Pin
@@ -55,7 +53,6 @@ class Made:
     base: str
     requests: tuple[PullRequest, ...]
     merged: tuple[str, ...]
-    template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,7 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
         name = stem(ground.queue, patch)
         branch, text = BRANCHES + name.replace("/", "-"), additions.read_text(root, name)
         built.append(PullRequest(name, branch, Outcome.APPLIED, start, tip, parts, text))
-    template = read(TEMPLATE)
-    shown = template.decode("utf-8", "replace") if template else None
-    return Made(pin, bool(exact), start, _published(repository, built), merged, shown)
+    return Made(pin, bool(exact), start, _published(repository, built), merged)
 
 
 def _ground(
@@ -240,11 +235,9 @@ def _needs(ground: Ground, patch: Patch) -> tuple[str, ...]:
 
 
 def _message(ground: Ground, part: Part) -> str:
-    """A commit's message: the text of the pull request, else the patch's header."""
-    text = additions.read_text(ground.root, part.patch)
-    if text is None:
-        return text_of(ground.queue, ground.patches[f"{part.patch}.patch"]) + "\n"
-    return "\n\n".join([part.subject, text.motivation.strip(), text.modifications.strip()]) + "\n"
+    """A commit's message: the title, and the description of the patch's header; a step has none."""
+    described = text_of(ground.queue, ground.patches[f"{part.patch}.patch"]).partition("\n\n")[2]
+    return "\n\n".join(filter(None, [part.subject, described])) + "\n"
 
 
 def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRequest, ...]:
@@ -257,19 +250,15 @@ def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRe
     return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
 
 
-def write(queue: Queue, made: Made, request: PullRequest, out: Path) -> Path:
+def write(queue: Queue, request: PullRequest, out: Path) -> Path:
     """Write OUT/TOPIC-PATCH/title.txt and body.md; the path of the body."""
     folder = out / request.name.replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "title.txt").write_text(f"{request.parts[-1].subject}\n", encoding="utf-8")
-    (folder / "body.md").write_text(body(queue, made, request), encoding="utf-8")
+    text = request.text
+    body = text.body if text else additions.body_of(queue.header(f"{request.name}.patch"))
+    (folder / "body.md").write_text(body, encoding="utf-8")
     return folder / "body.md"
-
-
-def body(queue: Queue, made: Made, request: PullRequest) -> str:
-    """The text of a pull request."""
-    text = request.text or additions.from_header(queue.header(f"{request.name}.patch"))
-    return additions.body(made.template or "", request.parts, text)
 
 
 def _reader(repository: Repository, commit: str, base: str) -> Read:
