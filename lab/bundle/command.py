@@ -51,7 +51,7 @@ def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> Non
     """Print what was packed, and what to do with it on the host."""
     sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
     OUT.print(
-        f"{shown(made.path.relative_to(options.root))}: {sizes},"
+        f"{shown(made.path)}: {sizes},"
         f" {counted(len(made.manifest['packages']), 'package')} as of"
         f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
     )

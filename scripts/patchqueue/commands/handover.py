@@ -37,9 +37,9 @@ def _build(options: argparse.Namespace) -> int:
         built = build.build(
             options.root, pin, target, options.origin, options.root / DIST, options.only
         )
-        wheel = shlex.quote(shown(built.path.relative_to(options.root)))
+        wheel = shlex.quote(shown(built.path))
         OUT.print(
-            f"{shown(built.path.relative_to(options.root))}: version {built.version},"
+            f"{shown(built.path)}: version {built.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
             f"tree {built.record['tree']['after']}\n"
             f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
@@ -71,7 +71,7 @@ def _release(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
     made = release.make(options.root, chosen)
-    folder = terminal.relative(made.folder, options.root)
+    folder = shown(made.folder)
     OUT.print(
         f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
         f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
@@ -110,7 +110,8 @@ def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     options.releases = [options.release] if options.release else []
     (pin,) = chosen_releases(options, pins)
-    out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
+    name = f"sglang-{build.local_version(pin, options.only)}.patch"
+    out = options.out or options.root / DIST / name
     console = ERR if atomic.is_output(out) else OUT
     made = release.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
@@ -122,10 +123,10 @@ def _patches(options: argparse.Namespace) -> int:
         console.print(f"it is for {options.base}, {others}")
     console.print(f"sha256 {made.sha256}")
     console.print(f"tree {made.tree}")
-    name = shlex.quote(str(made.path.absolute()))
+    file = shlex.quote(str(made.path.absolute()))
     console.print(
-        f"next: `git apply {name}` in the root of sglang's own repository; elsewhere `patch -p1 <"
-        f" {name}`"
+        f"next: `git apply {file}` in the root of sglang's own repository; elsewhere `patch -p1 <"
+        f" {file}`"
     )
     return 0
 
@@ -142,7 +143,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     for patch in made.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
     for request in made.requests:
-        body = pull_requests.write(queue, request, PULL_REQUESTS)
+        body = pull_requests.write(queue, request, options.root / PULL_REQUESTS)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"

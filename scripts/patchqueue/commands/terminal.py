@@ -1,8 +1,8 @@
 """The terminal: a command and its arguments, the parser, what commands print, and exit codes.
 
 A path is relative to the folder in which the user typed the command. nox changes into the queue's
-folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM.
-Without that variable the process's own folder counts.
+folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM:
+the tool goes back there. The queue's folder is --root.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def chosen_releases(
 
 def path(text: str) -> Path:
     """A file or folder."""
-    folder, typed = os.environ.get(CALLED_FROM) or ".", Path(os.path.expanduser(text))
-    return typed if _is_here(folder) else Path(_without_dots(os.path.join(folder, typed)))
+    return Path(os.path.expanduser(text))
 
 
 def file(text: str) -> Path:
@@ -176,24 +175,14 @@ WITHOUT = option(
 )
 
 
-def shown(written: Path) -> str:
-    """A path below the tool's own folder, as the user can type it."""
-    return str(written if _is_here(os.environ.get(CALLED_FROM) or ".") else Path.cwd() / written)
+def shown(path: Path) -> str:
+    """A path as the user can type it."""
+    return relative(path.absolute(), Path.cwd())
 
 
 def relative(path: Path, root: Path) -> str:
     """The path below `root`; a path elsewhere is unchanged."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-def _is_here(folder: str) -> bool:
-    return os.path.realpath(folder) == os.path.realpath(".")
-
-
-def _without_dots(name: str) -> str:
-    """The shorter name of the same file: behind a link, `..` is not the folder before it."""
-    plain = os.path.normpath(name)
-    return plain if os.path.realpath(plain) == os.path.realpath(name) else name
 
 
 class _Lines(RichHandler):
@@ -255,6 +244,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         top.addHandler(LINES)  # one object, so that a second call adds none
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
+    os.chdir(os.environ.pop(CALLED_FROM, "."))
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
