@@ -13,7 +13,7 @@ from fakes import COUNT, CUT, ROOT, RUNNER, TAG
 from msgspec.structs import replace
 
 from patchqueue import __main__ as program
-from patchqueue.commands import cli, handover, maintain, trees
+from patchqueue.commands import cli, handover, trees
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
 
@@ -226,8 +226,8 @@ def test_pin_ends_with_the_next_command(run):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_new_names_a_quilt_that_is_there(run, monkeypatch, there):
-    monkeypatch.setattr(maintain.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
-    monkeypatch.setattr(maintain, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
+    monkeypatch.setattr(trees.shutil, "which", lambda name: "/usr/bin/quilt" if there else None)
+    monkeypatch.setattr(trees, "new", lambda root, pin, name: root / "patches/steps/go-on.patch")
     code, out, _ = run("new", TAG, "steps/go-on")
     quilt = "quilt" if there else "scripts/nox quilt v9.9.1"
     assert code == 0 and f"In work/v9.9.1: `{quilt} add python/sglang/…` before" in out

@@ -27,7 +27,8 @@ from patchqueue.handover import backport, release
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
-from patchqueue.upstream import edits, pins
+from patchqueue.upstream import pins
+from patchqueue.upstream import release as edits
 
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
 OWN = series.PACKAGE.removeprefix("python/")

@@ -28,9 +28,10 @@ import test_plugin
 from fakes import ROOT, RUNNER, refused
 from packaging.version import Version
 
+from patchqueue.commands.install import launch_advice, launch_argument
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
-from patchqueue.install import changes, inplace, installed, launch, undo
+from patchqueue.install import changes, inplace, installed, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.wheels import build, notice
@@ -1097,11 +1098,11 @@ def test_the_launch_line_is_the_page_s():
     for releases, breakable, piecewise in rows:
         ends = releases.split(" – ")
         for version in map(Version, dict.fromkeys(ends)):
-            said = launch.argument(version).partition(" (")[0]
+            said = launch_argument(version).partition(" (")[0]
             page = (piecewise if breakable == "none" else breakable).partition(" (")[0].strip("`")
             assert said == ("" if page == "default" else page), releases
-    assert launch.advice(Version("0.5.16")) == "start the server: the graph is on"
-    assert "--enable-breakable-cuda-graph" in launch.advice(Version("0.5.12.post1"))
+    assert launch_advice(Version("0.5.16")) == "start the server: the graph is on"
+    assert "--enable-breakable-cuda-graph" in launch_advice(Version("0.5.12.post1"))
 
 
 def test_the_command_line(site, command):

@@ -11,7 +11,7 @@ import pytest
 from fakes import ROOT
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.handover import additions, pull_requests
+from patchqueue.handover import pull_requests
 from patchqueue.outcome import Outcome, Problem, Refused
 from patchqueue.upstream import pins
 
@@ -290,20 +290,6 @@ def test_a_file_that_upstream_has_is_not_written_over(sent):
     assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
 
 
-def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, tool):
-    path = sent.root.parent / "sglang" / TEST
-    path.parent.mkdir(parents=True)
-    path.write_text(CASES.replace("test_once_more", "test_theirs"))
-    commit(sent)
-    [request] = send(sent, COUNT).requests
-    ours = TEST.replace("test_steps", "test_count_once_more")
-    assert "test_theirs" in git(sent, "show", f"{request.tip}:{TEST}")
-    assert git(sent, "show", f"{request.tip}:{ours}") == CASES
-    assert request.parts[0].tests == [ours]
-    code, out, _ = tool(sent, "backport", "--onto", tmp_path / "sglang", "--pull-requests", COUNT)
-    assert code == 0 and f"{TEST} is upstream's: our cases are in {ours}" in out
-
-
 def test_an_unknown_topic_is_answered_with_those_there_are(sent):
     problem = refused(sent, "stpes")
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
@@ -345,7 +331,7 @@ def test_the_command_writes_title_and_text(sent, tmp_path, tool, monkeypatch):
     assert f"HEAD, at {git(sent, 'rev-parse', 'HEAD')[:12]}, is {fakes.TAG}" in said
     shown = re.match(r"next: `git -C \S+ (log -p \S+\.\.prefill-graph/\S+)`", said.splitlines()[-1])
     assert "Count the steps once more" in git(sent, *shown[1].split())
-    written = tmp_path / "dist/pull-requests/steps-count-once-more"
+    written = sent.root / "dist/pull-requests/steps-count-once-more"
     assert sorted(file.name for file in written.iterdir()) == ["body.md", "title.txt"]
     assert "warning: steps/count-" in said
     assert tool(sent, *words, "nothing")[0] == 1
@@ -369,8 +355,8 @@ WITHOUT_DRAFT = {
 def test_the_projects_own_additions_belong_to_pending_patches():
     """Each Pending patch of the newest pin that has a draft, and each step to one, brings a test
     upstream would take, and nothing else lies in pull-requests/."""
-    newest, folder = pins.load(ROOT).all[-1], ROOT / additions.FOLDER
-    queue = additions.with_steps(ROOT, load_queue(ROOT), newest)
+    newest, folder = pins.load(ROOT).all[-1], ROOT / pull_requests.FOLDER
+    queue = pull_requests.with_steps(ROOT, load_queue(ROOT), newest)
     pending = {
         queue.base(patch.name).removesuffix(".patch")
         for patch in queue.select(newest.version)

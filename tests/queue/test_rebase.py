@@ -458,7 +458,7 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
     (conflict / fakes.RUNNER).write_text(SOLVED)
     other = SOLVED.replace("added_step = 200", "added_step = 3")
     change = fakes.diff(fakes.RUNNER, RIVAL, other)
-    unified = "patchqueue.rebasing.plan.unified"
+    unified = "patchqueue.rebasing.rebase.unified"
     for name, result, said in (
         ("patchqueue.queue.edit.split", (">=9.9,<10", ">=9.9.2,<10"), "[overlapping-variants]"),
         ("patchqueue.queue.edit.split", (">=9.9.2,<9.9.3", ">=9.9.4"), "v9.9.1 would get other"),

@@ -161,8 +161,6 @@ def _show_parts(request: pull_requests.PullRequest) -> None:
     """The commits of a pull request, and what its sender has to know."""
     for part in request.parts:
         OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}")
-        for theirs, ours in part.renamed.items():
-            OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
         if part.own and request.text is None:
             OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
 

@@ -6,13 +6,15 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..hint import counted, some, to_type
-from ..install import inplace, launch, undo
+from ..install import inplace, undo
+from ..install.changes import named_tree
 from ..install.installed import Report, site_packages
-from ..install.ownership import named_tree
 from ..outcome import Outcome
+from ..queue.header import SPEED
 from . import terminal
 from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
 
@@ -57,7 +59,7 @@ def _install(options: argparse.Namespace) -> int:
     _show_edits(report)
     _show_named(report)
     OUT.print(
-        f"next: {launch.advice(Version(record['version']), options.only)};"
+        f"next: {launch_advice(Version(record['version']), options.only)};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
         " again"
     )
@@ -162,6 +164,29 @@ def _state(report: Report) -> str:
 def _show_named(report: Report) -> None:
     if named := named_tree(report.site):
         OUT.print(f"tree {named}, as the server's first line and --require have it")
+
+
+BREAKABLE = "--enable-breakable-cuda-graph"
+ARGUMENTS = {  # from 0.5.15 on, the graph is the default
+    "<0.5.9": "--enable-piecewise-cuda-graph",
+    ">=0.5.9,<0.5.10": BREAKABLE,
+    ">=0.5.10,<0.5.14": f"{BREAKABLE} (Qwen3-Next: and --enforce-piecewise-cuda-graph)",
+    ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
+}
+
+
+def launch_argument(version: Version) -> str:
+    """What to add to the launch command; empty where the graph is the default."""
+    of_release = (each for each in ARGUMENTS if SpecifierSet(each).contains(version))
+    return ARGUMENTS.get(next(of_release, ""), "")
+
+
+def launch_advice(version: Version, only: str = "") -> str:
+    """One sentence for a user who starts a server with a profile of the queue, "" for all of it."""
+    if only not in ("", SPEED):
+        return f"start the server as before: the profile {only} brings no graph"
+    wanted = launch_argument(version)
+    return f"start the server with {wanted}" if wanted else "start the server: the graph is on"
 
 
 def _command(

@@ -15,8 +15,8 @@ from ..outcome import Problem, Refused
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from . import terminal
-from .maintain import show_check
 from .terminal import OUT, Command, chosen_releases, flag, option
+from .trees import show_check
 
 
 def _test(options: argparse.Namespace) -> int:

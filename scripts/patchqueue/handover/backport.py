@@ -22,8 +22,8 @@ from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
-from ..upstream.edits import Edits, between, refuse_other
 from ..upstream.pins import Pin, Pins
+from ..upstream.release import Edits, between, refuse_other
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 

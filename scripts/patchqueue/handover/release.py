@@ -32,8 +32,8 @@ from ..files.tree import hash_python, sha256
 from ..hint import counted, some
 from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, NO_NEWLINE
-from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
+from ..upstream.release import Edited, open_tree
 from ..upstream.source import Source, fetch, file_sha256
 from ..wheels import build
 

@@ -26,10 +26,9 @@ from ..outcome import Outcome, Refused, system_problem
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
-from . import installed, ownership, undo
-from .changes import plan
+from . import changes, installed, undo
+from .changes import Differing, plan
 from .installed import Identity, Installed, Report, read
-from .ownership import Differing
 from .undo import Journal, State
 
 LOG = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ def install(
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
             _remove_earlier_install(journal, selection, differ, discard)
         here = installed.find(place)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.report(queue, pins)
         known = _identify_release(here, queue, pins, release)
         return _make_changes(select(queue, known.pin, without), here, known)
@@ -84,11 +83,11 @@ def check(
         if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
             return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
         here = installed.find(site)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.report(queue, pins)
         known = _identify_release(here, queue, pins, release)
-        changes, record = plan(select(queue, known.pin, without), here, known)
-        own = list(filter(_is_own, changes))
+        planned, record = plan(select(queue, known.pin, without), here, known)
+        own = list(filter(_is_own, planned))
         added = sum(not (here.site / name).exists() for name in own)
         counts, before = (len(own) - added, added), names(known.edits.paths)
         return Report(here.site, Outcome.EMPTY, record, *counts, known.notes, before=before)
@@ -104,7 +103,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
-            if other := ownership.find_other_install(installed.find(place)):
+            if other := changes.find_other_install(installed.find(place)):
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
@@ -144,7 +143,7 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
             state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
             return replace(_report(journal, state, differ), next_step=step)
         here = installed.find(place)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.verify()
         known = _identify_release(here, load_queue(root), pins, release)
         record = {"version": str(known.pin.version)}
@@ -225,9 +224,9 @@ def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release
 def _make_changes(selection: Selection, here: Installed, known: Identity) -> Report:
     """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
     the next call."""
-    changes, record = plan(selection, here, known)
+    planned, record = plan(selection, here, known)
     try:
-        journal = undo.prepare(here.site, changes, record)
+        journal = undo.prepare(here.site, planned, record)
     except BaseException:
         undo.sweep(here.site)
         raise
@@ -270,7 +269,7 @@ def _remove_earlier_install(
             file = undo.kept(journal, name, changed[name])
             return file.read_bytes() if file else None
 
-        settle(selection, content, str(journal.site), ownership.resolve(selection.pin.tag))
+        settle(selection, content, str(journal.site), changes.resolve(selection.pin.tag))
     LOG.info(f"queue release {journal.record['release']} is taken off first")
     undo.back(journal, discard, remaining)
 
@@ -278,7 +277,7 @@ def _remove_earlier_install(
 def _without_changes(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
-    return ownership.without_changes(applied, differ.both, files_of, str(journal.site))
+    return changes.without_changes(applied, differ.both, files_of, str(journal.site))
 
 
 def _differing(journal: Journal) -> Differing:
@@ -290,7 +289,7 @@ def _differing(journal: Journal) -> Differing:
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
     changed = {change.path for change in journal.changes}
-    return ownership.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
+    return changes.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
 
 
 def _is_own(name: str) -> bool:
@@ -308,5 +307,5 @@ def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
         len(changed) - sum(changed),
         faults=differ.ours,
         others=tuple(sorted((*differ.others, *differ.both))),
-        before=ownership.edited_before(journal.record),
+        before=changes.edited_before(journal.record),
     )

@@ -23,9 +23,8 @@ from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
 from ..hint import to_type
 from ..outcome import Outcome, Problem, Refused, system_problem
-from ..upstream.edits import Edits, between, pristine, refuse_other
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import nearest_tag
+from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
 
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()

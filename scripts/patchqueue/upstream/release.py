@@ -1,5 +1,11 @@
 """The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
-them; and a release pinned by all its wheels, which must hold one and the same tree."""
+them; a release pinned by all its wheels, which must hold one and the same tree; and a release that
+carries edits of others, known by the files that they left alone.
+
+Forks and RL frameworks pin a release and patch it. Two pinned releases that follow each other have
+at most three quarters of their Python files in common (measured on all pins); a fork keeps nearly
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +14,32 @@ import logging
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.version import Version
 
 from ..files import run
-from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree, sha256
-from ..hint import some
+from ..files.tree import (
+    GENERATED,
+    PREFIX,
+    SGLANG,
+    differing,
+    hash_python,
+    is_part_of_tree,
+    list_package,
+    names,
+    sglang_part,
+    sha256,
+)
+from ..hint import some, to_type
 from ..outcome import Refused
 from . import index, source
 from . import pins as pinning
 from .pins import Pin, Pins
-from .source import Archive
+from .source import Archive, Source
 
 LOG = logging.getLogger(__name__)
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
@@ -257,3 +274,109 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
         )
         step = "name another, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", what, step)
+
+
+FEW = 20  # so many files of others are never too many
+SHARE = 8  # one in so many of the release's files may be edited beside ours
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
+    more."""
+
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(sorted((*self.changed, *self.added, *self.removed)))
+
+    def as_record(self) -> dict[str, list[str]]:
+        """For a record: by kind, below the folder that holds sglang/."""
+        kinds = {"changed": self.changed, "added": self.added, "removed": self.removed}
+        return {kind: [*names(paths)] for kind, paths in kinds.items()}
+
+
+def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
+    """The differences from the release's listing.
+
+    whole: it lists every file that belongs there. Else Python files alone count as added and as
+    removed: a wheel and a git tag differ in other files.
+    """
+    paths = [path for path in differing(release, present) if path != GENERATED]
+    counted = [path for path in paths if whole or path.endswith(".py")]
+    return Edits(
+        tuple(path for path in paths if path in release and path in present),
+        tuple(path for path in counted if path not in release),
+        tuple(path for path in counted if path not in present),
+    )
+
+
+def refuse_other(
+    where: str, pin: Pin, release: Mapping[str, str], edits: Edits, ours: Collection[str]
+) -> None:
+    """Raise Refused where so many files that the queue does not touch were edited or removed that
+    the files are another release's."""
+    free = [path for path in release if path.endswith(".py") and path not in ours]
+    unlike = {*edits.changed, *edits.removed}.intersection(free)
+    if len(unlike) <= max(FEW, len(free) // SHARE):
+        return
+    what = (
+        f"is too unlike {pin.tag}: {len(unlike)} of the {len(free)} Python files that the queue"
+        f" does not touch differ, as {some(names(edits.paths))}"
+    )
+    step = (
+        "name the release that it is made of: --release VERSION; of a commit that is no release,"
+        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+    )
+    raise Refused.of("unlike-release", where, what, step)
+
+
+def pristine(pin: Pin, repository: Path | None) -> Source:
+    """The release's own files: of the cache, else of its tag in the repository, else of the package
+    index. Raises Refused where none of these has them."""
+    if repository is not None and (repository / ".git").exists() and not source.is_cached(pin):
+        try:
+            return source.fetch(pin, str(repository))
+        except Refused:
+            pass  # no such tag there, or a moved one
+    return source.fetch(pin, None)
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
+    queue is applied to it."""
+
+    site: Path
+    edits: Edits
+    listed: Mapping[str, str] = field(repr=False)
+
+    def read(self, path: str) -> bytes | None:
+        """A file by its path in git's layout, or None where the tree has none."""
+        file = self.site / path.removeprefix(PREFIX)
+        return file.read_bytes() if path in self.listed and file.is_file() else None
+
+    def listing(self) -> dict[str, str]:
+        return dict(self.listed)
+
+
+def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
+    """The release with edits of others in a folder: a checkout, or the folder that holds sglang/.
+
+    ours: the files that the queue touches. Raises Refused where there is no sglang in it, or
+    another release.
+    """
+    site = folder / "python" if (folder / "python/sglang").is_dir() else folder
+    if not (site / "sglang").is_dir():
+        what = "holds no sglang/ and no python/sglang/"
+        step = to_type("patches", pin.tag, "--base CHECKOUT")
+        raise Refused.of("no-sglang", str(folder), what, step)
+    present = list_package(site)
+    original = pristine(pin, site.parent)
+    release = sglang_part(original.listing())
+    edits = between(release, present, whole=False)
+    refuse_other(str(folder), pin, release, edits, ours)
+    return Edited(site, edits, present)

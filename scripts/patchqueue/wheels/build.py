@@ -35,8 +35,8 @@ from ..hint import to_type
 from ..outcome import Refused
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
-from ..upstream.edits import Edits
 from ..upstream.pins import Pin, Wheel
+from ..upstream.release import Edits
 from . import notice
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called
