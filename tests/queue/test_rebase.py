@@ -433,7 +433,8 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
     if number == 1:
         assert queue_of(project) == before
     assert then == "--continue" or load_queue(project.root)
-    assert run(project, NEXT, then) == 0 and load_queue(project.root)
+    assert run(project, NEXT, then) == (1 if number == 6 else 0), "after the last, all is done"
+    assert load_queue(project.root)
     change = fakes.diff(fakes.RUNNER, RIVAL, SOLVED)
     assert (project.root / VARIANT).read_text().endswith(change) and not conflict.exists()
     assert guards_of(project)["steps/count-once-more@9.9.2.patch"] == ">=9.9.2,<10"
