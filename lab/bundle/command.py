@@ -9,8 +9,7 @@ from typing import Any
 
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
-from patchqueue.hint import counted
-from patchqueue.outcome import Refused
+from patchqueue.outcome import Refused, counted
 from patchqueue.upstream import pins as pinning
 
 from . import carried, host, release

@@ -11,8 +11,7 @@ from typing import Any
 from bundle import command as bundle
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream import pins as pinning
 
 from . import footprints, front, gpurun, harness, incoming, matrix, picture, results

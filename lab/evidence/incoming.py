@@ -16,8 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from patchqueue.files import atomic
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, footprints, harness, results, written

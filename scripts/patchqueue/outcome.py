@@ -1,10 +1,16 @@
-"""What can become of a patch, a tree or an input: values with reasons, never a bare bool."""
+"""What can become of a patch, a tree or an input: values with reasons, never a bare bool; and how a
+command of this project, and a number of things, is written for a user.
+
+The tool runs from a clone of the queue, by scripts/nox, or from a wheel that brings the queue's
+files, by `patchqueue`. A wheel's has the commands that write nothing into the queue.
+"""
 
 from __future__ import annotations
 
 import enum
 import errno
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -98,3 +104,44 @@ def disk_step(text: str) -> str:
     if any(os.strerror(number) in text for number in FULL):
         return f"free some space, {AGAIN}"
     return f"let that place be written, {AGAIN}" if os.strerror(errno.EROFS) in text else ""
+
+
+PACKAGED = Path(__file__).with_name("packaged")  # what pyproject.toml puts there: in a wheel alone
+
+
+def in_wheel() -> bool:
+    """Whether this is the tool of a wheel, with the queue in PACKAGED."""
+    return PACKAGED.is_dir()
+
+
+def program() -> str:
+    """What a user types before a command's name."""
+    return "patchqueue" if in_wheel() else "scripts/nox"
+
+
+def to_type(name: str, *words: object) -> str:
+    """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
+    v0.5.9`.
+
+    A path is quoted for a shell where it has to be; other words stay as they are, so that one may
+    hold several.
+    """
+    shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
+    return f"`{' '.join([program(), name, *shown])}`"
+
+
+def in_clone(name: str, words: str) -> str:
+    """A command that a wheel's tool lacks, as a user types it in a clone of the queue."""
+    if in_wheel():
+        return f"in a clone of the queue `scripts/nox {name} {words}`"
+    return to_type(name, words)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things: `1 file`, `2 files`. many: a plural that does not end in a mere s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first five, and how many more there are."""
+    return " ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -13,7 +13,7 @@ from fakes import ROOT
 
 from evidence import commands as proving
 from patchqueue.commands import cli
-from patchqueue.hint import counted, to_type
+from patchqueue.outcome import counted, to_type
 
 TOOL = sorted(
     path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")

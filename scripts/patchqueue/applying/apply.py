@@ -14,8 +14,7 @@ from typing import Any
 
 from ..files import atomic
 from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
-from ..hint import some, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
 from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue

@@ -18,8 +18,7 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.tree import hash_python
-from ..hint import counted, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, counted, to_type
 from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes

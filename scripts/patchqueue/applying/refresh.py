@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ..files import atomic
 from ..files.tree import differing, sha256
-from ..hint import some, to_type
-from ..outcome import Refused
+from ..outcome import Refused, some, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files

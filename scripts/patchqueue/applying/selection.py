@@ -16,8 +16,7 @@ from typing import Any
 from .. import RELEASE
 from ..files import record
 from ..files.tree import hash_python, sha256
-from ..hint import some, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, some, to_type
 from ..queue.header import NOT_NEEDED, ProbeLine
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch

@@ -23,8 +23,7 @@ from msgspec import Struct
 from ..files import tree as trees
 from ..files.atomic import locked
 from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..queue import patchfile
 from ..queue.series import OVERLAY_PATCH
 from ..upstream.pins import Pin

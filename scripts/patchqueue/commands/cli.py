@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..hint import PACKAGED, in_wheel
+from ..outcome import PACKAGED, in_wheel
 from . import handover, install, rebase, terminal, testing, trees
 from .terminal import Command
 

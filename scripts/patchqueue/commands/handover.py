@@ -12,8 +12,7 @@ from pathlib import Path
 from ..applying.apply import load_queue
 from ..files import atomic
 from ..handover import backport, pull_requests, release
-from ..hint import counted
-from ..outcome import Outcome
+from ..outcome import Outcome, counted
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build

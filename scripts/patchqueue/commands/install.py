@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..hint import counted, some, to_type
 from ..install import inplace, undo
 from ..install.changes import named_tree
 from ..install.installed import Report, site_packages
-from ..outcome import Outcome
+from ..outcome import Outcome, counted, some, to_type
 from ..queue.header import SPEED
 from . import terminal
 from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option

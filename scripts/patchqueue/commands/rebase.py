@@ -12,8 +12,7 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..environments.testing import has_environment
-from ..hint import counted, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, counted, to_type
 from ..rebasing import forecast as report
 from ..rebasing import rebase
 from ..rebasing.forecast import Forecast, forecast

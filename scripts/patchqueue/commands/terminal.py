@@ -27,9 +27,8 @@ from rich.text import Text
 
 from ..files import atomic
 from ..files.run import Failed
-from ..hint import program as typed_program
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused, disk_step, system_problem
+from ..outcome import Outcome, Problem, Refused, disk_step, system_problem, to_type
+from ..outcome import program as typed_program
 from ..queue.header import PROFILES
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder

@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ..environments import testing, upstream_tests
-from ..hint import counted, to_type
-from ..outcome import Problem, Refused
+from ..outcome import Problem, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from . import terminal

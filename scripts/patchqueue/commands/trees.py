@@ -23,8 +23,7 @@ from ..applying.selection import Finding
 from ..applying.worktree import State, WorkTree
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
-from ..hint import counted, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..upstream.release import add_pin

@@ -21,8 +21,7 @@ from ..applying import worktree
 from ..applying.apply import apply
 from ..files import run
 from ..files.atomic import locked
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..upstream.pins import Pin
 from . import cuda_stubs
 from .lock import PYTHON, version_of

@@ -24,8 +24,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ..files.tree import differing, list_folder, python_part
-from ..hint import some
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some
 from ..upstream import source
 from ..upstream.pins import Pin
 from .testing import Environment, Prepared

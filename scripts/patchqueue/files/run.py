@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..hint import to_type
-from ..outcome import Problem, Refused, disk_step
+from ..outcome import Problem, Refused, disk_step, to_type
 
 Done = subprocess.CompletedProcess[bytes]
 

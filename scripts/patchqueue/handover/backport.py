@@ -16,8 +16,7 @@ from ..applying.matching import in_front, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue

@@ -29,8 +29,7 @@ from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files import atomic, run
 from ..files.tree import hash_python, sha256
-from ..hint import counted, some
-from ..outcome import Refused
+from ..outcome import Refused, counted, some
 from ..queue.patchfile import CONTEXT, NO_NEWLINE
 from ..upstream.pins import Pin
 from ..upstream.release import Edited, open_tree

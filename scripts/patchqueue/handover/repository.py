@@ -15,8 +15,7 @@ from pathlib import Path
 from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
-from ..hint import some
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some
 
 LINK, SUBMODULE = "120000", "160000"
 

@@ -32,8 +32,7 @@ from ..files.tree import (
     names,
     own_listing,
 )
-from ..hint import in_clone, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, in_clone, to_type
 from ..queue.patchfile import parse_diff
 from ..queue.patchfile import split as split_text
 from ..queue.series import PACKAGE, PROVENANCE, Queue

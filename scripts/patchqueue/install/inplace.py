@@ -21,8 +21,7 @@ from ..applying.apply import load_queue
 from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
 from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
-from ..hint import some, to_type
-from ..outcome import Outcome, Refused, system_problem
+from ..outcome import Outcome, Refused, some, system_problem, to_type
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning

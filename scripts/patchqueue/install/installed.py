@@ -21,8 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused, system_problem
+from ..outcome import Outcome, Problem, Refused, system_problem, to_type
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
 

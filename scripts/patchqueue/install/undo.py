@@ -27,8 +27,7 @@ from typing import Any
 
 from ..files import atomic
 from ..files.tree import digest, sha256
-from ..hint import some, to_type
-from ..outcome import Refused, system_problem
+from ..outcome import Refused, some, system_problem, to_type
 from ..upstream.source import LEAVES_THE_TREE
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it

@@ -18,8 +18,7 @@ from typing import Any
 from unidiff.errors import UnidiffParseError
 from unidiff.patch import PatchSet
 
-from ..hint import counted, to_type
-from ..outcome import Problem
+from ..outcome import Problem, counted, to_type
 from . import header as headers
 from . import imports
 

@@ -21,8 +21,7 @@ from ..applying.matching import Files, Read, Row, apply_patch, in_front, listing
 from ..applying.selection import Selection, passes
 from ..files import run
 from ..files.tree import hash_listing
-from ..hint import counted, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins

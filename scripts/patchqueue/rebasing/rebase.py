@@ -24,8 +24,7 @@ from ..applying.matching import Row, listing_with, replay
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes, write
 from ..queue.lint import lint

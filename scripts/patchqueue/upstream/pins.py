@@ -16,8 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 
 FILE = Path("upstream/pins.toml")
 HEAD = (

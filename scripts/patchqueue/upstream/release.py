@@ -34,8 +34,7 @@ from ..files.tree import (
     sglang_part,
     sha256,
 )
-from ..hint import some, to_type
-from ..outcome import Refused
+from ..outcome import Refused, some, to_type
 from . import index, source
 from . import pins as pinning
 from .pins import Pin, Pins

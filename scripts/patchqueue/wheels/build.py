@@ -31,8 +31,7 @@ from ..applying.apply import apply
 from ..files import atomic
 from ..files import tree as trees
 from ..files.tree import LAID, LISTING, is_part_of_tree, sha256
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
 from ..upstream.pins import Pin, Wheel
