@@ -434,7 +434,7 @@ def test_one_file_is_written_for_a_fork(edited, checkout, tmp_path, tool):
 
 
 def test_a_line_without_an_end_is_written_as_git_has_it():
-    text = release.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get)
+    text = release.diff({"a.py": b"a = 1\nb = 2"}, {"a.py": b"a = 1"}.get).decode()
     end = "\\ No newline at end of file\n"
     assert text.endswith(f"@@ -1 +1,2 @@\n-a = 1\n{end}+a = 1\n+b = 2\n{end}")
 

@@ -11,26 +11,25 @@ The same queue gives the same bytes. The record of a published release is its gi
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import html
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
 from ..applying.apply import load_queue
-from ..applying.matching import Read, split_lines
+from ..applying.matching import Read
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files import atomic, run
 from ..files.tree import hash_python, sha256
 from ..outcome import Refused, counted, some
-from ..queue.patchfile import CONTEXT, NO_NEWLINE
+from ..queue.patchfile import CONTEXT
 from ..upstream.pins import Pin
 from ..upstream.release import Edited, open_tree
 from ..upstream.source import Source, fetch, file_sha256
@@ -41,7 +40,6 @@ LOG = logging.getLogger(__name__)
 LINKS, SUMS = "index.html", "SHA256SUMS"
 TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
-NEW = "0" * 40  # git's name for no file
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def write_patch(
     files = dict(planned.files)
     after = tree.listing() | {path: sha256(content) for path, content in files.items()}
     files |= in_git(planned.files, tree.read, after, edits)
-    content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
+    content = _head(selection).encode() + diff(files, tree.read)
     atomic.write(out, content)
     new = sum(tree.read(path) is None for path in files)
     counts = len(selection.patches), len(files) - new, new, len(edits.paths), hash_python(after)
@@ -100,32 +98,21 @@ def _head(selection: Selection) -> str:
     )
 
 
-def diff(files: Mapping[str, bytes], read: Read) -> str:
+def diff(files: Mapping[str, bytes], read: Read) -> bytes:
     """What makes these files of those that `read` gives, in git's form, sorted by path."""
-    return "".join(
-        "".join(_one(path, read(path), content))
-        for path, content in sorted(files.items())
-        if read(path) != content
-    )
-
-
-def _one(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
-    yield f"diff --git a/{path} b/{path}\n"
-    if before is None:
-        yield f"new file mode 100644\nindex {NEW}..{blob(after)}\n"
-    else:
-        yield f"index {blob(before)}..{blob(after)}\n"
-    old, new = (
-        split_lines((text or b"").decode("utf-8", "surrogateescape")) for text in (before, after)
-    )
-    names = ("/dev/null" if before is None else f"a/{path}", f"b/{path}")
-    for line in difflib.unified_diff(old, new, *names, n=CONTEXT):
-        yield line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n"
-
-
-def blob(content: bytes) -> str:
-    """git's name for a file's content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
+        space = Path(name)
+        run.own_git(space, "init", "-q")
+        for content_of in (read, files.get):
+            for path in files:
+                if (content := content_of(path)) is not None:
+                    (space / path).parent.mkdir(parents=True, exist_ok=True)
+                    (space / path).write_bytes(content)
+            run.own_git(space, "add", "--all", "--force")
+            if content_of is read:
+                before = run.own_git(space, "write-tree").stdout.decode().strip()
+        words = ("--cached", "--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
+        return run.own_git(space, "diff-index", *words, before).stdout
 
 
 @dataclass(frozen=True)
