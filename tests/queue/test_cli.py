@@ -133,22 +133,6 @@ def test_errors_name_patch_file_hunk_line_and_the_next_command(run):
     assert said.endswith(" [conflict]") and following.startswith("    next: ")
 
 
-def test_check_lists_gaps(run):
-    run.project.guards(">=9.10", ">=9.10")
-    with open(run.project.root / "series", "a") as series:
-        series.write("steps/turn-the-page.patch  # >=9.9\n")
-    path, page = "python/sglang/srt/page.py", fakes.RELEASE["sglang/srt/page.py"]
-    text = fakes.patch_text(path, page, f"{page}on = 1\n", Probe=f"{path} :: on = 1")
-    run.project.write("patches/steps/turn-the-page.patch", text)
-    long = "the steps are counted otherwise there, and nobody has looked at these releases yet"
-    for patch, why in ((COUNT, long), (CUT, "not needed: nothing is cut")):
-        run.project.edit(f"patches/{patch}", "Origin: own\n", f"Origin: own\nGap: <9.10: {why}\n")
-    run.project.place()
-    code, out, err = run("check")
-    assert code == 0, err
-    assert "\n  the steps are counted otherwise" in out and "nothing is cut" not in out
-
-
 def test_check_says_how_much_it_fetches(run):
     for version in ("9.9.2", "9.9.3"):
         run.project.release(version)

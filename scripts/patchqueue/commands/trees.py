@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,6 @@ from ..applying import quilt as quilts
 from ..applying.apply import Report, apply, no_tree, unapply
 from ..applying.check import CheckReport, check, write
 from ..applying.refresh import new, refresh
-from ..applying.selection import Finding
 from ..applying.worktree import State, WorkTree
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
@@ -130,7 +128,6 @@ def show_check(root: Path, chosen: Sequence[Pin]) -> bool:
     started = time.monotonic()
     report = check(root, chosen, None)
     _show_releases(report)
-    _show_gaps([each for pin in report.pins for each in pin.findings if each.is_gap])
     OUT.print(
         f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')},"
         f" {time.monotonic() - started:.1f} s"
@@ -157,20 +154,6 @@ def _show_releases(report: CheckReport) -> None:
             pin.tree.removeprefix("sha256:")[:SHOWN],
         )
     OUT.print(table, soft_wrap=False)
-
-
-def _show_gaps(findings: Sequence[Finding]) -> None:
-    """The gaps of each patch, one entry for each reason."""
-    gaps: dict[tuple[str, str], list[str]] = {}
-    for finding in findings:
-        gaps.setdefault((finding.patch, finding.why), []).append(finding.pin.tag)
-    if gaps:
-        title = "Gaps: releases that lack a change and do not get the patch"
-        OUT.print(f"\n{title}", style="bold")
-    for (patch, reason), tags in gaps.items():
-        more = f" … {tags[-1]} ({len(tags)})" if len(tags) > 1 else ""
-        OUT.print(f"{patch.removesuffix('.patch')}: {tags[0]}{more}")
-        OUT.print(Padding(Text(reason), (0, 0, 0, 2), expand=False), soft_wrap=False)
 
 
 def _refresh(options: argparse.Namespace) -> int:

@@ -198,22 +198,12 @@ def _listing(folder: Path) -> dict[str, str]:
 
 
 def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
-    """Markers that are left: where regions begin, or else any line that is one and that the release
-    does not have."""
-    own = set(before.split(b"\n"))
-    marker_lines = [
-        (number, line)
+    """Markers that are left: lines that are one and that the release does not have."""
+    own, hint = set(before.split(b"\n")), "solve the region, remove its markers, then continue"
+    return [
+        Problem("markers-left", f"{where}:{number}", f"has a conflict marker: {line[:60]!r}", hint)
         for number, line in enumerate(after.split(b"\n"), 1)
         if MARKER.fullmatch(line) and line not in own
-    ]
-    starts = [each for each in marker_lines if each[1].startswith(b"<<<<<<<")] or marker_lines
-    hint = "solve the region, remove its markers, then continue"
-    said = "has a conflict marker: {}".format
-    return [
-        Problem(
-            "markers-left", f"{where}:{number}", said(line.decode("utf-8", "replace")[:60]), hint
-        )
-        for number, line in starts
     ]
 
 
