@@ -98,19 +98,26 @@ def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Pro
         # written by a run that was killed behind it; or none was laid out
         if row is None or row.patch != state["patch"]:
             return _write(target, queue, outlook, ())
-        rows = [*_below(outlook), row]
-        if state["below"] != digest(queue, rows):
+        if state["below"] != digest(queue, [*_below(outlook), row]):
             raise _stale(repository)
-        if reason is not None:
-            gap = skipped(queue, row.patch, version, pins, reason)
-            decided = {row.patch: reason}
-            after = forecast(with_changes(queue, [gap]), pins, same_release, decided)
-            return _write(target, queue, after, (gap,))
-        solution = repository.solution(same_release, contents(queue, rows))
-        if not solution:
-            raise _unsolved(repository, row.patch)
-        after = forecast(queue, pins, same_release, {row.patch: solution})
-        return _write(target, queue, after, ())
+        return _decide(target, queue, outlook, row, reason)
+
+
+def _decide(
+    target: Target, queue: Queue, outlook: Forecast, row: Row, reason: str | None
+) -> Progress:
+    """Write what a person decided about the conflict `row`: what the repository holds, or `reason`,
+    why the release goes without the patch."""
+    pins, release = target.pins, target.release
+    if reason is not None:
+        gap = skipped(queue, row.patch, release.version, pins, reason)
+        after = forecast(with_changes(queue, [gap]), pins, release, {row.patch: reason})
+        return _write(target, queue, after, (gap,))
+    repository = Repository(target.root, release.version)
+    solution = repository.solution(release, contents(queue, [*_below(outlook), row]))
+    if not solution:
+        raise _unsolved(repository, row.patch)
+    return _write(target, queue, forecast(queue, pins, release, {row.patch: solution}), ())
 
 
 def _unsolved(repository: Repository, patch: str) -> Refused:
