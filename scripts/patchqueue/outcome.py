@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import enum
 import errno
+import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -119,6 +122,18 @@ def program() -> str:
     return "patchqueue" if in_wheel() else "scripts/nox"
 
 
+def _typed() -> str:
+    """The same, and for uvx, which sets UV and leaves no program behind, the whole call."""
+    if not in_wheel() or "UV" not in os.environ:
+        return program()
+    text = metadata.distribution("sglang-patch-queue").read_text("direct_url.json")  # PEP 610
+    origin = json.loads(text or '{"url": "sglang-patch-queue"}')
+    git = origin.get("vcs_info", {})
+    at = f"@{git['requested_revision']}" if "requested_revision" in git else ""
+    url = re.sub("//[^/]*@", "//", f"{'git+' if git else ''}{origin['url']}{at}")
+    return f"uvx --from {shlex.quote(url)} patchqueue"
+
+
 def to_type(name: str, *words: object) -> str:
     """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
     v0.5.9`.
@@ -127,7 +142,7 @@ def to_type(name: str, *words: object) -> str:
     hold several.
     """
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
-    return f"`{' '.join([program(), name, *shown])}`"
+    return f"`{' '.join([_typed(), name, *shown])}`"
 
 
 def in_clone(name: str, words: str) -> str:

@@ -20,7 +20,7 @@ from test_install import in_child
 
 from bundle import packing
 from patchqueue.applying.quilt import Quilt
-from patchqueue.commands import cli, trees
+from patchqueue.commands import cli
 from patchqueue.files import run
 from patchqueue.install import inplace
 from patchqueue.outcome import disk_step, system_problem
@@ -97,15 +97,6 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     ):
         found, text = fakes.refused(call)
         assert found == name and "free some space" in text
-
-
-def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, tool):
-    def fail(*_):
-        raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
-
-    monkeypatch.setattr(trees, "apply", fail)
-    code, _, err = tool(project, "apply")
-    assert code == 1 and "next: free some space" in err
 
 
 # Commands

@@ -193,18 +193,6 @@ def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
     assert (found.name, found.where) == ("bad-pull-request", place) and what in found.what
 
 
-def test_steps_are_laid_in_the_order_in_which_they_stand(sent):
-    """Their names say nothing of it: the second one's comes before the first one's."""
-    lead(sent)
-    counting(sent)
-    second = "steps/a-second-beginning"
-    step = f'title = "Second"\nstep_to = "{COUNT}"\nprobe = "{PROBE}"\nbelow = ["{FIRST}"]\n'
-    sent.write(f"pull-requests/{second}/{WRITTEN}", WORDS + step)
-    sent.write(f"pull-requests/{second}/python/sglang/srt/second.py", "second = 2\n")
-    [request] = send(sent, second).requests
-    assert parts(request) == [(FIRST, False), (second, True)]
-
-
 def test_what_is_not_pending_is_not_sent(sent):
     status = "Upstream-Status: {}"
     own = status.format("Inappropriate: of our own")
@@ -212,13 +200,6 @@ def test_what_is_not_pending_is_not_sent(sent):
     assert [request.name for request in send(sent).requests] == [COUNT]
     sent.edit(f"patches/{COUNT}.patch", status.format("Pending"), status.format("Submitted #1"))
     assert refused(sent).name == "nothing-pending"
-
-
-def test_files_of_its_own_take_the_overlays_place(sent):
-    counting(sent, COUNT)
-    [request] = send(sent, COUNT).requests
-    own = ["python/sglang/srt/counting.py", fakes.RUNNER, TEST]
-    assert names(sent, request.branch) == own
 
 
 def mended(line: str) -> str:
@@ -257,32 +238,22 @@ def test_a_text_of_its_own_that_does_not_fit_is_named(sent, line):
     assert problem.where.partition(":")[0] == name and (not line or problem.name == "conflict")
 
 
-def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
+def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
+    ours = sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
+    ours.unlink()
     commit(sent, runner="# new\n" + fakes.numbered(40))
     done = send(sent)
     made = git(sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}")
     assert not done.exact and "step_20 = 20\nadded_step = 20\n" in made
-
-
-def test_what_upstream_has_meanwhile_is_left_out(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
+    git(sent, "branch", "-D", done.requests[0].branch)
     done = send(sent)
     assert done.merged == (f"{CUT}.patch",) and parts(done.requests[0]) == [(COUNT, True)]
-
-
-def test_a_conflict_says_where(sent):
     commit(sent, runner=fakes.numbered(40, "other"))
     problem = refused(sent)
     assert problem.name == "conflict" and COUNT in problem.where and "fits nowhere" in problem.what
-
-
-def test_a_file_that_upstream_has_is_not_written_over(sent):
-    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
-    problem = refused(sent)
-    assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
-
-
-def test_an_unknown_topic_is_answered_with_those_there_are(sent):
     problem = refused(sent, "stpes")
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 

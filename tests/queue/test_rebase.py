@@ -47,13 +47,6 @@ def count_twice(project: fakes.Project, old: str, new: str, guard: str) -> None:
     project.edit("series", CUT, f"steps/count-twice.patch  # {guard}\n{CUT}")
 
 
-def test_what_builds_on_a_patch_that_moved_is_judged_on_top_of_it(project):
-    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9,<10")
-    project.newer(runner="# new\n" + fakes.numbered(40))
-    found = rows(project)
-    assert found[COUNT][0] is found["steps/count-twice.patch"][0] is Outcome.APPLIED
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -391,19 +384,15 @@ def test_code_that_has_moved_takes_its_change_along(project, capsys):
         ([NEXT, "--abort"], "no rebase is under way"),
         ([NEXT, "--skip", "a reason that is long"], "no rebase is under way"),
         (["next", "--continue"], "this is not a version"),
+        *(([NEXT, *more], "[foreign-tree]") for more in ([], ["--continue"], ["--abort"])),
     ],
 )
 def test_nothing_to_go_on_with_is_said(project, capsys, words, what):
     project.newer(runner=RIVAL)
+    if "foreign" in what:
+        mine = project.write(f"{REBASED}/notes", "mine")
     assert what in refused(project, capsys, *words)
-
-
-def test_a_folder_of_the_users_is_left_alone(project, capsys):
-    project.newer(runner=RIVAL)
-    mine = project.write(f"{REBASED}/notes", "mine")
-    for words in ([NEXT], [NEXT, "--continue"], [NEXT, "--abort"]):
-        assert "[foreign-tree]" in refused(project, capsys, *words)
-    assert mine.read_text() == "mine"
+    assert "foreign" not in what or mine.read_text() == "mine"
 
 
 def test_edits_are_kept_where_the_queue_moved_on_below_them(project, conflict, capsys):
@@ -441,16 +430,27 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
     assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 5])
 def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
+    """The fifth rename, where the first of two conflicts is solved: what the repository is about
+    now."""
+    words, solution = [NEXT], SOLVED
+    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
     project.newer(runner=RIVAL)
+    file = project.root / REBASED / fakes.RUNNER
+    if number == 5:
+        assert run(project, NEXT) == 0
+        file.write_text(SOLVED)
+        words = ["--continue"]
+        solution = SOLVED.replace("added_step = 200", "added_step = 2")
     with monkeypatch.context() as patch:
         fakes.killed_at(number, patch)
-        assert run(project, NEXT) == 130
+        assert run(project, *words) == 130
+    if number == 5:
+        assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
     assert run(project, NEXT) == 0
-    file = project.root / REBASED / fakes.RUNNER
     assert "|||||||" in file.read_text()
-    file.write_text(SOLVED)
+    file.write_text(solution)
     assert run(project, NEXT, "--continue") == 0
 
 
@@ -468,18 +468,6 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
         with monkeypatch.context() as patch:
             patch.setattr(name, lambda *_, result=result: result)
             assert said in refused(project, capsys, NEXT, "--continue")
-
-
-def test_a_pinned_release_is_carried_too(project, capsys):
-    project.release(NEXT, runner=RIVAL)
-    project.warm()
-    assert run(project, NEXT) == 0
-    said = f"sglang {NEXT}, which is pinned, with its own patches and those of {fakes.TAG}: "
-    assert said in capsys.readouterr().out
-    (project.root / REBASED / fakes.RUNNER).write_text(SOLVED)
-    assert run(project, NEXT, "--continue") == 0
-    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2"
-    applies(project)
 
 
 def older(project: fakes.Project) -> None:
@@ -565,17 +553,6 @@ def test_an_overlay_file_that_the_release_has_itself_is_refused(project, capsys)
     files = {**fakes.release_of(NEXT), "sglang/srt/steps/__init__.py": "theirs = 1\n"}
     fakes.write_wheel(project.wheels / f"sglang-{NEXT}-py3-none-any.whl", files)
     assert "[overlay-shadows-upstream]" in refused(project, capsys, NEXT)
-
-
-def test_killed_while_the_next_conflict_is_laid_out_lays_it_out_again(
-    project, two_conflicts, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        fakes.killed_at(5, patch)  # what the repository is about now
-        assert run(project, "--continue") == 130
-    assert guards_of(project)[COUNT] == ">=9.9,<9.9.2", "the first one is written"
-    assert run(project, NEXT) == 0
-    assert "added_step = 200\n|||||||" in (two_conflicts / fakes.RUNNER).read_text()
 
 
 def test_what_has_no_conflict_is_continued_without_the_release(project, tmp_path, capsys):

@@ -57,11 +57,14 @@ def _install(options: argparse.Namespace) -> int:
         )
     _show_edits(report)
     _show_named(report)
+    version = Version(record["version"])
     OUT.print(
-        f"next: {launch_advice(Version(record['version']), options.only)};"
+        f"next: {launch_advice(version, options.only)};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
         " again"
     )
+    for line in launch_exceptions(version, options.only):
+        OUT.print(f"  {line}")
     return 0
 
 
@@ -169,9 +172,17 @@ BREAKABLE = "--enable-breakable-cuda-graph"
 ARGUMENTS = {  # from 0.5.15 on, the graph is the default
     "<0.5.9": "--enable-piecewise-cuda-graph",
     ">=0.5.9,<0.5.10": BREAKABLE,
-    ">=0.5.10,<0.5.14": f"{BREAKABLE} (Qwen3-Next: and --enforce-piecewise-cuda-graph)",
+    ">=0.5.10,<0.5.14": BREAKABLE,
     ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
 }
+SPARSE = "DeepSeek-V3.2, GLM-5"
+KINDS = (  # releases, models that need something else, and what; the page has the same
+    (">=0.5.10,<0.5.14", "Qwen3-Next", "add --enforce-piecewise-cuda-graph"),
+    (">=0.5.19", "Qwen3-Next, Qwen3.5 on Hopper", "add --linear-attn-prefill-backend triton"),
+    (">=0.5.9,<0.5.10", SPARSE, "--enable-piecewise-cuda-graph instead"),
+    (">=0.5.10,<0.5.14", SPARSE, "no flag, the piecewise graph is the default"),
+    (">=0.5.16,<0.5.22", SPARSE, "--cuda-graph-backend-prefill tc_piecewise"),
+)
 
 
 def launch_argument(version: Version) -> str:
@@ -186,6 +197,12 @@ def launch_advice(version: Version, only: str = "") -> str:
         return f"start the server as before: the profile {only} brings no graph"
     wanted = launch_argument(version)
     return f"start the server with {wanted}" if wanted else "start the server: the graph is on"
+
+
+def launch_exceptions(version: Version, only: str = "") -> list[str]:
+    """A line for each kind of model that needs another argument, or one more."""
+    of_release = [each for each in KINDS if SpecifierSet(each[0]).contains(version)]
+    return [f"{models}: {what}" for _, models, what in of_release] if only in ("", SPEED) else []
 
 
 def _command(

@@ -23,7 +23,7 @@ from ..upstream.release import find, newer
 from .terminal import FROM, OUT, Command, flag, option, show_rows
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
+The first conflict is laid out in work/rebase-RELEASE/, a git repository. Nothing is written to the queue yet. Solve the conflict
 there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
 
 
@@ -158,7 +158,7 @@ COMMANDS = (
                     "--skip REASON",
                     "leave this patch out of the release; REASON goes into its header, as a Gap",
                 ),
-                flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
+                flag("--abort", "delete work/rebase-RELEASE/; what was written to the queue stays"),
                 flag(
                     "--newer",
                     "say what the queue does on each release that is newer than the newest pin",

@@ -1,5 +1,5 @@
-"""The commands about trees in work/TAG/, and those that check and write files of the queue: apply,
-unapply, quilt, check, refresh, new, pin."""
+"""The commands about trees in work/RELEASE/, and those that check and write files of the queue:
+apply, unapply, quilt, check, refresh, new, pin."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _unapply(options: argparse.Namespace) -> int:
         already = report.outcome is Outcome.ALREADY_APPLIED
         state = "was pristine already" if already else "is pristine again"
         OUT.print(f"work/{pin.tag} {state}: tree {pin.tree}")
-        OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
+        OUT.print(f"next: {to_type('apply', pin.tag)} applies the queue again")
     return 0
 
 
@@ -217,7 +217,7 @@ COMMANDS = (
     Command(
         "apply",
         _apply,
-        "lay the queue on a release, in work/TAG/",
+        "apply the queue to a release, in work/RELEASE/",
         "v0.5.12.post1",
         (
             terminal.releases(),
@@ -233,14 +233,14 @@ COMMANDS = (
     Command(
         "unapply",
         _unapply,
-        "take every patch off work/TAG/ again, back to the pristine release",
+        "take every patch off work/RELEASE/ again, back to the pristine release",
         "v0.5.9",
         (terminal.releases(),),
     ),
     Command(
         "quilt",
         _quilt,
-        "run quilt in work/TAG/, with the quilt that apply uses",
+        "run quilt in work/RELEASE/, with the quilt that apply uses",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
             option("release RELEASE", "v0.5.9 or 0.5.9"),
@@ -268,7 +268,7 @@ COMMANDS = (
     Command(
         "refresh",
         _refresh,
-        "write the edits of work/TAG/ back to patches/, series and overlay/",
+        "write the edits of work/RELEASE/ back to patches/, series and overlay/",
         "v0.5.9",
         (
             terminal.releases(),
@@ -278,7 +278,7 @@ COMMANDS = (
     Command(
         "new",
         _new,
-        "start an empty patch on top of work/TAG/; name it topic/verb-object",
+        "start an empty patch on top of work/RELEASE/; name it topic/verb-object",
         "v0.5.9 nsa/skip-pointer-check",
         (
             option(

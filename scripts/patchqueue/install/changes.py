@@ -216,10 +216,7 @@ def without_changes(
             without = next(at_one_place, None)
             if without is None:
                 what = "lines were edited since beside those of the queue, or among them"
-                step = (
-                    "what was laid last comes off first: take that edit off, then the same again,"
-                    " and lay it anew"
-                )
+                step = "remove that edit, run the same command again, then make the edit again"
                 at = f"patches/{patch['name']} on {where}: {name}"
                 problems.append(Problem(str(Outcome.CONFLICT), at, what, step))
             else:
@@ -234,7 +231,7 @@ def resolve(tag: str) -> str:
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
     return (
         "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
-        f" {branch}, and `git merge BRANCH` lays both out"
+        f" {branch}, then `git merge BRANCH`"
     )
 
 
@@ -257,7 +254,7 @@ class Patched:
             raise Refused.of("patched-wheel", str(self.here), what, step)
         if not self.wheel and read(self.here.site, PROVENANCE) != selection.overlay[PROVENANCE]:
             what = "was patched by git, with a branch or file of another queue"
-            step = f"take that one off by git, then lay what {to_type('patches', pin.tag)} writes"
+            step = f"remove that one with git, then apply what {to_type('patches', pin.tag)} writes"
             raise Refused.of("patched-by-git", str(self.here), what, step)
         note = f"it was {'installed from the patched wheel' if self.wheel else 'patched by git'}"
         return Report(self.here.site, Outcome.ALREADY_APPLIED, self.record, notes=(note,))
@@ -270,7 +267,7 @@ class Patched:
             step = f"{_reinstall(self.here)}; keep a copy of edits of yours first"
             raise Refused.of("patched-wheel", where, what, step)
         what = "was patched by git, not in place"
-        step = "switch to the branch before it; or `git apply --reverse` with the file that laid it"
+        step = "switch to the branch before it; or `git apply --reverse` the applied file"
         raise Refused.of("patched-by-git", where, what, step)
 
     def verify(self) -> Report:
@@ -290,7 +287,7 @@ class Patched:
         if not listed:
             differ = (LISTING.removeprefix(PREFIX),)
         made = "wheel" if self.wheel else "branch or the file"
-        step = f"lay the {made} anew; keep a copy of edits of yours"
+        step = f"apply the {made} again; keep a copy of edits of yours"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         whose = attribute(here.site, differ, own, about)
         return Report(

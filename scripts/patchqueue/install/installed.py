@@ -301,7 +301,7 @@ def _unknown(here: Installed, pins: Pins) -> Problem:
     )
     step = (
         f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits another one"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits another one"
     )
     return Problem(UNKNOWN, str(here.site), what, step)
 

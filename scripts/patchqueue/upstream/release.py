@@ -258,7 +258,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         LOG.info(f"fetching {name}")
         done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
 
 
@@ -327,8 +327,8 @@ def refuse_other(
         f" does not touch differ, as {some(names(edits.paths))}"
     )
     step = (
-        "name the release that it is made of: --release VERSION; of a commit that is no release,"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+        "name the release that it is made of: --release RELEASE; of a commit that is no release,"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits"
     )
     raise Refused.of("unlike-release", where, what, step)
 
