@@ -34,7 +34,6 @@ from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
-from patchqueue.upstream import pins
 from patchqueue.wheels import build, notice
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
@@ -1038,46 +1037,28 @@ def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, to
 
 
 def test_the_launch_line_is_the_page_s():
-    """docs/choose.md has the same table."""
+    """docs/choose.md has the same table, and the same notes of models that need something else."""
     text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| .+ \|$", text
+        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| (.+) \|$", text
     )
+    (sparse,) = re.findall(r"\| DeepSeek-V3.2, GLM-5 \| (\S+) to (\S+) \| `(.+?)`", text)
     assert len(rows) == 7
-    for releases, breakable, piecewise in rows:
+    for releases, breakable, piecewise, captured in rows:
         ends = releases.split(" – ")
         for version in map(Version, dict.fromkeys(ends)):
-            said = launch_argument(version).partition(" (")[0]
-            page = (piecewise if breakable == "none" else breakable).partition(" (")[0].strip("`")
+            said, more = launch_argument(version), " ".join(launch_exceptions(version))
+            page = piecewise if breakable == "unavailable" else breakable
+            page = page.partition(" (")[0].strip("`")
             assert said == ("" if page == "default" else page), releases
+            for flag, cell in (("--enforce-piecewise-", breakable), ("--linear-attn-", captured)):
+                (note,) = re.findall(rf"(?m)^(\d)\. .*`{flag}", text)
+                assert (flag in more) == (f"({note})" in cell), releases
+            is_between = Version(sparse[0]) <= version <= Version(sparse[1])
+            assert (sparse[2] in more) == is_between, releases
     assert launch_advice(Version("0.5.16")) == "start the server: the graph is on"
-    assert "--enable-breakable-cuda-graph" in launch_advice(Version("0.5.12.post1"))
-
-
-VERSIONS = [str(pin.version) for pin in pins.load(ROOT).all]
-
-
-def between(first: str, last: str) -> list[str]:
-    """The pinned releases from one to another, as a page names them: without a post part."""
-    ends = Version(first), Version(f"{last}.post99")
-    return [each for each in VERSIONS if ends[0] <= Version(each) <= ends[1]]
-
-
-def test_the_kinds_of_models_are_the_page_s():
-    """Each exception's releases are those of docs/choose.md, where the page says what they need."""
-    said = {version: launch_exceptions(Version(version)) for version in VERSIONS}
-    assert said["0.5.8.post1"] == said["0.5.15.post1"] == []
     assert launch_exceptions(Version("0.5.16"), "fixes") == []
-    text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
-    flags = "--enforce-piecewise-cuda-graph", "--linear-attn-prefill-backend triton"
-    for number, flag in zip((1, 5), flags):
-        noted = re.findall(rf"(?m)^\| (0\.5\.\S+) – (0\.5\.\d+) \| .*\({number}\)", text)
-        versions = {each for first, last in noted for each in between(first, last)}
-        assert versions == {each for each, lines in said.items() if flag in " ".join(lines)}
-        assert f"`{flag}`" in text
-    (sparse,) = re.findall(r"\| DeepSeek-V3.2, GLM-5 \| (\S+) to (\S+) \| `(.+?)`", text)
-    line = f"DeepSeek-V3.2, GLM-5: {sparse[2]}"
-    assert {*between(*sparse[:2])} == {each for each, lines in said.items() if line in lines}
+    assert "--enable-breakable-cuda-graph" in launch_advice(Version("0.5.12.post1"))
 
 
 def test_the_command_line(site, command):
