@@ -18,7 +18,7 @@ import turns
 WARM_UP, LOADS, PROFILED = (3, 3, 3)
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
 TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
-WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
+WARM_TRAFFIC = ("chat-16", "long", "turns", "decode-128")  # loads before those that count
 
 
 @dataclass(frozen=True)

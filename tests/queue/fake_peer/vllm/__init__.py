@@ -24,7 +24,7 @@ STEP_S = float(os.environ.get("FAKE_PEER_STEP", "0"))
 # words of LLM and EngineArgs
 WORDS = {
     *("model", "skip_tokenizer_init", "load_format", "dtype", "seed", "enable_prefix_caching"),
-    *("max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "language_model_only"),
 }
 
 
