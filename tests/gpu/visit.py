@@ -147,9 +147,10 @@ class Visit:
 
 
 def _events(folder: Path) -> list[gputrace.Event]:
-    """What the last trace of a folder holds; nothing where there is none."""
-    files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
-    return gputrace.read(files[-1]) if files else []
+    """What the trace of a folder holds, of several ranks the first one's; nothing where there is
+    none."""
+    files = sorted(folder.glob("*.json*"))
+    return gputrace.read(files[0]) if files else []
 
 
 def warm_kinds(kinds: Sequence[str]) -> Sequence[str]:
