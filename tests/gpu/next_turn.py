@@ -6,7 +6,8 @@ goes on in a hundred ways: its prompt, its answer, and some tokens more. Then th
 and the same prompts are asked again. Both must answer alike, and the first must have found a
 decoded state.
 
-The control, the release's own tree, must answer otherwise on 0.5.15 and 0.5.16.
+The control, the release's own tree, must answer otherwise on 0.5.15 and 0.5.16. With drafts
+(nemotron-h-mtp) it agreed there in all of 300 turns.
 """
 
 from __future__ import annotations
