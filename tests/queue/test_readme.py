@@ -148,13 +148,13 @@ def test_no_figure_of_the_front_page_wraps():
 def test_the_legend_names_the_days_of_the_runs():
     days = sorted(one.date for one in front.measured(KEPT))
     first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
-    assert f"from {first.day} to {last:%-d %B %Y}" in text_of("README.md")
+    assert f"Measured {first} to {last.day}, before" in text_of("README.md")
 
 
 def test_the_slow_host_row_is_the_profile_s():
     (row,) = (one for one in front.measured(KEPT) if one.row.release == "0.5.23")
     untouched = row.engines[front.UNTOUCHED].short_ms
-    said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of the {untouched} ms"
+    said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of {untouched} ms"
     assert said in " ".join(text_of("README.md").split())
 
 
@@ -193,8 +193,8 @@ def test_what_failed_and_what_was_inconclusive_is_the_matrix_s():
 def test_the_dates_are_those_of_the_newest_release_and_proof():
     newest = max(pins.load(ROOT).all, key=lambda pin: pin.version)
     line = (
-        f"Newest release covered: {newest.version}, of {newest.released}."
-        f" Last GPU run: {max(row.date for row in KEPT if row.kind == 'proof')};"
+        f"Newest release covered: {newest.version} ({newest.released})."
+        f" Last GPU run: {max(row.date for row in KEPT if row.kind == 'proof')}."
     )
     assert line in text_of("README.md")
 
@@ -257,7 +257,7 @@ def test_the_loads_are_those_measured():
 
 
 def test_ci_runs_the_page_s_test_command():
-    block = r"## Two commands of a fresh clone\n+```sh\n(.+?)```"
+    block = r"## Two commands for a fresh clone\n+```sh\n(.+?)```"
     commands = re.search(block, text_of("README.md"), re.S)
     apply, test = (line for line in commands[1].splitlines() if not line.startswith("#"))
     assert apply == "scripts/nox apply"

@@ -1,4 +1,5 @@
-"""tests/gpu/forkserver.py: engines and their children begin with packages imported."""
+"""tests/gpu/launch.py and forkserver.py: engines begin with packages imported, and those that take
+too long say where they are."""
 
 from __future__ import annotations
 
@@ -16,6 +17,115 @@ import gpumodules
 import pytest
 from gpumodules import GPU
 
+STUCK = """
+import json, subprocess, sys, time
+
+def waits_for_a_kernel():
+    open("stuck", "w").close()
+    time.sleep(60)
+
+other = subprocess.Popen(["sleep", "60"])  # as a compiler that an engine has started
+waits_for_a_kernel()
+"""
+# one that is ready after a while, and then answers
+ENGINE = """
+import json, sys, time
+from pathlib import Path
+
+plan = json.loads(Path(sys.argv[1]).read_text())
+began = time.time()
+time.sleep(0.5)
+Path(plan["out"] + ".ready").touch()
+time.sleep(1)
+told = {"began": began, "ready": began + 0.5, "ended": time.time()}
+Path(plan["out"]).write_text(json.dumps(told))
+"""
+
+
+launch = gpumodules.fixture("launch")
+
+
+def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path):
+    script = tmp_path / "engine.py"
+    script.write_text(STUCK)
+    plan = {"out": str(tmp_path / "out.json"), "watch": str(tmp_path / "watch")}
+    job = launch.Job("engine", script, plan, 2)
+    place = launch.Place((GPU / "watch",), tmp_path)
+    launch.run_all(place, [job], 1, time.time() + 30, print)
+    assert (tmp_path / "stuck").exists()
+    assert job.why.endswith("without an answer")
+    said = (tmp_path / "engine.log").read_text()
+    assert "in waits_for_a_kernel" in said and f'File "{script}", line 6' in said
+    assert not launch.members(job.process.pid)
+
+
+def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_path, monkeypatch):
+    """Two bundles of one version share none; two folders that lead to one copy do, unless what the
+    kernels are built with is another one."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(launch.COMPILED, raising=False)
+    for name in ("one", "other"):
+        (tmp_path / name / "flashinfer").mkdir(parents=True)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/flashinfer").symlink_to(tmp_path / "one/flashinfer")
+
+    def cache(*folders: str) -> str | None:
+        place = launch.Place(tuple(tmp_path / name for name in folders), tmp_path)
+        return place.environment().get(launch.COMPILED)
+
+    assert cache("one") == cache("linked") != cache("other")
+    for name in ("two", "three"):
+        (tmp_path / name / "tvm_ffi").mkdir(parents=True)
+    assert len({cache("linked"), cache("linked", "two"), cache("linked", "three")}) == 3
+    assert Path(cache("one")).is_relative_to(tmp_path / "home")
+    assert cache("missing") is None
+    assert cache("other", "one") == cache("other")  # the first on the path is imported
+    monkeypatch.setenv(launch.COMPILED, "/chosen")
+    assert cache("one") == "/chosen"
+
+
+def test_the_first_of_each_kind_goes_ahead(launch, tmp_path):
+    """Others of its kind reuse what it compiles; those of another kind have nothing to wait for."""
+    kinds = {"first": "a", "second": "a", "other": "b", "another": "b"}
+    told = _told(launch, tmp_path / "four", kinds, width=4)
+    assert told["other"]["began"] < told["first"]["ready"]
+    for follower, leader in (("second", "first"), ("another", "other")):
+        assert told[leader]["ready"] < told[follower]["began"] < told[leader]["ended"]
+    three = {"first": "a", "second": "a", "other": "b"}
+    told = _told(launch, tmp_path / "three", three, width=2)
+    assert told["other"]["began"] < told["first"]["ready"] < told["second"]["began"], (
+        "a follower takes no room while it waits"
+    )
+    alike = {"first": "a", "second": "a"}
+    told = _told(launch, tmp_path / "alike", alike, width=2, lead=False)
+    assert told["second"]["began"] < told["first"]["ready"]
+
+
+def _told(launch, folder, kinds, **words) -> dict[str, dict[str, float]]:
+    """When each job began, was ready and ended, by its name."""
+    folder.mkdir()
+    script = folder / "engine.py"
+    script.write_text(ENGINE)
+    jobs = [
+        launch.Job(name, script, {"out": str(folder / f"{name}.json")}, 20, kind=kind)
+        for name, kind in kinds.items()
+    ]
+    place = launch.Place((GPU / "watch",), folder)
+    launch.run_all(place, jobs, deadline=time.time() + 30, say=print, **words)
+    return {job.name: json.loads(Path(job.plan["out"]).read_text()) for job in jobs}
+
+
+def test_a_process_that_does_not_listen_is_left_alone(launch):
+    """It would end by the signal: a compiler, or an engine that is not watched."""
+    words = [sys.executable, "-c", "input()"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        launch.show_stacks(process.pid)
+        assert process.poll() is None
+    finally:
+        launch.kill(process)
+
+
 # writes which process imported it
 HEAVY = """
 import os
@@ -30,7 +140,7 @@ def watch():
             out.write(f"{os.getpid()}\\n")
 """
 # an engine, which starts three children as sglang's starts its own: one more than there are spares
-ENGINE = """
+PARENT = """
 import json, multiprocessing, os, sys, time
 
 def work(found, number):
@@ -71,7 +181,7 @@ def site(tmp_path):
         (tmp_path / f"site/sglang/srt/{file}.py").write_text("import heavy\n")
     (tmp_path / "site/heavy.py").write_text(HEAVY)
     (tmp_path / "site/sitecustomize.py").write_text(WATCH)
-    (tmp_path / "engine.py").write_text(ENGINE)
+    (tmp_path / "engine.py").write_text(PARENT)
     return tmp_path
 
 
@@ -130,13 +240,6 @@ def test_an_engine_and_its_children_import_what_the_server_has_not(begin, site):
     assert not Path(f"/proc/{engine.pid}").exists()
 
 
-def test_children_whose_loader_is_told_something_start_from_nothing(begin, site):
-    server = begin()
-    server.wait()
-    assert run(server, site, "").wait(60) == 7  # an empty LD_PRELOAD is another one than none
-    assert len(importers(site)) == 2 + 3
-
-
 def test_a_killed_engine_takes_its_spares_along(begin, site):
     launch = importlib.import_module("launch")
     (site / "engine.py").write_text("import time\ntime.sleep(60)\n")
@@ -161,18 +264,51 @@ def greedy(site):
     (site / "site/greedy.py").write_text(code)
 
 
-def test_a_module_that_starts_cuda_is_named(begin, forkserver, site, greedy):
-    """A process that has begun with CUDA must not be forked."""
-    imports(site, "import heavy, greedy\n")
-    with pytest.raises(forkserver.Unready, match="^greedy asks for CUDA"):
-        begin().wait()
+TORCH = """
+import types
+def asks(*_):
+    raise RuntimeError("CUDA was asked")
+cuda = types.SimpleNamespace(
+    current_device=asks, get_device_properties=asks, get_device_capability=asks)
+"""
+NAMED = "9.0"
 
 
-def test_modules_that_cannot_be_imported_are_named(begin, forkserver, site):
-    imports(site, "import missing\n")
-    with pytest.raises(forkserver.Unready, match="scheduler, .* cannot be imported"):
+@pytest.fixture
+def asking(site, monkeypatch):
+    """Makes a module that asks torch's CUDA, and a server that is told this of the GPU."""
+
+    def make(code: str, told: str) -> None:
+        (site / "site/torch.py").write_text(TORCH)
+        (site / "site/asks.py").write_text(f"import torch\n{code}")
+        monkeypatch.setenv("PREFILL_GPU", told)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        # a process that has begun with CUDA must not be forked
+        ("import heavy, greedy\n", "^greedy asks for CUDA"),
+        ("import missing\n", "scheduler, .* cannot be imported"),
+        # a package that asks for more than is known may take no answer for a no, without a word
+        ("import heavy, asks\n", "^asks asks for name"),
+    ],
+)
+def test_modules_that_cannot_be_had_before_the_fork_are_named(
+    begin, forkserver, site, greedy, asking, code, named
+):
+    asking(
+        "try:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
+        "except Exception:\n    fast = False\n",
+        NAMED,
+    )
+    imports(site, code)
+    with pytest.raises(forkserver.Unready, match=named):
         begin().wait()
-    assert "No module named 'missing'" in (site / "server.log").read_text()
+    missing = "No module named 'missing'" in (site / "server.log").read_text()
+    assert missing is ("missing" in code)
 
 
 def test_engines_of_a_lost_server_have_ended(begin, forkserver, site):
@@ -205,28 +341,6 @@ def test_a_fork_that_nobody_waits_for_runs_nothing(begin, forkserver, site, monk
     assert (site / "ran").read_text() == str(engine.pid) and not (site / "late").exists()
 
 
-TORCH = """
-import types
-def asks(*_):
-    raise RuntimeError("CUDA was asked")
-cuda = types.SimpleNamespace(
-    current_device=asks, get_device_properties=asks, get_device_capability=asks)
-"""
-NAMED = "9.0"
-
-
-@pytest.fixture
-def asking(site, monkeypatch):
-    """Makes a module that asks torch's CUDA, and a server that is told this of the GPU."""
-
-    def make(code: str, told: str) -> None:
-        (site / "site/torch.py").write_text(TORCH)
-        (site / "site/asks.py").write_text(f"import torch\n{code}")
-        monkeypatch.setenv("PREFILL_GPU", told)
-
-    return make
-
-
 @pytest.mark.parametrize("found", [NAMED, "", "[N/A]"])
 def test_a_package_is_told_which_gpu_there_is(begin, site, asking, found):
     """torchao asks while it is imported. An engine asks CUDA again. Without an answer such a
@@ -248,15 +362,3 @@ def test_a_package_is_told_which_gpu_there_is(begin, site, asking, found):
     run(server, site).wait(60)
     said = (site / "engine.log").read_text()
     assert said == f"{found == NAMED}\nCUDA was asked\n"
-
-
-def test_a_package_that_asks_for_more_than_is_known_is_named(begin, forkserver, site, asking):
-    """It may take no answer for a no, without a word."""
-    asking(
-        "try:\n    fast = torch.cuda.get_device_properties(0).name == 'H200'\n"
-        "except Exception:\n    fast = False\n",
-        NAMED,
-    )
-    imports(site, "import heavy, asks\n")
-    with pytest.raises(forkserver.Unready, match="^asks asks for name"):
-        begin().wait()

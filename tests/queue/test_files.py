@@ -1,18 +1,25 @@
-"""Files written whole or not at all."""
+"""Files, locks, records and programs: written whole or not at all, one writer at a time, and what
+of the caller's environment reaches a program."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import fakes
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_install import in_child
 
-from patchqueue.files import atomic
+from patchqueue.files import atomic, record, run
+from patchqueue.files.atomic import locked
 from patchqueue.outcome import Refused
 
 
@@ -124,3 +131,75 @@ def test_what_a_killed_write_left_goes_with_the_next(tmp_path, monkeypatch):
         path.touch()
     atomic.write(folder / "file", b"newer")
     assert sorted(os.listdir(folder)) == sorted(["file", living.name, others.name])
+
+
+@pytest.mark.parametrize("name", ["one.lock", "."])
+def test_a_runs_own_threads_wait_in_silence(tmp_path, name, said):
+    """On a file, and on a folder itself."""
+    path = tmp_path / name
+    within: list[int] = []
+
+    def work(number: int) -> None:
+        with locked(path):
+            within.append(number)
+            threading.Event().wait(0.01)
+            assert within.pop() == number and not within
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert said == []
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=90)
+VALUES = st.recursive(
+    PLAIN,
+    lambda held: (
+        st.lists(held, max_size=4) | st.dictionaries(st.text(max_size=9), held, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_what_is_written_is_read_back(value):
+    assert json.loads(record.text_of(value)) == value
+
+
+STEERING = {
+    run.GIT: ("GIT_DIR", "GIT_INDEX_FILE", "GIT_CONFIG_COUNT"),
+    run.UV: ("UV_INDEX", "UV_FIND_LINKS", "UV_EXCLUDE_NEWER", "VIRTUAL_ENV"),
+    run.QUILT: ("QUILTRC", "QUILT_PATCHES_PREFIX", "POSIXLY_CORRECT", "ENV"),
+}
+KEPT = {
+    run.GIT: "GIT_SSL_CAINFO",
+    run.UV: "UV_INDEX_URL",
+    run.QUILT: "EDITOR",
+    run.DIFF: "TMPDIR",
+}
+
+
+@pytest.mark.parametrize("tool", KEPT, ids=lambda tool: tool.name)
+def test_what_steers_a_program_does_not_reach_it(tool, tmp_path, monkeypatch):
+    for name in (*STEERING.get(tool, ()), KEPT[tool]):
+        monkeypatch.setenv(name, "the user's")
+    fakes.program(tmp_path / "tool", "env")
+    said = run.run(tool, program=str(tmp_path / "tool")).stdout.decode().splitlines()
+    found = dict(line.partition("=")[::2] for line in said)
+    assert not found.keys() & set(STEERING.get(tool, ())) and found[KEPT[tool]] == "the user's"
+    assert all(found[name] == value for name, value in tool.given.items())
+
+
+def test_a_failure_is_told_by_its_last_line(tmp_path):
+    fakes.program(tmp_path / "git", "echo first >&2; echo 'fatal: last' >&2; exit 3")
+    with pytest.raises(run.Failed, match="^last$") as failure:
+        run.run(run.GIT, program=str(tmp_path / "git"))
+    assert failure.value.said == "first\nfatal: last" and failure.value.done.returncode == 3
+    assert run.run(run.GIT, program=str(tmp_path / "git"), good=(3,)).returncode == 3
+
+
+@pytest.mark.parametrize("tool", KEPT, ids=lambda tool: tool.name)
+def test_what_is_missing_is_named_with_the_way_to_have_it(tool, tmp_path):
+    with pytest.raises(Refused) as refusal:
+        run.run(tool, program=str(tmp_path / "none"))
+    (problem,) = refusal.value.problems
+    assert problem.name == f"no-{tool.name}" and problem.hint == tool.install

@@ -1,14 +1,23 @@
-"""budgets.toml: no part of the project has more than its budget."""
+"""The project itself: its budgets, its functions' lengths, the texts of the real queue, and
+compare_releases.py."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import compare_releases
+import pytest
 import tomlkit
 from fakes import ROOT
 from test_help import parsers
+
+from patchqueue.applying.apply import load_queue
+from patchqueue.queue.patchfile import FileDiff, Line
+from patchqueue.upstream import pins
 
 BUDGETS = "budgets.toml"
 MEASURES: dict[str, tuple[str, Callable[[bytes], int]]] = {  # by table: a suffix, and one file's
@@ -79,3 +88,83 @@ def test_a_budget_that_is_exceeded_is_named(tmp_path):
     git(tmp_path, "init", "-q")
     (message,) = exceeded(tmp_path)
     assert message.startswith("code: 2 lines, 1 budgeted; next: ")
+
+
+MOST = 40  # lines, at 100 columns
+
+
+@pytest.mark.parametrize("package", ["scripts/patchqueue", "lab"])
+def test_no_function_has_more_lines_than_a_screen(package):
+    trees = {
+        file.relative_to(ROOT): ast.parse(file.read_text(encoding="utf-8"))
+        for file in (ROOT / package).rglob("*.py")
+    }
+    assert trees
+    assert [
+        f"{file}: {node.name}"
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > MOST
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    # releases may have no line beside a change in common, or an order that is not theirs
+    [(" +-", 0), ("+-", 7)],
+    ids=["other line numbers", "other surroundings"],
+)
+def test_few_texts_of_a_patch_make_the_same_changes(kinds, most):
+    def changes(file: FileDiff) -> tuple[str, tuple[Line, ...]]:
+        lines = (line for hunk in file.hunks for line in hunk.lines)
+        return file.path, tuple(line for line in lines if line.kind in kinds)
+
+    queue = load_queue(ROOT)
+    texts = Counter(
+        (queue.base(name), tuple(map(changes, patch.files)))
+        for name, patch in queue.patches.items()
+    )
+    again = {text[0]: count for text, count in texts.items() if count > 1}
+    assert sum(again.values()) - len(again) <= most, again
+
+
+def test_a_patch_that_no_pull_request_can_carry_is_not_pending():
+    """Pull requests are laid on the newest pin and later; what ended before can never be one."""
+    queue, newest = load_queue(ROOT), pins.load(ROOT).all[-1]
+    sent = {queue.base(patch.name) for patch in queue.select(newest.version)}
+    pending = {
+        queue.base(name)
+        for name in queue.patches
+        if queue.header(name).get("Upstream-Status") == "Pending"
+    }
+    assert pending - sent == set()
+
+
+BEFORE = '''
+class Pool:
+    def clear(self):
+        """Empty all slots."""
+        self.free = []
+
+if True:
+    def track(step): return step // 64
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ('"""Empty all slots."""', "# another text", set()),
+        ("return step // 64", "return (\n        step // 64)", set()),
+        ("self.free = []", "self.free = [1]", {"Pool.clear"}),
+        ("step // 64", "step // 128", {"track"}),
+    ],
+)
+def test_a_function_has_changed_where_its_code_has(before, after, changed):
+    old, new = (
+        dict(compare_releases.functions_in(ast.parse(text)))
+        for text in (BEFORE, BEFORE.replace(before, after))
+    )
+    assert old.keys() == new.keys() == {"Pool.clear", "track"}
+    assert {name for name in old if old[name] != new[name]} == changed
