@@ -113,16 +113,9 @@ def test_the_step_of_several_conflicts_is_said_once(capsys):
     ]
 
 
-def test_new_names_the_next_command_and_check_lists_gaps(run):
+def test_new_names_the_next_command(run):
     code, out, _ = run("new", TAG, "steps/go-on")
     assert code == 0 and " add python/sglang/…` before" in out
-    run("quilt", TAG, "pop")
-    run.project.edit("series", ">=9.9,<10", ">=9.10")
-    gap = "Origin: own\nGap: <9.10: the steps are counted otherwise there\n"
-    run.project.edit(f"patches/{COUNT}", "Origin: own\n", gap)
-    run.project.edit(f"patches/{CUT}", "Overlay: none", "Overlay: python/sglang/srt/steps/")
-    run.project.place()
-    assert "\n  the steps are counted otherwise there" in run("check")[1]
 
 
 def test_check_says_how_much_it_fetches(run):
@@ -160,14 +153,6 @@ def test_a_problem_of_a_release_begins_with_its_name(capsys):
         "v9.9.1: has none [no-gpu]",
         "a: has none [no-gpu]",
     ]
-
-
-def test_problems_are_annotations_on_github(run, monkeypatch):
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    run.project.edit("series", ">=9.9,<10", "9.9")
-    code, out, _ = run("check")
-    [annotation] = [line for line in out.splitlines() if line.startswith("::")][:1]
-    assert code == 1 and annotation.startswith("::error title=bad-guard::series:2: ")
 
 
 def interrupted(*_):
@@ -213,7 +198,6 @@ def test_a_wrong_word_is_refused_before_any_work(run, command):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["test", "--plan"], 0, "to be tested: the tool, v"),
         (["apply", "v0.5.99"], 1, "[unknown-release]"),
         (["lint", "--help"], 0, "usage: scripts/nox lint"),
     ],
@@ -226,8 +210,7 @@ def test_nox_adds_nothing_and_a_session_looks_at_its_words_first(words, code, sa
     said = done.stdout + done.stderr
     assert done.returncode == code and says in said
     assert "problems, " not in said and "pytest tests/queue" not in said
-    own = [line for line in said.splitlines() if line.startswith("nox > ")]
-    assert session == "test" or own == []
+    assert not [line for line in said.splitlines() if line.startswith("nox > ")]
 
 
 def test_what_is_done_meanwhile_is_a_line_of_its_own_said_once(project, capsys):

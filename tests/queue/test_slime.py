@@ -1,14 +1,14 @@
 """Releases with edits where slime's patches change them: all patches of the queue apply but the two
-that docs/your-own-edits.md leaves out, and every edit comes back.
+that docs/your-own-edits.md leaves out, and every edit comes back. So do those of other frameworks.
 
-slime_hunks.toml has the places, framework_hunks.toml those of other RL frameworks. Takes the
-releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where that has
-none.
+slime_hunks.toml and framework_hunks.toml have the places. Takes the releases from the machine's own
+cache (`scripts/nox check` fills it), and is skipped where that has none.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import fakes
@@ -21,8 +21,7 @@ from patchqueue.install import inplace
 from patchqueue.outcome import Outcome, Refused
 
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
-FRAMEWORKS = tomlkit.parse(Path(__file__).with_name("framework_hunks.toml").read_text()).unwrap()
-FRAMEWORKS_PAGE = (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
+OTHERS = tomlkit.parse(Path(__file__).with_name("framework_hunks.toml").read_text()).unwrap()
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
 INSTALL = ("install", "--site-packages")
 LEFT_OUT = ("memory-saver/pause-index-keys", "moe/return-routed-experts-of-own-rank")
@@ -41,13 +40,31 @@ def edit(site: Path, name: str, hunks: str) -> None:
     file.write_text("".join(lines))
 
 
+@pytest.fixture
+def release_with(unpacked_release) -> Callable[[str, dict[str, str]], Path]:
+    """A release with these edits: the folder that has it."""
+
+    def make(version: str, hunks: dict[str, str]) -> Path:
+        _, site = unpacked_release(version)
+        for name, text in hunks.items():
+            edit(site, name, text)
+        return site
+
+    return make
+
+
 @pytest.fixture(params=HUNKS)
-def slime(request, unpacked_release) -> tuple[str, Path]:
-    """A release, and the folder that has it with the edits."""
-    _, site = unpacked_release(request.param)
-    for name, hunks in HUNKS[request.param].items():
-        edit(site, name, hunks)
-    return request.param, site
+def slime(request, release_with) -> tuple[str, Path]:
+    return request.param, release_with(request.param, HUNKS[request.param])
+
+
+def conflicts(site: Path) -> set[str]:
+    """The patches that an installation names, without their variants."""
+    with pytest.raises(Refused) as caught:
+        inplace.install(ROOT, site)
+    assert "--without PATCH" in caught.value.problems[0].hint
+    where = (each.where.split()[0] for each in caught.value.problems)
+    return {re.sub(r"patches/|(@[\d.]+)?\.patch", "", patch) for patch in where}
 
 
 def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
@@ -55,13 +72,7 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     before = exactly(site)
     files, hunks = len(HUNKS[version]), len(" ".join(HUNKS[version].values()).split())
     assert f"\n| {version} | {files} | {hunks} | " in PAGE
-    with pytest.raises(Refused) as caught:
-        inplace.install(ROOT, site)
-    patches = {
-        re.sub(r"@[\d.]+(?=\.patch)", "", each.where.split()[0]) for each in caught.value.problems
-    }
-    assert patches == {f"patches/{name}.patch" for name in LEFT_OUT}
-    assert "--without PATCH" in caught.value.problems[0].hint and exactly(site) == before
+    assert conflicts(site) == {*LEFT_OUT} and exactly(site) == before
     words = ["--without", LEFT_OUT[0], "--without", LEFT_OUT[1]]
     code, out, _ = tool(fakes.Project(ROOT, site, site), *INSTALL, site, *words, "--check")
     assert code == 0 and f"{site} {' '.join(words)}` does that" in out and exactly(site) == before
@@ -77,28 +88,18 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     assert exactly(site) == before
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_framework_s_edits_stay(name, unpacked_release):
-    """The queue applies, but for the patches that docs/frameworks.md leaves out."""
-    _, site = unpacked_release(name.partition(" ")[2])
-    left_out = tuple(FRAMEWORKS[name].get("left_out", "").split())
-    hunks = {file: text for file, text in FRAMEWORKS[name].items() if file != "left_out"}
-    for file, text in hunks.items():
-        edit(site, file, text)
-    before = exactly(site)
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_edits_of_other_frameworks_stay(name, release_with):
+    """docs/frameworks.md leaves out the patches that a framework has itself."""
+    hunks = dict(OTHERS[name])
+    left_out = tuple(hunks.pop("left_out", "").split())
+    site = release_with(name.partition(" ")[2], hunks)
+    before, page = exactly(site), (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
     if left_out:
-        with pytest.raises(Refused) as caught:
-            inplace.install(ROOT, site)
-        patches = {
-            re.sub(r"@[\d.]+", "", each.where.split(".patch ")[0]) for each in caught.value.problems
-        }
-        assert patches == {f"patches/{each}" for each in left_out}
-        assert all(
-            f"`scripts/nox install --without {each}`" in FRAMEWORKS_PAGE for each in left_out
-        )
+        assert conflicts(site) == {*left_out}
+        assert all(f"`scripts/nox install --without {each}`" in page for each in left_out)
     report = inplace.install(ROOT, site, without=left_out)
-    edited = {f"sglang/srt/{file}" for file in hunks}
-    assert report.outcome is Outcome.APPLIED and set(report.before) == edited
+    assert set(report.before) == {f"sglang/srt/{file}" for file in hunks}
     assert inplace.verify(ROOT, site).outcome is Outcome.APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before
