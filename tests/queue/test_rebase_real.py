@@ -38,7 +38,6 @@ SHARED = "mamba2/track-states-between-chunks.patch"  # stands in 0.5.18 as it is
 LATER = (
     "breakable/activate-kda-beta.patch",
     "breakable/return-result-when-no-size-fits.patch",
-    "compile/compile-sizes-once.patch",
 )
 
 # Its older text stands there too, with a hunk that 0.5.18 does not need: a person left that out.
