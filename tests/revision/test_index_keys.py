@@ -67,10 +67,9 @@ def test_deepseeks_kernel_is_the_one_that_writes_in_place():
 @pytest.mark.revision(">=0.5.5,<0.5.10")
 def test_an_index_turns_halves_against_each_other(monkeypatch):
     """0.5.5 turned neighbours, as the attention beside the index does."""
-    made = {}
+    made, arguments = {}, SimpleNamespace(device="cpu", pp_size=1)
     monkeypatch.setattr(nsa_indexer, "get_rope_wrapper", lambda *_, **words: made.update(words))
     monkeypatch.setattr(nsa_indexer, "ReplicatedLinear", lambda *_, **__: torch.nn.Identity())
-    arguments = SimpleNamespace(device="cpu", pp_size=1)
     monkeypatch.setattr(nsa_indexer, "get_global_server_args", lambda: arguments)
     monkeypatch.setattr(nsa_indexer, "is_nsa_enable_prefill_cp", lambda: False, raising=False)
     sizes = dict(hidden_size=8, index_n_heads=2, index_head_dim=6, rope_head_dim=2, index_topk=4)
