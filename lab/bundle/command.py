@@ -49,7 +49,10 @@ def _carried(manifest: dict[str, Any]) -> str:
 
 def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> None:
     """Print what was packed, and what to do with it on the host."""
-    sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
+    packed: Counter[str] = Counter()  # bytes by archive
+    for part in made.manifest["parts"]:
+        packed[part["file"].partition(".")[0]] += part["bytes"]
+    sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in packed.items())
     OUT.print(
         f"{shown(made.path.relative_to(options.root))}: {sizes},"
         f" {counted(len(made.manifest['packages']), 'package')} as of"

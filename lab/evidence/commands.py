@@ -106,8 +106,10 @@ def _status(options: argparse.Namespace) -> int:
         code = report(incoming.take(root, pins, files))
     rows = results.load(root)
     results.save(root, footprints.compared(root, pins, rows, harness.identity(root)))
-    changed = [*status.write(root, pins), *bench.write(root)]
-    OUT.print(status.tables(root, pins), end="")
+    known = matrix.matrix(root, pins)
+    tables = status.tables(root, known)
+    changed = [*status.write(root, tables), *bench.write(root)]
+    OUT.print(tables, end="")
     if options.plot:
         drawn = picture.draw(front.measured(results.load(root)), root)
         changed += [file.relative_to(root) for file in drawn]
@@ -116,7 +118,7 @@ def _status(options: argparse.Namespace) -> int:
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )
-    if left := matrix.left_to_run(root, pins):
+    if left := matrix.left_to_run(root, known):
         runs = to_type("gpu", *left)
         OUT.print(f"next: {runs} runs each release that lacks results about today's patches")
     for tag, models in matrix.drawn(root, pins).items():

@@ -58,7 +58,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_synced() -> Iterator[None]:
     """A disk syncs for minutes in all, and no test turns the power off: who is killed leaves what
-    he wrote. test_atomic.py counts the calls."""
+    he wrote. test_files.py counts the calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

@@ -36,7 +36,6 @@ PLACES = [
     disk.Place(QUEUE, "use another clone"),
     disk.Place(CACHE, "name another cache", "all of it"),
 ]
-OTHERS = (errno.ENOENT, errno.EIO, errno.EPIPE, errno.EEXIST)  # none of a disk
 CHANGES = {f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "link", "symlink")}
 CHANGES |= {"os.chmod", "os.utime", "os.truncate"}
 
@@ -62,22 +61,6 @@ def test_what_an_error_means(found, name, where, hint, places):
     problem = disk.problem(found, places if found.filename else PLACES)
     assert (problem.name, problem.where) == (name, where or found.filename)
     assert hint in problem.hint
-
-
-@pytest.mark.parametrize(
-    ("found", "where"),
-    [
-        *((error(number, "/src/queue/x"), "/src/queue/x") for number in OTHERS),
-        (error(errno.EIO), "/src/queue or /cache/queue"),
-        (OSError(errno.EXDEV, os.strerror(errno.EXDEV), "/a", None, "/b"), "/a and /b"),
-        (OSError("no number"), "/src/queue or /cache/queue"),
-        (shutil.SameFileError("/a and /a are the same"), "/src/queue or /cache/queue"),
-    ],
-)
-def test_any_other_error_is_one_problem(found, where):
-    assert disk.problem(found, PLACES) is None
-    problem = disk.other(found, PLACES)
-    assert (problem.name, problem.where) == ("system-error", where)
 
 
 def test_what_copying_a_folder_gathers_is_told_by_its_first_error():
@@ -123,15 +106,6 @@ def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     ):
         found, text = fakes.refused(call)
         assert found == name and "free some space" in text
-
-
-def test_git_in_a_repository_of_the_users_on_a_full_disk(project, monkeypatch, tool):
-    def fail(*_):
-        raise run.Failed("git", subprocess.CompletedProcess([], 1, b"", FULL.encode()))
-
-    monkeypatch.setattr(trees, "apply", fail)
-    code, _, err = tool(project, "apply")
-    assert code == 1 and "next: free some space" in err
 
 
 # Commands

@@ -1,8 +1,8 @@
 """Every command that a page shows is run as it stands there, in a home with a small clone of the
 queue; or its words are checked.
 
-RUN has the commands that are run. CHECKED has those that need a GPU or minutes: their first checks
-are run. The parsers of the tool and of tests/gpu read the words of every command on a page.
+RUN has the commands that are run, UNRUN why others are not. The parsers of the tool and of
+tests/gpu read the words of every command on a page.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def nox(words: str, says: str, **put: str) -> Step:
     return Step(f"scripts/nox {words}", says, put=put)
 
 
-# what the reader does between two commands, or what must be so then
+# what the reader does between two commands
 Deed = Callable[[World], object]
 
 
@@ -444,61 +444,6 @@ def test_the_last_line_of_an_image_sees_another_sglang(world):
     world.run(f"PYTHONPATH={other}:{world.site} {ask}", code=1)
 
 
-# Sessions that would need what a test has not: their words go through the command's own parser and
-# first checks, on this project.
-
-
-@dataclass(frozen=True)
-class Check:
-    """Why a command is not run, and what its first checks say of its words: exit code, and a part
-    of it."""
-
-    why: str
-    code: int = 1
-    says: str = ""
-    put: dict[str, str] = field(default_factory=dict)
-    plus: tuple[str, ...] = ()  # words that make the command stop when it has looked at its others
-
-
-GPU = Check("it needs a GPU", 1, "[no-gpu]")
-
-
-def planned(says: str) -> Check:
-    why = "it runs for minutes, or runs this very test"
-    return Check(why, 0, f"to be tested: {says} (", plus=("--plan",))
-
-
-SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})
-CHECKED: dict[str, Check] = {
-    "scripts/nox test": planned("the tool, v0.5.9, v0.5.12.post1"),
-    "scripts/nox test v0.5.9": planned("v0.5.9"),
-    "scripts/nox test --tool": planned("the tool"),
-    "scripts/nox test v0.5.12.post1": planned("v0.5.12.post1"),
-    "scripts/nox test v0.5.9 -k pointer_check": planned("v0.5.9"),
-    "scripts/nox status --merge results": Check("it takes what a GPU host wrote", 1, "results"),
-    "scripts/nox test v0.5.9 -k scan": planned("v0.5.9"),
-    "scripts/nox gpu v0.5.9": GPU,
-    "scripts/nox gpu v0.5.9 --here --site F": SITES,
-    "scripts/nox gpu v0.5.9 --model llama --out results/one": GPU,
-    "scripts/nox gpu v0.5.9 --agree": GPU,
-    "scripts/nox gpu v0.5.9 --bench": GPU,
-    "scripts/nox gpu v0.5.9 --bench --pass=--traffic --pass=agent --pass=chat-16": GPU,
-    "scripts/nox sweep v0.5.9": GPU,
-    "scripts/nox sweep v0.5.9 --experts --pass=--shape --pass=512,512": GPU,
-    "scripts/nox status --merge evidence.json": Check(
-        "it takes what a GPU host wrote", 1, "evidence.json"
-    ),
-    "scripts/nox test v0.5.16 --upstream ~/sglang": Check(
-        "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
-    ),
-    "scripts/nox pin v0.5.24 --lock": Check(
-        "it asks the index for 200 packages", 1, "'v0.5.24': this release is not pinned"
-    ),
-    (
-        "scripts/nox backport --onto ~/sglang --base v0.5.23 --pull-requests"
-        " breakable/keep-break-tensors"
-    ): Check("it needs a checkout of sglang", 1, "sglang"),
-}
 CALLS = sorted({shown.command for shown in COMMANDS if pages.sessions(shown.command)[0]})
 # what a call of a script of tests/gpu is: the script, and its words up to the shell's
 GPU_CALL = re.compile(r"tests/gpu/(\w+\.py)((?: (?!&)[^;]+?)*)(?=;| &|$)")
@@ -514,66 +459,26 @@ UNRUN = {
     r"(FROM|COPY|RUN) ": "Docker is no part of a test; the words of install in it are checked",
     r".*tests/gpu/": "it needs a GPU; the words of the script are checked",
     r"scripts/nox bundle ": "it fetches gigabytes; its words are checked",
-    r"scripts/nox (lint|test --coverage)$": "it needs packages of its own, and runs for minutes",
+    r"scripts/nox (lint|test)\b": "it needs packages of its own, and runs for minutes",
+    r"scripts/nox (gpu|sweep) ": "it needs a GPU; its words are checked",
+    r"scripts/nox backport .* breakable/": "the small clone has no such patch",
+    r"scripts/nox status --merge ": "it takes what a GPU host wrote",
+    r"scripts/nox pin v0.5.24 --lock": "it asks the index for 200 packages",
     r"python -m sglang.launch_server ": "it needs a GPU and a model",
-    r"(python -m http.server|pip install --find-links) ": "test_find_links.py asks such a folder",
+    r"(python -m http.server|pip install --find-links) ": "test_release.py asks such a folder",
 }
 
 
 def test_pages_show_every_command_that_is_run_here():
-    assert {*steps(), *CHECKED} <= {shown.command for shown in COMMANDS}
+    assert {*steps()} <= {shown.command for shown in COMMANDS}
 
 
 def test_every_command_of_a_block_is_run_or_checked_or_has_a_reason():
     shown = {each.command for each in COMMANDS if not each.named}
-    left = sorted(shown - {*steps(), *CHECKED})
+    left = sorted(shown - {*steps()})
     reasons = {command: [one for one in UNRUN if re.match(one, command)] for command in left}
     assert dict.fromkeys(left, 1) == {one: len(found) for one, found in reasons.items()}
     assert {reason for found in reasons.values() for reason in found} == UNRUN.keys()
-
-
-def test_a_command_is_found_wherever_it_stands(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay"
-        " it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
-    )
-    found = [(shown.command, shown.named) for shown in pages.shown(page)]
-    assert found == [
-        ("scripts/nox apply", False),
-        ("scripts/nox check", True),
-        ("A=b quilt pop", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("command", "means"),
-    [
-        ("nox -s apply test -- v0.5.9 --all", (["apply", "test"], ["v0.5.9", "--all"])),
-        ("scripts/nox build v0.5.9", (["build"], ["v0.5.9"])),
-        ('cd x && ../queue/scripts/nox rebase --skip "a b"', (["rebase"], ["--skip", "a b"])),
-        ("quilt pop -a", ([], [])),
-    ],
-)
-def test_what_a_call_of_nox_means(command, means):
-    assert pages.sessions(command) == means
-
-
-@pytest.mark.parametrize("command", CHECKED)
-def test_help_pass_a_commands_first_checks(command, monkeypatch, capsys, tmp_path):
-    check = CHECKED[command]
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/git").symlink_to(shutil.which("git"))
-    # no nvidia-smi: on a host with a GPU these would go on
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    for old, new in check.put.items():
-        assert old in command
-        command = command.replace(old, new)
-    names, words = pages.sessions(command)
-    assert fakes.main(["--root", str(ROOT), names[-1], *words, *check.plus]) == check.code
-    said = capsys.readouterr()
-    assert check.says in said.out + said.err
 
 
 read_pins, read_sessions, make_parser = map(cache, (pins.load, fakes.sessions, fakes.parser))

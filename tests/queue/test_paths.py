@@ -128,19 +128,3 @@ def test_a_branch_in_the_checkout_that_the_user_stands_in(nox, project, tmp_path
     said = nox(checkout, "backport", "--onto", ".", "release/graphs")
     assert f"{checkout}: release/graphs made" in said
     assert "release/graphs" in fakes.git(checkout, "branch")
-
-
-def test_the_packages_beside_the_user_are_patched(nox, project, tmp_path):
-    site = fakes.install(tmp_path / "packages")
-    nox(tmp_path / "home", "install", "--site-packages", "../packages")
-    assert (site / "sglang.patch-queue").is_dir()
-    nox(site, "uninstall", "--site-packages", ".")
-    assert not (site / "sglang.patch-queue").exists()
-
-
-def test_a_wheel_is_taken_from_beside_the_user_and_named_where_it_lies(nox, project, tmp_path):
-    said = nox(tmp_path / "wheels", "build", "--from", ".")
-    assert (
-        f"pip install --force-reinstall --no-deps {project.root}/dist/sglang-9.9.1+{fakes.LABEL}"
-        in said
-    )

@@ -163,14 +163,6 @@ def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
     assert parts(again.requests[0]) == [(COUNT, True)]
 
 
-def test_all_that_a_pull_request_stands_on_is_named(sent):
-    lead(sent)
-    counting(sent)
-    sent.write(f"pull-requests/{CUT}/{WRITTEN}", f'{WORDS}below = ["{COUNT}"]\n')
-    named = '"[Refactor] Begin", "Count the steps once more", of other pull requests.'
-    assert named in body(sent, send(sent, CUT))
-
-
 def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_change(sent):
     lead(sent)
     assert parts(send(sent).requests[0]) == [(COUNT, True)]
@@ -202,33 +194,6 @@ def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
     assert (found.name, found.where) == ("bad-pull-request", place) and what in found.what
 
 
-def test_a_patch_is_no_step(sent):
-    """Its text had step_to, which nobody heeded."""
-    lead(sent, CUT)
-    step = f'title = "Begin"\nstep_to = "{CUT}"\nprobe = "{PROBE}"\n'
-    sent.write(f"pull-requests/{COUNT}/{WRITTEN}", WORDS + step)
-    found = refused(sent, CUT)
-    assert "it has step_to, and its patch is in the series" in found.what
-    assert found.where == f"pull-requests/{COUNT}/{WRITTEN}"
-
-
-def test_a_bad_text_keeps_no_other_patch_from_being_sent(sent):
-    sent.write(f"pull-requests/{COUNT}/{WRITTEN}", "motivation = 1\n")
-    assert [request.name for request in send(sent, CUT).requests] == [CUT]
-
-
-def test_steps_are_laid_in_the_order_in_which_they_stand(sent):
-    """Their names say nothing of it: the second one's comes before the first one's."""
-    lead(sent)
-    counting(sent)
-    second = "steps/a-second-beginning"
-    step = f'title = "Second"\nstep_to = "{COUNT}"\nprobe = "{PROBE}"\nbelow = ["{FIRST}"]\n'
-    sent.write(f"pull-requests/{second}/{WRITTEN}", WORDS + step)
-    sent.write(f"pull-requests/{second}/python/sglang/srt/second.py", "second = 2\n")
-    [request] = send(sent, second).requests
-    assert parts(request) == [(FIRST, False), (second, True)]
-
-
 def test_what_is_not_pending_is_not_sent(sent):
     status = "Upstream-Status: {}"
     own = status.format("Inappropriate: of our own")
@@ -236,13 +201,6 @@ def test_what_is_not_pending_is_not_sent(sent):
     assert [request.name for request in send(sent).requests] == [COUNT]
     sent.edit(f"patches/{COUNT}.patch", status.format("Pending"), status.format("Submitted #1"))
     assert refused(sent).name == "nothing-pending"
-
-
-def test_files_of_its_own_take_the_overlays_place(sent):
-    counting(sent, COUNT)
-    [request] = send(sent, COUNT).requests
-    own = ["python/sglang/srt/counting.py", fakes.RUNNER, TEST]
-    assert names(sent, request.branch) == own
 
 
 def mended(line: str) -> str:
@@ -281,29 +239,24 @@ def test_a_text_of_its_own_that_does_not_fit_is_named(sent, line):
     assert problem.where.partition(":")[0] == name and (not line or problem.name == "conflict")
 
 
-def test_on_a_later_upstream_hunks_are_laid_where_their_text_stands(sent):
+def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
+    ours = sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
+    problem = refused(sent)
+    assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
+    ours.unlink()
     commit(sent, runner="# new\n" + fakes.numbered(40))
     done = send(sent)
     made = git(sent, "show", f"{done.requests[0].tip}:{fakes.RUNNER}")
     assert not done.exact and "step_20 = 20\nadded_step = 20\n" in made
-
-
-def test_what_upstream_has_meanwhile_is_left_out(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
+    git(sent, "branch", "-D", done.requests[0].branch)
     done = send(sent)
     assert done.merged == (f"{CUT}.patch",) and parts(done.requests[0]) == [(COUNT, True)]
-
-
-def test_a_conflict_says_where(sent):
     commit(sent, runner=fakes.numbered(40, "other"))
     problem = refused(sent)
     assert problem.name == "conflict" and COUNT in problem.where and "fits nowhere" in problem.what
-
-
-def test_a_file_that_upstream_has_is_not_written_over(sent):
-    sent.write(f"pull-requests/{COUNT}/python/sglang/srt/cut.py", "ours = 1\n")
-    problem = refused(sent)
-    assert (problem.name, problem.where) == ("file-exists", "python/sglang/srt/cut.py")
+    problem = refused(sent, "stpes")
+    assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 
 
 def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, tool):
@@ -318,11 +271,6 @@ def test_a_test_whose_name_upstream_has_gets_another_one(sent, tmp_path, tool):
     assert request.parts[0].tests == [ours]
     code, out, _ = tool(sent, "backport", "--onto", tmp_path / "sglang", "--pull-requests", COUNT)
     assert code == 0 and f"{TEST} is upstream's: our cases are in {ours}" in out
-
-
-def test_an_unknown_topic_is_answered_with_those_there_are(sent):
-    problem = refused(sent, "stpes")
-    assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 
 
 TEMPLATE = """<!-- Thank you. -->

@@ -15,7 +15,6 @@ import pytest
 from fakes import ROOT, TAG
 
 from patchqueue.commands import cli
-from patchqueue.commands import testing as command
 from patchqueue.environments import testing
 from patchqueue.upstream import pins
 
@@ -71,14 +70,6 @@ def test_the_tool_is_not_tested_on_a_queue_with_problems(ran):
     ran.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
     code, _, done = ran()
     assert (code, done) == (1, [])
-
-
-def test_an_environment_that_cannot_be_built_is_said(ran):
-    def refuse(root, pin):
-        raise command.Refused(command.Problem("no-environment", pin.tag, "no network"))
-
-    ran.monkeypatch.setattr(testing, "build", refuse)
-    assert ran()[0] == 1
 
 
 @pytest.mark.parametrize("has_plots", [True, False])
@@ -160,7 +151,7 @@ def test_processors_are_shared_by_releases_first(revisions, processors, side_by_
     assert testing.share(revisions, processors) == (side_by_side, workers)
 
 
-def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
+def spread_run(folder: Path, *files: str) -> str:
     """What pytest prints of tests/revision with these files in place of its own."""
     suite, beside = folder / "tests", folder / "beside"
     shutil.copytree(ROOT / "tests/revision/host", suite / "host")
@@ -170,7 +161,7 @@ def spread_run(folder: Path, *files: str, processes: int = 2) -> str:
     (folder / "tree/python/sglang").mkdir(parents=True)
     (folder / "tree/python/sglang/__init__.py").write_text("")
     beside.mkdir()
-    words = testing.spread(beside, processes)
+    words = testing.spread(beside, 2)
     variables = {
         **os.environ,
         "PYTHONPATH": f"{folder / 'tree/python'}{os.pathsep}{beside}",
@@ -194,29 +185,6 @@ def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_pat
     said = spread_run(tmp_path, NOTED + later, NOTED)
     assert "2 passed" in said and len(set((tmp_path / "tree/pids").read_text().split())) == 2
     assert "not for 9.9.1: 1 tests" in said and "test_0.py: 1 for >=10" in said
-
-
-def test_files_that_start_processes_come_first(tmp_path):
-    begun = "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/order', 'a').write('{}\\n')\n"
-    slow = f"# interpreted.run(\n{begun.format('slow')}"
-    said = spread_run(tmp_path, begun.format("fast"), slow, processes=1)
-    order = (tmp_path / "tree/order").read_text().splitlines()
-    assert "2 passed" in said and order == ["slow", "fast"]
-
-
-def test_processes_share_the_one_that_interprets_kernels(tmp_path):
-    """It imports for ten seconds before it runs anything."""
-    tree = tmp_path / "tree"
-    (tree / "python").mkdir(parents=True)
-    noted = "import os, sys\nopen(os.environ['PATCHQUEUE_TREE'] + '/{}', 'a').write('{} ')\n"
-    (tree / "python/aiohttp.py").write_text(noted.format("imported", "once"))
-    (tree / "python/ran.py").write_text(f"{noted.format('ran', 'twice')}sys.exit(7)\n")
-    called = "from host import interpreted\n"
-    called += "def test_one(): assert interpreted.call('ran').returncode == 7\n"
-    said = spread_run(tmp_path, called, called)
-    assert "2 passed" in said, said
-    assert (tree / "imported").read_text() == "once "
-    assert (tree / "ran").read_text() == "twice twice "
 
 
 def test_the_workflow_tests_every_release_that_has_an_environment():

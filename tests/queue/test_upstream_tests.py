@@ -118,24 +118,6 @@ def test_a_file_that_ends_early_breaks_all_its_tests(ran, broken, why):
     assert why in reason and counts(said) == (0, 1)
 
 
-def test_what_a_file_leaves_running_is_ended(ran, tmp_path):
-    left = tmp_path / "left"
-    child = f"""
-def test_leaves_a_child():
-    import subprocess
-    child = subprocess.Popen(["sleep", "60"])
-    Path({str(left)!r}).write_text(str(child.pid))
-"""
-    code, _ = ran({"test_steps.py": STEPS + child})
-    assert code == 0
-    status = Path("/proc", left.read_text(), "stat")
-    for _ in range(50):
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.1)
-    raise AssertionError("the child of a test still runs")
-
-
 def test_an_interrupted_run_ends_what_it_has_started(ran):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -212,12 +194,6 @@ def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, tool):
     assert code == 1 and "[no-checkout]" in err and "fetching" not in err
 
 
-def test_one_release_at_a_time(project, tool):
-    project.release("9.9.2")
-    code, _, err = tool(project, "test", TAG, "v9.9.2", "--upstream", ".")
-    assert code == 1 and "names several releases" in err
-
-
 def test_an_edited_pristine_tree_is_made_anew(ran, project):
     assert ran({"test_steps.py": STEPS})[0] == 0
     kept = project.root / f"work/.patchqueue/{TAG}.pristine/python/sglang/srt/runner.py"
@@ -277,26 +253,3 @@ def test_before_there_were_folders_of_unit_tests_all_are_looked_at(tmp_path):
         },
     )
     assert found == (["test/registered/radix_cache/test_cache.py", "test/srt/test_old.py"], 2)
-
-
-REPORT = """<testsuites><testsuite>
-<testcase classname="test.registered.unit.test_x.TestOne" name="test_b[1-2]" />
-<testcase classname="test.registered.unit.test_x" name="test_twice" />
-<testcase classname="test.registered.unit.test_x" name="test_twice"><error message="at teardown" />
-</testcase>
-<testcase classname="test.registered.unit.test_x" name="test_plain">
-<failure message="ValueError: a - b">    raise ValueError(
-E   ValueError: a - b</failure></testcase>
-</testsuite></testsuites>
-"""
-
-
-def test_a_report_is_read_by_test():
-    file = "test/registered/unit/test_x.py"
-    assert upstream_tests.read(REPORT, file) == upstream_tests.Results(
-        {
-            f"{file}::TestOne::test_b[1-2]": "",
-            f"{file}::test_twice": "error: at teardown",
-            f"{file}::test_plain": "failure: ValueError: a - b",
-        }
-    )

@@ -38,17 +38,12 @@ def gated(x, weight):
     return torch.sin(x @ weight) * x.sum(-1, keepdim=True)
 
 
-@pytest.fixture
-def adaptor(tmp_path):
-    made = compiler_interface.InductorAdaptor()
-    made.initialize_cache(cache_dir=str(tmp_path))
-    return made
-
-
 @INDUCTOR
-def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(adaptor):
+def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(tmp_path):
     """A captured size is compiled after tracing, with real tensors and no shape environment but
     sglang's own."""
+    adaptor = compiler_interface.InductorAdaptor()
+    adaptor.initialize_cache(cache_dir=str(tmp_path))
     graph = torch.fx.symbolic_trace(lambda x, weight: (gated(x, weight),))
     x, weight = torch.randn(4, 16), torch.randn(16, 8)
 

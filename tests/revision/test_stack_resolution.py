@@ -126,13 +126,6 @@ def test_a_walk_ends(make):
         stack.find(make())
 
 
-def test_a_loop_with_layers(llama):
-    inner = SimpleNamespace(language_model=llama)
-    model = SimpleNamespace(model=inner)
-    inner.model = model
-    assert stack.find(model).path == "model.language_model.model"
-
-
 def test_the_language_model_is_tried_before_other_layers(llama):
     """A wrapper's `model` can be its vision tower, and a talker's layers stand beside those of its
     thinker."""
@@ -190,12 +183,6 @@ def test_a_model_is_captured_silently(name, caplog):
     assert warned(caplog) == []
 
 
-@SET_UP
-def test_what_the_model_says_is_captured(llama):
-    model = SimpleNamespace(get_layer_stack=lambda: llama.model)
-    assert prefill.set_up(model).layer_model is llama.model
-
-
 def says_nothing():
     return SimpleNamespace(get_layer_stack=lambda: None)
 
@@ -212,16 +199,6 @@ def test_where_no_layers_are_found_one_warning_says_so(make, caplog):
     [text] = warned(caplog)
     assert f"{type(model).__name__}: {str(reason.value).partition(',')[0]}" in text
     assert prefill.set_up(make(), tp_rank=1) is None and len(warned(caplog)) == 1
-
-
-@SET_UP
-@pytest.mark.parametrize("name", WITHOUT)
-def test_one_warning_lists_what_was_probed(name, caplog):
-    model = build(name)
-    assert prefill.set_up(model) is None
-    [text] = warned(caplog)
-    assert f"the model ({type(model).__name__})" in text
-    assert not hasattr(model, "model") or f"model ({type(model.model).__name__})" in text
 
 
 @SET_UP

@@ -14,7 +14,6 @@ QUOTED = re.compile(r'"([^"/\s]+/[^"\s]+)\.patch"')
 NAMING = {  # files that name patches, and how
     "docs/patches.md": re.compile(r"(?m)^\| `([^`/\s]+/[^`\s]+)` \|"),
     "evidence/matrix.toml": QUOTED,
-    "evidence/questions.toml": QUOTED,
 }
 PULL_REQUESTS = re.compile(r"(?m)^(?:below = \[[^\]]*\]|step_to = .*)")  # names in their texts
 

@@ -2,8 +2,6 @@
 mixer, backend and pool."""
 
 import contextlib
-import functools
-import importlib
 import os
 from types import SimpleNamespace
 
@@ -177,25 +175,21 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     return output, conv, ssm
 
 
-def launched_by(program, chunk=16, **case):
-    """The comparison of another `program` of host.references with chunks of `chunk` rows;
-    `launched` beside what it returns."""
-    other = importlib.import_module(f"host.references.{program}")
+def tracked(chunk=16, **case):
+    """test_tracked_states' comparison with chunks of `chunk` rows; `launched` beside what it
+    returns."""
+    import test_tracked_states
+
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
     with (
         compare_ssd.Launches() as launches,
         small(chunk) if mamba2_scan else contextlib.nullcontext(),
     ):
-        found = other.compare(**case)
+        found = test_tracked_states.compare(**case)
     return found | dict(launched=launches.of_scan())
 
 
-HOW = dict(
-    kernels=kernels,
-    mixer=mixer,
-    tracked=functools.partial(launched_by, "compare_tracked"),
-    split_op=functools.partial(launched_by, "compare_mamba2"),
-)
+HOW = dict(kernels=kernels, mixer=mixer, tracked=tracked)
 
 
 def compare(how, **case):
