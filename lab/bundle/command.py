@@ -93,7 +93,7 @@ COMMANDS = (
     Command(
         "bundle",
         _bundle,
-        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
+        "pack a patched release for a GPU host without a package index, in dist/bundle/RELEASE/",
         "v0.5.9 --carry-torch",
         (
             terminal.releases(),

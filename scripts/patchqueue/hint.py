@@ -7,8 +7,12 @@ files, by `patchqueue`. A wheel's has the commands that write nothing into the q
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 PACKAGED = Path(__file__).with_name("packaged")  # what pyproject.toml puts there: in a wheel alone
@@ -24,6 +28,18 @@ def program() -> str:
     return "patchqueue" if in_wheel() else "scripts/nox"
 
 
+def _typed() -> str:
+    """The same, and for uvx, which sets UV and leaves no program behind, the whole call."""
+    if not in_wheel() or "UV" not in os.environ:
+        return program()
+    text = metadata.distribution("sglang-patch-queue").read_text("direct_url.json")  # PEP 610
+    origin = json.loads(text or '{"url": "sglang-patch-queue"}')
+    git = origin.get("vcs_info", {})
+    at = f"@{git['requested_revision']}" if "requested_revision" in git else ""
+    url = re.sub("//[^/]*@", "//", f"{'git+' if git else ''}{origin['url']}{at}")
+    return f"uvx --from {shlex.quote(url)} patchqueue"
+
+
 def to_type(name: str, *words: object) -> str:
     """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
     v0.5.9`.
@@ -32,7 +48,7 @@ def to_type(name: str, *words: object) -> str:
     hold several.
     """
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
-    return f"`{' '.join([program(), name, *shown])}`"
+    return f"`{' '.join([_typed(), name, *shown])}`"
 
 
 def in_clone(name: str, words: str) -> str:

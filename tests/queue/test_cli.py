@@ -13,8 +13,10 @@ from fakes import COUNT, CUT, ROOT, RUNNER, TAG
 
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees
+from patchqueue.commands.terminal import show_problems
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
+from patchqueue.outcome import Problem
 
 
 @pytest.fixture
@@ -79,9 +81,11 @@ def test_apply_says_what_it_did(run):
     run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
     code, out, err = run("apply", TAG)
     assert code == 1 and out == ""
-    problem, following = err.splitlines()
-    assert problem.startswith(f"patches/{COUNT} on {TAG}: {RUNNER}: hunk 1: line 18 reads ")
-    assert problem.endswith(" [conflict]") and following.startswith("    next: ")
+    patch, place, needed, following = err.splitlines()
+    assert patch == f"patches/{COUNT} on {TAG} [conflict]"
+    assert place == f"    {RUNNER}: hunk 1: line 18 reads 'step_18 = 18'"
+    assert needed == "    the queue's patch needs 'step_18 = other'"
+    assert following.startswith("    next: ")
 
 
 def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
@@ -93,6 +97,20 @@ def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
     code, out, err = run("build", TAG)
     assert code == 0 and all(note in out for note in notes), err
     assert "--force-reinstall" in out.splitlines()[-1]
+
+
+def test_the_step_of_several_conflicts_is_said_once(capsys):
+    at = "patches/a.patch on sglang 9.9.1 in /a: b: python/sglang/x.py: hunk"
+    what = "line 2 reads 'a; b'; the queue's patch needs 'c [d]'"
+    problems = [Problem("conflict", f"{at} {number}", what, "merge") for number in (1, 2)]
+    show_problems(problems)
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 7 and shown[-1] == "    next: merge"
+    assert shown[3:6] == [
+        "patches/a.patch on sglang 9.9.1 in /a: b [conflict]",
+        "    python/sglang/x.py: hunk 2: line 2 reads 'a; b'",
+        "    the queue's patch needs 'c [d]'",
+    ]
 
 
 def test_check_says_how_much_it_fetches(run):
@@ -122,6 +140,14 @@ def test_a_problem_of_several_releases_is_said_once(run):
     code, out, _ = run("apply", TAG, "9.9.2")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
     assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+
+
+def test_a_problem_of_a_release_begins_with_its_name(capsys):
+    show_problems([Problem("no-gpu", "v9.9.1", "has none"), Problem("no-gpu", "a", "has none")])
+    assert capsys.readouterr().err.splitlines() == [
+        "v9.9.1: has none [no-gpu]",
+        "a: has none [no-gpu]",
+    ]
 
 
 def test_problems_are_annotations_on_github(run, monkeypatch):
@@ -177,6 +203,7 @@ def test_a_wrong_word_is_refused_before_any_work(run, command):
     [
         (["test", "--plan"], 0, "to be tested: the tool, v"),
         (["apply", "v0.5.99"], 1, "[unknown-release]"),
+        (["lint", "--help"], 0, "usage: scripts/nox lint"),
     ],
 )
 def test_nox_adds_nothing_and_a_session_looks_at_its_words_first(words, code, says):

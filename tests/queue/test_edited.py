@@ -193,7 +193,7 @@ def test_the_queue_first_then_theirs(edited, site, alone, name):
         done = inplace.uninstall(edited.root, site)
     except Refused as refusal:
         assert kind.since, refusal
-        assert "what was laid last comes off first" in str(refusal)
+        assert "remove that edit, run the same command again" in str(refusal)
         return
     assert done.others == checked.others
     assert trees.list_package(site) == trees.list_package(alone)
@@ -359,7 +359,7 @@ def test_apply_takes_a_fork(edited, checkout, tool):
     KINDS["inside our hunks"].make(checkout / "python")
     before = fakes.snapshot(edited.tree)
     code, _, err = tool(edited, *words)
-    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'; the queue's" in err
+    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'\n    the queue's" in err
     assert fakes.snapshot(edited.tree) == before
 
 

@@ -33,6 +33,7 @@ from patchqueue.files.atomic import locked
 from patchqueue.install import changes, inplace, installed, launch, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
+from patchqueue.upstream import pins
 from patchqueue.wheels import build, notice
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
@@ -1047,6 +1048,32 @@ def test_the_launch_line_is_the_page_s():
             assert said == ("" if page == "default" else page), releases
     assert launch.advice(Version("0.5.16")) == "start the server: the graph is on"
     assert "--enable-breakable-cuda-graph" in launch.advice(Version("0.5.12.post1"))
+
+
+VERSIONS = [str(pin.version) for pin in pins.load(ROOT).all]
+
+
+def between(first: str, last: str) -> list[str]:
+    """The pinned releases from one to another, as a page names them: without a post part."""
+    ends = Version(first), Version(f"{last}.post99")
+    return [each for each in VERSIONS if ends[0] <= Version(each) <= ends[1]]
+
+
+def test_the_kinds_of_models_are_the_page_s():
+    """Each exception's releases are those of docs/choose.md, where the page says what they need."""
+    said = {version: launch.exceptions(Version(version)) for version in VERSIONS}
+    assert said["0.5.8.post1"] == said["0.5.15.post1"] == []
+    assert launch.exceptions(Version("0.5.16"), "fixes") == []
+    text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
+    flags = "--enforce-piecewise-cuda-graph", "--linear-attn-prefill-backend triton"
+    for number, flag in zip((1, 5), flags):
+        noted = re.findall(rf"(?m)^\| (0\.5\.\S+) – (0\.5\.\d+) \| .*\({number}\)", text)
+        versions = {each for first, last in noted for each in between(first, last)}
+        assert versions == {each for each, lines in said.items() if flag in " ".join(lines)}
+        assert f"`{flag}`" in text
+    (sparse,) = re.findall(r"\| DeepSeek-V3.2, GLM-5 \| (\S+) to (\S+) \| `(.+?)`", text)
+    line = f"DeepSeek-V3.2, GLM-5: {sparse[2]}"
+    assert {*between(*sparse[:2])} == {each for each, lines in said.items() if line in lines}
 
 
 def test_the_command_line(site, command):

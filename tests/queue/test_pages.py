@@ -7,6 +7,7 @@ tests/gpu read the words of every command on a page.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
 from patchqueue.applying import quilt
+from patchqueue.handover import release
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
@@ -248,6 +250,8 @@ RUN: dict[str, list[Step | Deed]] = {
         nox("apply", "work/v0.5.9: 2 of 2 patches"),
         nox("apply", "already applied"),
         nox("apply v0.5.9", "already applied"),
+        nox("apply v0.5.9 --verbose", "steps/count-once-more already applied"),
+        nox("clean", "next: `scripts/nox clean --yes` deletes them"),
         Step("nox -s apply -- v0.5.9", "already applied"),
         nox("apply v0.5.12.post1", "work/v0.5.12.post1"),
         nox("apply --help", "usage: scripts/nox apply"),
@@ -385,6 +389,8 @@ RUN: dict[str, list[Step | Deed]] = {
     "in place": [
         nox("install --check", "nothing was written"),
         nox("install", "2 patches, 2 files changed"),
+        nox("uninstall", "2 files restored"),
+        nox("install --discard", "2 patches, 2 files changed"),
         Step("python -m sglang.srt.prefill_graph", f"queue release {RELEASE}, 2 patches"),
         Step("python -m sglang.srt.prefill_graph --json", '"tree"'),
         nox("install --site-packages DIR --verify", "is patched", **SITE),
@@ -404,6 +410,7 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("python sglang/srt/prefill_graph --verify", PATCHED, "site"),
         Step("python -m sglang.srt.prefill_graph --verify", PATCHED),
         nox("uninstall --site-packages DIR", "2 files restored", **SITE),
+        nox("patches v0.5.9", "2 patches for v0.5.9, 2 files changed"),
         Step(
             "scripts/nox patches v0.5.15.post1 --without memory-saver/pause-index-keys --without"
             " moe/return-routed-experts-of-own-rank",
@@ -444,6 +451,36 @@ def test_the_last_line_of_an_image_sees_another_sglang(world):
     world.run(f"PYTHONPATH={other}:{world.site} {ask}", code=1)
 
 
+def test_the_commands_of_the_dockerfile_patch_an_image(world):
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = re.findall(r"(?m)^RUN (?:--\S+ +)*(.+)", text)
+    there = {"/queue/": f"{world.queue}/", "/sgl-workspace/sglang/python": str(world.site)}
+    for old, new in there.items():
+        steps = [step.replace(old, new) for step in steps]
+    said = [world.run(step, world.home) for step in steps]
+    assert "2 patches, 2 files changed" in said[0] and PATCHED in said[1]
+    world.run(f"rm {world.site}/{BREAKS.partition('python/')[2]}")
+    world.run(steps[1], code=1)
+
+
+def test_renovate_finds_a_wheel_of_the_queue_and_its_tags():
+    (manager,) = json.loads((ROOT / "docs/renovate.json").read_text())["customManagers"]
+    (pattern,) = manager["matchStrings"]
+    wanted = f"sglang[all]==0.5.12.post1+{fakes.LABEL}"
+    found = re.search(pattern.replace("(?<", "(?P<"), wanted)
+    version = manager["extractVersionTemplate"].replace("(?<", "(?P<")
+    assert found and re.match(version, release.TAG)["version"] == found["currentValue"]
+
+
+def test_the_new_user_types_the_commands_of_the_page():
+    shown = [one.command for one in pages.shown(ROOT / "docs/install.md")]
+    begins = shown.index("uv venv --python 3.12")
+    listed = fakes.run(str(ROOT / ".ci/new-user"), "--list").stdout.splitlines()
+    typed = [line.replace(f"git+file://{ROOT}", "git+REPOSITORY") for line in listed]
+    assert typed[0] == "pip install uv" and len(typed) == 4
+    assert [line.replace(" --no-deps", "") for line in typed[1:]] == shown[begins : begins + 3]
+
+
 CALLS = sorted({shown.command for shown in COMMANDS if pages.sessions(shown.command)[0]})
 # what a call of a script of tests/gpu is: the script, and its words up to the shell's
 GPU_CALL = re.compile(r"tests/gpu/(\w+\.py)((?: (?!&)[^;]+?)*)(?=;| &|$)")
@@ -456,7 +493,7 @@ def steps() -> Iterator[str]:
 
 # Commands of blocks that are neither run nor checked, by their beginning, and why.
 UNRUN = {
-    r"(FROM|COPY|RUN) ": "Docker is no part of a test; the words of install in it are checked",
+    r"(FROM|COPY|RUN|docker) ": "no test has Docker; the commands of the Dockerfile are run",
     r".*tests/gpu/": "it needs a GPU; the words of the script are checked",
     r"scripts/nox bundle ": "it fetches gigabytes; its words are checked",
     r"scripts/nox (lint|test)\b": "it needs packages of its own, and runs for minutes",

@@ -102,9 +102,23 @@ def offline(started_pip, monkeypatch):
 def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
     name, text = refused(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: Connection refused" in text
+    assert f"; asked: http://127.0.0.1:1/simple, {project.wheels} [" in text
     assert said == ["asking for the wheels of sglang 9.9.2"]
     project.newer("9.9.3")
     assert release.add_pin(project.root, "9.9.3", None).tag == "v9.9.3"
+
+
+def test_a_wheel_that_cannot_be_fetched_names_the_index_without_its_password(
+    project, offline, monkeypatch
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://alice:secret@127.0.0.1:1/simple")
+    shutil.rmtree(project.cache / "archives")
+    (project.wheels / WHEEL).unlink()
+    _, text = refused(source.fetch, project.pin, None)
+    assert "Connection refused; asked: http://127.0.0.1:1/simple, " in text and "secret" not in text
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    _, text = refused(source.fetch, project.pin, None)
+    assert f"No matching distribution found for sglang==9.9.1; asked: {project.wheels} [" in text
 
 
 @pytest.fixture

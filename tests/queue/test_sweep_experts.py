@@ -4,6 +4,7 @@ sizes of a table, and each number of tokens has an entry."""
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 
 import gpumodules
 import pytest
@@ -95,3 +96,24 @@ def test_another_model_s_shape_is_taken(sweep_experts):
     assert (own.experts, own.size, own.hidden, own.top_k) == (64, 1408, 2048, 6)
     (plain,) = sweep_experts.shape("128,1856,2688,6,relu2")
     assert own.gated and not plain.gated
+
+
+def test_a_sweep_ends_in_time_with_the_tiles_that_were_timed(sweep_experts, monkeypatch, capsys):
+    """A sweep that could not look at the clock within a number of tokens was killed without a
+    table."""
+    clock = iter(range(1000))
+
+    class Batch:
+        def __init__(self, *given):
+            self.checker = lambda: lambda tile: ""
+            self.timer = lambda count: lambda words, replays=3, best=0: float(sum(words.values()))
+
+    release = SimpleNamespace(default=lambda count, experts: {"BLOCK_SIZE_M": 1000})
+    monkeypatch.setattr(sweep_experts, "Batch", Batch)
+    monkeypatch.setattr(sweep_experts, "Release", lambda: release)
+    monkeypatch.setattr(sweep_experts, "memory_rate", lambda: 1.0)
+    monkeypatch.setattr(sweep_experts.time, "time", lambda: next(clock))
+    [experts, *_] = sweep_experts.SHAPES[512, 512]
+    (row,) = sweep_experts.sweep(experts, [16, 128, 512], 20)
+    assert row["tokens"] == 16 and 0 < len(row["us"]) < len(sweep_experts.candidates(16, experts))
+    assert "no time left for 512 tokens" in capsys.readouterr().out

@@ -103,7 +103,7 @@ def begin(
         return source.fetch(selection.pin, origin), selection
     tree = open_tree(selection.pin, base, selection.touched)
     step = (
-        "nothing was written; change one of the two so that both fit, or lay both sides out with"
+        "nothing was written; change one of the two so that both fit, or merge both sides with"
         f" {to_type('backport', '--onto', base, 'BRANCH')} and `git merge`"
     )
     return tree, settle(selection, tree.read, str(base), step)

@@ -132,7 +132,7 @@ def _made_of(root: Path, pin: Pin) -> Source:
         record = read_record(tree.path)
     if record and record["source"].get("kind") == "edited":
         what = "carries edits of others, and a patch is written for the release"
-        step = f"{to_type('apply', pin.tag, '--discard')} lays it on the release"
+        step = f"{to_type('apply', pin.tag, '--discard')} applies it to the release"
         raise Refused.of("edited-base", f"work/{pin.tag}", what, step)
     kept = source.kept(pin, record["source"]["sha256"]) if record else None
     return kept or source.fetch(pin, None)

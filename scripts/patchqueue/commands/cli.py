@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     packaged = in_wheel()
     parser = terminal.parser(
-        "Lay the patch queue on pinned sglang releases.",
+        "Apply the patch queue to pinned sglang releases.",
         install.COMMANDS if packaged else COMMANDS,
         PACKAGED if packaged else None,
     )

@@ -140,7 +140,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     words = [*options.pull_requests, *([options.branch] if options.branch else [])]
     pins = pinning.load(options.root)
     made = pull_requests.make(options.root, pins, options.onto, words, options.base)
-    other = f"is no pinned release: the patches of {made.pin.tag} were laid on it"
+    other = f"is no pinned release: the patches of {made.pin.tag} were applied to it"
     OUT.print(
         f"{options.base}, at {made.base[:12]}, {f'is {made.pin.tag}' if made.exact else other}"
     )
@@ -259,7 +259,7 @@ COMMANDS = (
             option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
                 "--out FILE",
-                f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
+                f"the file to write, - to print it (default: {DIST}/sglang-RELEASE.patch)",
                 type=terminal.file,
             ),
             ONLY,

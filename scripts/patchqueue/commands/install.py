@@ -62,11 +62,14 @@ def _install(options: argparse.Namespace) -> int:
     if options.pristine and not report.before:
         OUT.print("without the queue every file is the release's own")
     _show_named(report)
+    version = Version(record["version"])
     OUT.print(
-        f"next: {launch.advice(Version(record['version']), options.only)};"
+        f"next: {launch.advice(version, options.only)};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
         " again"
     )
+    for line in launch.exceptions(version, options.only):
+        OUT.print(f"  {line}")
     return 0
 
 

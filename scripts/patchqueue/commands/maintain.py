@@ -168,7 +168,7 @@ COMMANDS = (
     Command(
         "refresh",
         _refresh,
-        "write the edits of work/TAG/ back to patches/, series and overlay/",
+        "write the edits of work/RELEASE/ back to patches/, series and overlay/",
         "v0.5.9",
         (
             terminal.releases(),
@@ -178,7 +178,7 @@ COMMANDS = (
     Command(
         "new",
         _new,
-        "start an empty patch on top of work/TAG/; name it topic/verb-object",
+        "start an empty patch on top of work/RELEASE/; name it topic/verb-object",
         "v0.5.9 nsa/skip-pointer-check",
         (
             option(

@@ -29,7 +29,7 @@ from . import terminal
 from .terminal import FROM, OUT, Command, flag, option, show_rows, shown
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
+The first conflict is laid out in work/rebase-RELEASE/, a git repository. Nothing is written to the queue yet. Solve the conflict
 there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
 
 
@@ -238,11 +238,11 @@ COMMANDS = (
                     "--skip REASON",
                     "leave this patch out of the release; REASON goes into its header, as a Gap",
                 ),
-                flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
+                flag("--abort", "delete work/rebase-RELEASE/; what was written to the queue stays"),
                 option(
                     "--newer DIR",
                     "say what the queue does on each release that is newer than the newest"
-                    " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
+                    " pin, and write a report on each to DIR/RELEASE.md, in Markdown; no more",
                     nargs="?",
                     type=terminal.path,
                     const=False,

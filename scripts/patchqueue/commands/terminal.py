@@ -40,6 +40,8 @@ CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
 DEFAULT = "the one that upstream/pins.toml calls default"
 # git's rule: a colon before the first slash makes an address, https://… or host:path
 ADDRESS = re.compile(r"[^/]*:")
+# a hunk that does not fit: the patch, the place with what is there, what the patch needs
+HUNK = re.compile(r"(?s)^(.*?): (\S+: hunk \d+: line .*?); (the queue's patch needs .*) (\[\w+\])")
 OUTPUTS = ("out", "onto", "site")  # options that name a folder to write to
 COLOURS = {
     Outcome.APPLIED: "green",
@@ -299,11 +301,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
-    """Print problems. A next step that several problems in a row share is printed once."""
+    """Print problems: a hunk that does not fit in three lines, a next step that several problems in
+    a row share once."""
     problems = _grouped(problems)
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint
-        ERR.print(str(Problem(problem.name, problem.where, problem.what) if shared else problem))
+        said = str(replace(problem, hint="") if shared else problem)
+        ERR.print(HUNK.sub(r"\1 \4\n    \2\n    \3", said))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             print(problem.as_github())
 
@@ -312,14 +316,14 @@ def _grouped(problems: Iterable[Problem]) -> list[Problem]:
     """The problems; those that differ in the release alone are joined."""
     groups: dict[Problem, list[str]] = {}
     for problem in problems:
-        file, _, tag = problem.where.rpartition(" on ")
+        file, on, tag = problem.where.rpartition(" on ")
         is_of_release = re.fullmatch(r"v\d\S*", tag)
-        key = replace(problem, where=f"{file} on" if is_of_release else problem.where)
-        groups.setdefault(key, []).append(tag)
+        key = replace(problem, where=f"{file}{on}") if is_of_release else problem
+        groups.setdefault(key, []).append(tag if is_of_release else "")
     joined = []
     for key, tags in groups.items():
         several = f"{len(tags)} releases, {tags[0]} to {tags[-1]}"
-        behind = f" {several if len(tags) > 1 else tags[0]}" if key.where.endswith(" on") else ""
+        behind = several if len(tags) > 1 and tags[0] else tags[0]
         joined.append(replace(key, where=f"{key.where}{behind}"))
     return joined
 

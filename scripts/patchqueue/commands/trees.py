@@ -1,4 +1,4 @@
-"""The commands about trees in work/TAG/: apply, unapply, quilt."""
+"""The commands about trees in work/RELEASE/: apply, unapply, quilt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _unapply(options: argparse.Namespace) -> int:
         already = report.outcome is Outcome.ALREADY_APPLIED
         state = "was pristine already" if already else "is pristine again"
         OUT.print(f"work/{pin.tag} {state}: tree {pin.tree}")
-        OUT.print(f"next: {to_type('apply', pin.tag)} lays the queue on it again")
+        OUT.print(f"next: {to_type('apply', pin.tag)} applies the queue again")
     return 0
 
 
@@ -94,14 +94,14 @@ COMMANDS = (
     Command(
         "apply",
         _apply,
-        "lay the queue on a release, in work/TAG/",
+        "apply the queue to a release, in work/RELEASE/",
         "v0.5.12.post1",
         (
             terminal.releases(),
             FROM,
             option(
                 "--base PATH",
-                "lay it on this tree: a checkout or folder with the release and edits of others",
+                "apply it to this tree: a checkout or folder with the release and edits of others",
                 type=terminal.path,
             ),
             flag("--discard", "throw away edits of the work tree that no patch holds"),
@@ -115,14 +115,14 @@ COMMANDS = (
     Command(
         "unapply",
         _unapply,
-        "take every patch off work/TAG/ again, back to the pristine release",
+        "take every patch off work/RELEASE/ again, back to the pristine release",
         "v0.5.9",
         (terminal.releases(),),
     ),
     Command(
         "quilt",
         _quilt,
-        "run quilt in work/TAG/, with the quilt that apply uses",
+        "run quilt in work/RELEASE/, with the quilt that apply uses",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
             option("release RELEASE", "v0.5.9 or 0.5.9"),

@@ -210,7 +210,7 @@ def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -
         step = (
             disk.said(str(failure))
             or "where it is a rebase's repository: "
-            f"{to_type('rebase', 'VERSION --abort')}, and begin again"
+            f"{to_type('rebase', 'RELEASE --abort')}, and begin again"
         )
         problem = Problem("git-failed", f"git {verb} in {folder.name}", str(failure), step)
         raise Refused(problem) from None

@@ -231,7 +231,7 @@ def _identify_release(
         raise Refused.of("other-release", str(here), what, "leave --release out")
     if pristine and known.edits.paths:
         what = f"carries edits of others: {some(names(known.edits.paths))}"
-        step = f"{to_type('install', '--site-packages', here.site)} lays the queue beside them"
+        step = f"{to_type('install', '--site-packages', here.site)} patches it and keeps them"
         raise Refused.of("edited-release", str(here), what, step)
     return known
 

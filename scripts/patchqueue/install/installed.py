@@ -322,7 +322,7 @@ def _unknown(here: Installed, pins: Pins) -> Problem:
     step = (
         f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
         " what fits a checkout of another commit,"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says"
     )
     parsed = _parsed(here.version)
     if parsed and not parsed.is_devrelease and not parsed.local:

@@ -11,9 +11,17 @@ BREAKABLE = "--enable-breakable-cuda-graph"
 ARGUMENTS = {  # from 0.5.15 on, the graph is the default
     "<0.5.9": "--enable-piecewise-cuda-graph",
     ">=0.5.9,<0.5.10": BREAKABLE,
-    ">=0.5.10,<0.5.14": f"{BREAKABLE} (Qwen3-Next: and --enforce-piecewise-cuda-graph)",
+    ">=0.5.10,<0.5.14": BREAKABLE,
     ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
 }
+SPARSE = "DeepSeek-V3.2, GLM-5"
+KINDS = (  # releases, models that need something else, and what; the page has the same
+    (">=0.5.10,<0.5.14", "Qwen3-Next", "add --enforce-piecewise-cuda-graph"),
+    (">=0.5.19", "Qwen3-Next, Qwen3.5 on Hopper", "add --linear-attn-prefill-backend triton"),
+    (">=0.5.9,<0.5.10", SPARSE, "--enable-piecewise-cuda-graph instead"),
+    (">=0.5.10,<0.5.14", SPARSE, "no flag, the piecewise graph is the default"),
+    (">=0.5.16,<0.5.22", SPARSE, "--cuda-graph-backend-prefill tc_piecewise"),
+)
 
 
 def argument(version: Version) -> str:
@@ -28,3 +36,9 @@ def advice(version: Version, only: str = "") -> str:
         return f"start the server as before: the profile {only} brings no graph"
     flag = argument(version)
     return f"start the server with {flag}" if flag else "start the server: the graph is on"
+
+
+def exceptions(version: Version, only: str = "") -> list[str]:
+    """A line for each kind of model that needs another argument, or one more."""
+    of_release = [each for each in KINDS if SpecifierSet(each[0]).contains(version)]
+    return [f"{models}: {what}" for _, models, what in of_release] if only in ("", SPEED) else []

@@ -119,10 +119,7 @@ def without_changes(
             without = next(at_one_place, None)
             if without is None:
                 what = "lines were edited since beside those of the queue, or among them"
-                step = (
-                    "what was laid last comes off first: take that edit off, then the same again,"
-                    " and lay it anew"
-                )
+                step = "remove that edit, run the same command again, then make the edit again"
                 at = f"patches/{patch['name']} on {where}: {name}"
                 problems.append(Problem(str(Outcome.CONFLICT), at, what, step))
             else:
@@ -137,7 +134,7 @@ def resolve(tag: str) -> str:
     branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
     return (
         "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
-        f" {branch}, and `git merge BRANCH` lays both out"
+        f" {branch}, then `git merge BRANCH`"
     )
 
 
@@ -160,7 +157,7 @@ class Patched:
             raise Refused.of("patched-wheel", str(self.here), what, step)
         if not self.wheel and read(self.here.site, PROVENANCE) != selection.overlay[PROVENANCE]:
             what = "was patched by git, with a branch or file of another queue"
-            step = f"take that one off by git, then lay what {to_type('patches', pin.tag)} writes"
+            step = f"remove that one with git, then apply what {to_type('patches', pin.tag)} writes"
             raise Refused.of("patched-by-git", str(self.here), what, step)
         note = f"it was {'installed from the patched wheel' if self.wheel else 'patched by git'}"
         return Report(self.here.site, Outcome.ALREADY_APPLIED, self.record, notes=(note,))
@@ -173,7 +170,7 @@ class Patched:
             step = f"{_reinstall(self.here)}; keep a copy of edits of yours first"
             raise Refused.of("patched-wheel", where, what, step)
         what = "was patched by git, not in place"
-        step = "switch to the branch before it; or `git apply --reverse` with the file that laid it"
+        step = "switch to the branch before it; or `git apply --reverse` the applied file"
         raise Refused.of("patched-by-git", where, what, step)
 
     def verify(self) -> Report:
@@ -200,7 +197,7 @@ class Patched:
             differ = names(between(listed, present, whole=False).paths)
             if rest and own_changes.rest(own_listing(here.listing), listed) != rest:
                 differ += (REST,)
-            step = "`git diff` shows them; lay the branch or the file anew"
+            step = "`git diff` shows them; check out the branch or apply the file again"
         own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
         own |= {name for name in differ if ".dist-info/" in name}
         whose = attribute(here.site, differ, own, _tree_record(here.site))

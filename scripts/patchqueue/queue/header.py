@@ -238,17 +238,6 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
             yield Problem("bad-field", where, f"{what}: {rule.meaning}")
 
 
-def documentation() -> str:
-    """The rules as a Markdown table, for CONTRIBUTING.md."""
-    rows = [
-        f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} |"
-        f" {rule.meaning} |"
-        for rule in RULES
-    ]
-    variants = f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"
-    return "\n".join(["| field | what it says |", "|---|---|", *rows, variants])
-
-
 def _bad_values(where: str, header: Header) -> Iterator[Problem]:
     try:
         _ = header.gaps

@@ -80,8 +80,8 @@ def refuse_other(
         f" does not touch differ, as {some(names(edits.paths))}"
     )
     step = (
-        "name the release that it is made of: --release VERSION; of a commit that is no release,"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says what fits"
+        "name the release that it is made of: --release RELEASE; of a commit that is no release,"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits"
     )
     raise Refused.of("unlike-release", where, what, step)
 

@@ -101,7 +101,7 @@ def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
     if pin is None or release.tree == pin.tree:
         return
     fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
-    later = to_type("rebase", "VERSION --from PATH")
+    later = to_type("rebase", "RELEASE --from PATH")
     what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
     step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
     raise Refused.of(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step)
@@ -335,7 +335,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         LOG.info(f"fetching {name}")
         done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
 
 

@@ -296,7 +296,7 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     file = space / wheel.file
     if done.returncode or not file.is_file():
         step = disk.said(done.stderr) or index.STEP
-        raise Refused.of("not-fetched", wheel.file, index.why(done), step)
+        raise Refused.of("not-fetched", wheel.file, index.why(done, space), step)
     return _checked(pin, file, cache)
 
 
