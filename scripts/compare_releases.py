@@ -24,7 +24,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -70,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"make {PAGE}")
     options = parser.parse_args(words)
     if options.write:
-        (ROOT / PAGE).write_text(page(tomlkit.parse((ROOT / DECISIONS).read_text()).unwrap()))
+        (ROOT / PAGE).write_text(page(ROOT))
         return 0
     pinned = pins.load(ROOT)
     chosen = [pinned.find(name) for name in options.releases] or list(pinned.all)
@@ -90,8 +89,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def page(decisions: dict[str, Any]) -> str:
-    """The page that says what was decided, in Markdown. decisions: DECISIONS, parsed."""
+def page(root: Path) -> str:
+    """The page that says what was decided, in Markdown, of DECISIONS below `root`."""
+    decisions = tomlkit.parse((root / DECISIONS).read_text()).unwrap()
     faults, pairs = decisions["fault"], decisions["pair"]
     sections = (
         f"## {title}\n\n"
