@@ -141,20 +141,6 @@ def revision():
     return Version(os.environ["PATCHQUEUE_REVISION"])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _only_the_tree():
-    """No module of sglang may come from the pristine release, however a test imported it."""
-    yield
-    strays = {
-        name: module.__file__
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "sglang"
-        and getattr(module, "__file__", None)
-        and not _inside(module.__file__, _tree())
-    }
-    assert not strays, f"imported from outside of the tree under test: {strays}"
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _modules_of_the_release(request):
     """Before a file's first test changes anything that they look at."""

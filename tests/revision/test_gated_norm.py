@@ -39,13 +39,6 @@ CASES = KERNEL | NATIVE
 EPS = 1e-5
 
 
-def rank_of(module, rank, ranks):
-    """That rank's part of a tensor's last dimension."""
-    width = module.per_rank_hidden_size
-    assert width * ranks == module.full_hidden_size
-    return slice(rank * width, (rank + 1) * width)
-
-
 def made(hidden, groups, rank, ranks):
     """The layer of one rank, in float32, as a model builds it."""
     mixer2_rms_norm_gated.get_tensor_model_parallel_world_size = lambda: ranks
@@ -73,7 +66,9 @@ def compare(tokens, groups, size, ranks=1, dtype="float32", wide=None, multiproc
     for rank in range(ranks):
         module = made(hidden, groups, rank, ranks)
         module.forward_native = lambda x, gate: native.append(x)
-        part = rank_of(module, rank, ranks)
+        width = module.per_rank_hidden_size
+        assert width * ranks == module.full_hidden_size
+        part = slice(rank * width, (rank + 1) * width)
         module.weight.data = weight[part].clone()
         got = module.forward_cuda(y[:, part].contiguous(), gate[:, part])
         if got is not None:

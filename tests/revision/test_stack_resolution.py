@@ -77,18 +77,13 @@ def llama(build_model):
 # What is found
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_a_text_model(name):
-    model = build(name)
-    assert stack.find(model).owner is model.model
-    assert len(stack.find(model).layers) == 2
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_multimodal_wrapper(name):
-    model = build(name)
-    assert stack.find(model).owner is model.language_model.model
-    assert stack.find(model).path == "language_model.model"
+@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
+def test_a_model_and_a_multimodal_wrapper(name):
+    model, wrapped = build(name), name in WRAPPERS
+    found = stack.find(model)
+    assert found.path == ("language_model.model" if wrapped else "model")
+    assert found.owner is model.get_submodule(found.path)
+    assert wrapped or len(found.layers) == 2
 
 
 @pytest.mark.parametrize("name", NESTED)

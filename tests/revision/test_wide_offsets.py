@@ -41,15 +41,6 @@ def module(name):
     return late.first(*places)
 
 
-def projections():
-    """The module that splits a gated delta net's projections."""
-    return late.first(
-        "sglang.jit_kernel.triton.gdn_fused_proj",  # from 0.5.10 to 0.5.16
-        "sglang.kernels.ops.attention.triton_gdn_fused_proj",
-        "sglang.srt.models.qwen3_next",
-    )
-
-
 def spread(rows, stride):
     """rows: (n, …), contiguous. The same values in a tensor whose rows lie `stride` elements apart,
     on pages that nothing has touched."""
@@ -169,7 +160,11 @@ def split(layout, tokens):
     """The last of many rows, of projections as wide as Qwen3-Next's on one GPU."""
     from triton.runtime.interpreter import interpreter_builder
 
-    release = projections()
+    release = late.first(
+        "sglang.jit_kernel.triton.gdn_fused_proj",  # from 0.5.10 to 0.5.16
+        "sglang.kernels.ops.attention.triton_gdn_fused_proj",
+        "sglang.srt.models.qwen3_next",
+    )
     function = getattr(release, f"fused_qkvzba_split_reshape_cat{layout}")
     name = f"{function.__name__}_kernel"
     kernel, heads, ratio, size = getattr(release, name), 16, 2, 128
