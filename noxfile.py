@@ -69,7 +69,8 @@ MAINTAINERS = {
 }
 
 
-PATH = f"scripts{os.pathsep}lab"  # where the packages of both are
+HERE = os.path.dirname(os.path.abspath(__file__))
+PATH = f"{HERE}/scripts{os.pathsep}{HERE}/lab"  # where the packages of both are
 
 
 def run_tool(session: nox.Session, tool: str, *words: str) -> None:

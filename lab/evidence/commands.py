@@ -10,16 +10,8 @@ from typing import Any
 
 from bundle import command as bundle
 from patchqueue.commands import terminal
-from patchqueue.commands.terminal import (
-    OUT,
-    Command,
-    chosen_releases,
-    flag,
-    option,
-    refuse_ineffective,
-)
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream import pins as pinning
 
 from . import footprints, front, gpurun, harness, incoming, matrix, picture, results
@@ -27,8 +19,6 @@ from .pages import bench, status
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    if options.agree:
-        refuse_ineffective(options, "with --agree, which times nothing", "--bench")
     harness.refuse_unknown(options.root, options.model, options.mode)
     if options.agree:
         return _unkept(options, "run", experiment="agree")
@@ -185,15 +175,17 @@ COMMANDS = (
             *RUN,
             _repeated("--model", "only this model of tests/gpu/models.py"),
             _repeated("--mode", "only this mode, as breakable, and its reference"),
-            flag(
-                "--agree",
-                "compare answers with the untouched release's instead, and keep nothing in"
-                " evidence/",
-            ),
-            flag(
-                "--bench",
-                "time the untouched and the patched release in one run instead, keep the figures"
-                f" in evidence/, and make {bench.PAGE}",
+            (
+                flag(
+                    "--agree",
+                    "compare answers with the untouched release's instead, and keep nothing in"
+                    " evidence/",
+                ),
+                flag(
+                    "--bench",
+                    "time the untouched and the patched release in one run instead, keep the"
+                    f" figures in evidence/, and make {bench.PAGE}",
+                ),
             ),
         ),
     ),

@@ -75,12 +75,13 @@ def _measured(kept: Sequence[results.Row], row: Row) -> Measured:
         row,
         engines[PATCHED].date,
         engines[PATCHED].gpu,
-        {name: _figures(one) for name, one in engines.items()},
+        {name: figures(one) for name, one in engines.items()},
         {name: one.busy_ms[SHORT] for name, one in engines.items() if SHORT in one.busy_ms},
     )
 
 
-def _figures(row: results.Row) -> Figures:
+def figures(row: results.Row) -> Figures:
+    """The front page's figures of one engine of a run."""
     first = {shape: round(ms) for shape, ms in row.first_token_ms.items()}
     rate = row.input_tokens_per_s
     hundreds = None if rate is None else round(rate / 100) * 100

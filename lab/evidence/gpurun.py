@@ -16,8 +16,7 @@ from bundle import untouched
 from patchqueue.environments.lock import until
 from patchqueue.files.atomic import locked
 from patchqueue.files.run import Failed, uv
-from patchqueue.hint import to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, to_type
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.files import atomic
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, footprints, harness, results, written

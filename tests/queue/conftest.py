@@ -81,7 +81,6 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_python: Path
     for name in list(os.environ):
         if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in (
             "PATCHQUEUE_CALLED_FROM",
-            "GITHUB_ACTIONS",
             "FORCE_COLOR",
             "NO_COLOR",
         ):

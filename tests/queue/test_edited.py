@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,8 @@ from patchqueue.handover import backport, release
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
-from patchqueue.upstream import edits, pins
-from patchqueue.wheels import build
+from patchqueue.upstream import pins
+from patchqueue.upstream import release as edits
 
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
 OWN = series.PACKAGE.removeprefix("python/")
@@ -342,37 +341,6 @@ def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
     assert fakes.git(checkout, "for-each-ref") == refs
 
 
-def test_apply_takes_a_fork(edited, checkout, tool):
-    KINDS["before our hunks"].make(checkout / "python")
-    words = ("apply", fakes.TAG, "--base", checkout)
-    code, out, _ = tool(edited, *words)
-    assert code == 0 and "edits of others in 1 file\n" in out
-    text = (edited.tree / RUNNER).read_text()
-    assert "step_3 = 33" in text and "added_step" in text
-    assert verified(edited.tree / "python")["before"] == [PATCHED]
-    code, out, _ = tool(edited, *words)
-    assert code == 0 and "already applied" in out
-    code, _, err = tool(edited, "refresh", fakes.TAG)
-    assert code == 1 and "edited-base" in err
-    assert edited.unapply().outcome is Outcome.APPLIED
-    assert (edited.tree / RUNNER).read_text() == (checkout / RUNNER).read_text()
-    KINDS["inside our hunks"].make(checkout / "python")
-    before = fakes.snapshot(edited.tree)
-    code, _, err = tool(edited, *words)
-    assert code == 1 and "line 21 reads 'step_20 = 20 + mine'\n    the queue's" in err
-    assert fakes.snapshot(edited.tree) == before
-
-
-def test_a_work_tree_of_a_fork_is_never_built_into_a_wheel(edited, checkout):
-    KINDS["before our hunks"].make(checkout / "python")
-    edited.apply(base=checkout)
-    target = build.Target("3.12", "x86_64")
-    made = build.build(edited.root, edited.pin, target, None, edited.root / "dist")
-    with zipfile.ZipFile(made.path) as wheel:
-        assert "step_3 = 33" not in wheel.read(PATCHED).decode()
-        assert json.loads(wheel.read(trees.LAID.removeprefix("python/")))["edits"]["changed"] == []
-
-
 # --- one file
 
 
@@ -505,11 +473,8 @@ def test_any_name_of_a_file_can_be_taken_back(edited, site):
 
 
 def test_a_fork_may_have_any_name(edited, checkout):
-    """In a work tree, and in a branch, where the rest of a tree is known by one hash."""
-    names = with_any_names(checkout / "python")
-    edited.apply(base=checkout)
-    assert edited.apply(base=checkout).outcome is Outcome.ALREADY_APPLIED
-    assert verified(edited.tree / "python")["before"] == names
+    """In a branch the rest of a tree is known by one hash."""
+    with_any_names(checkout / "python")
     fakes.git(checkout, "add", "-A")
     fakes.git(checkout, "commit", "-q", "-m", "ours")
     branch(edited, checkout)

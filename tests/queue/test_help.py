@@ -12,7 +12,7 @@ from fakes import ROOT
 
 from evidence import commands as proving
 from patchqueue.commands import cli
-from patchqueue.hint import to_type
+from patchqueue.outcome import to_type
 
 TOOL = sorted(
     path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")

@@ -59,7 +59,6 @@ def link(name: str, to: str):
     return name, lambda project: (project.root / name).symlink_to(to)
 
 
-CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
 OURS = "python/sglang/srt/steps/a.py"
 CASES = [
     ("overlapping-variants", "series:2", variants(">=9.8,<10", ">=9.9")),
@@ -84,8 +83,6 @@ CASES = [
         *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
     ),
     ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
-    ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
-    ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
     ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
     ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
@@ -105,11 +102,7 @@ def test_all_names_are_covered():
 
 
 def test_disjoint_variants_are_good(project):
-    """And a pull request may name a step, by a folder that has no patch."""
     variants("<9.9", ">=9.9,<10")(project)
-    step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
-    project.write("pull-requests/steps/first/pull-request.toml", step)
-    project.write(CUT_TEXT, 'below = ["steps/first"]\n')
     assert problems(project) == []
 
 

@@ -1,5 +1,5 @@
-"""Options that no test of their own command tries change what it does, and options that another
-one makes idle are refused."""
+"""Options that no test of their own command tries change what it does, and options that exclude
+each other are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT, RUNNER
+from fakes import ROOT
 
 from bundle import host
 from bundle import release as bundle
@@ -104,30 +104,21 @@ def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "idle"),
+    "words",
     [
-        ("gpu --agree --bench", "--bench"),
-        ("test --upstream x --tool", "--tool"),
-        ("test --coverage -k x", "-k"),
-        ("build --release --from x", "--from"),
-        ("backport --onto x --pull-requests --without y", "--without"),
-        ("install --site-packages x --verify --discard", "--discard"),
-        ("install --site-packages x --verify --pristine", "--pristine"),
-        ("install --site-packages x --verify --only rl", "--only"),
-        ("build --release --only rl", "--only"),
-        ("apply --base x --from y", "--from"),
-        ("rebase 9.9.2 --abort --from x", "--from"),
-        ("rebase --newer --from x", "--from"),
-        ("rebase 9.9.2 --continue --from x", "--from"),
+        "gpu --agree --bench",
+        "test --upstream x --tool",
+        "test --coverage --tool",
+        "build --release --only rl",
+        "backport --onto x --report --pull-requests",
+        "install --site-packages x --discard --verify",
+        "install --site-packages x --verify --check",
+        "pin 9.9.2 --from x --lock",
+        "rebase 9.9.2 --continue --abort",
     ],
 )
-def test_an_option_that_another_one_makes_idle_is_refused(applied, tool, words, idle):
-    if words.startswith("rebase"):
-        rival = fakes.numbered(40).replace("step_20 = 20", "step_20 = 200")
-        applied.newer(runner=rival)
-        assert tool(applied, "rebase", "9.9.2")[0] == 0
-        applied.write(f"work/rebase-9.9.2/{RUNNER}", f"{rival}added_step = 200\n")
+def test_options_that_exclude_each_other_are_refused(applied, tool, words):
     before = fakes.snapshot(applied.root)
     code, _, said = tool(applied, *words.split())
-    assert code == 1 and said.startswith(f"{idle}: does nothing ") and "[bad-words]" in said
+    assert code == 2 and "not allowed with argument" in said
     assert fakes.snapshot(applied.root) == before

@@ -130,8 +130,6 @@ def _programs(world: World) -> None:
     path = f"PATH={shlex.quote(engine.variables['PATH'])}" if "PATH" in engine.variables else ""
     # by its whole path: where quilt is installed, the name alone would find this program again
     text = f'{path} {settings} exec {shutil.which(engine.command)} "$@"'
-    for number in engine.opened:  # of a folder, by a descriptor that the program lacks
-        text = text.replace(f"/proc/self/fd/{number}", os.readlink(f"/proc/self/fd/{number}"))
     fakes.program(found / "quilt", text)
     host = f"--target {world.site} --upgrade --python-version 3.12 --only-binary :all:"
     fakes.program(found / "nox", f'exec "{sys.executable}" -m nox "$@"')

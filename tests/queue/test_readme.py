@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import fakes
@@ -164,6 +165,25 @@ def test_the_slow_host_row_is_the_profile_s():
     assert said in " ".join(text_of("README.md").split())
 
 
+@pytest.mark.parametrize(
+    ("gpu", "sentence"),
+    [
+        ("nvidia-h200", "vLLM 0.33.0 on Qwen3-Next (last row): {vllm}. "),
+        ("nvidia-h100-80gb-hbm3", "On an H100, patched: {patched}; vLLM: {vllm}. "),
+    ],
+)
+def test_the_peer_s_figures_are_those_measured(gpu, sentence):
+    run = f"{gpu}.fa3.qwen3-next.eager-to-breakable"
+    shown = {
+        row.name.split()[0]: "{short_ms}, {long_ms}, {tokens_per_s:,}".format(
+            **asdict(front.figures(row))
+        )
+        for row in KEPT
+        if row.run == run
+    }
+    assert sentence.format(**shown) in " ".join(text_of("README.md").split())
+
+
 FAILED = {
     ("qwen3-next", "breakable"): {"0.5.23"},
     ("qwen3-next", "piecewise"): {"0.5.15.post1"},
@@ -248,7 +268,10 @@ def test_the_loads_are_those_measured():
     )
     shown_loads = {(version, way): cells.split(" | ") for version, way, cells in rows}
     taken = [
-        row for row in KEPT if row.loads and row.attention == "fa3" and row.gpu == bench.USUAL_GPU
+        row
+        for row in KEPT
+        if row.loads.keys() & {*LOADS}
+        and (row.model, row.attention, row.gpu) == (bench.LOADED, "fa3", bench.USUAL_GPU)
     ]
     measured = {}
     for patched in (row for row in taken if row.name == front.PATCHED):

@@ -125,7 +125,7 @@ def real_files() -> dict[str, dict[str, bytes]]:
 def carry(root: Path) -> Iterator[rebase.Progress]:
     """Rebase onto 0.5.18, each conflict solved as the real variant has it."""
     known, solutions = pins.load(root), real_files()
-    with find(pins.load(ROOT), str(NEW), None) as release:
+    with find(pins.load(ROOT), NEW, None) as release:
         progress = rebase.begin(root, known, release, lambda found: None)
     while progress.folder:
         yield progress
@@ -136,7 +136,7 @@ def carry(root: Path) -> Iterator[rebase.Progress]:
             fakes.git(progress.folder, "checkout", "HEAD", "--", path)
         for path, content in solved.items():
             (progress.folder / path).write_bytes(content)
-        progress = rebase.proceed(root, known, NEW, None, None)
+        progress = rebase.proceed(root, known, NEW, None)
     yield progress
 
 

@@ -213,18 +213,6 @@ def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
     engine().run(root / "work" / TAG, "pop")
 
 
-def test_new_finishes_what_a_killed_quilt_began(applied):
-    """quilt lists a patch in one file, and calls it applied in another."""
-    engine().run(applied.tree, "new", "steps/say-more.patch")
-    whole = tree_state(applied.root)
-    stack = applied.tree / ".pc/applied-patches"
-    stack.write_text(stack.read_text().replace("steps/say-more.patch\n", ""))
-    assert engine().run(applied.tree, "push", check=False).returncode != 0
-    file = new(applied.root, applied.pin, "steps/say-more")
-    file.parent.rmdir() if not any(file.parent.iterdir()) else None
-    assert tree_state(applied.root) == whole
-
-
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")

@@ -27,7 +27,7 @@ FOLDER = f"dist/release-{QUEUE}"
 def test_the_folder_has_all_that_is_published(project, tool):
     code, said, _ = tool(project, "build", "--release")
     assert code == 0 and f"{FOLDER}: 1 wheel, 1 patch file" in said
-    assert f"--find-links {FOLDER} sglang==9.9.1+{fakes.LABEL}" in said
+    assert f"--find-links {project.root / FOLDER} sglang==9.9.1+{fakes.LABEL}" in said
     folder = project.root / FOLDER
     made = contents(folder)
     assert sorted(made) == ["SHA256SUMS", "index.html", WHEEL, PATCH]

@@ -7,8 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from patchqueue.files import atomic
-from patchqueue.hint import to_type
-from patchqueue.outcome import Refused
+from patchqueue.outcome import Refused, to_type
 from patchqueue.upstream.pins import Pin
 
 from .. import cells

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 
 from ..files.tree import sha256
-from ..hint import to_type
-from ..outcome import Outcome, Problem
+from ..outcome import Outcome, Problem, to_type
 from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]

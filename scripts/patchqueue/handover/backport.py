@@ -16,14 +16,13 @@ from ..applying.matching import in_front, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
-from ..upstream.edits import Edits, between, refuse_other
 from ..upstream.pins import Pin, Pins
+from ..upstream.release import Edits, between, refuse_other
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 

@@ -14,8 +14,7 @@ from email import message_from_string
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..hint import counted
-from ..outcome import Problem
+from ..outcome import Problem, counted
 
 VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
 TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
