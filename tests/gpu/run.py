@@ -39,7 +39,7 @@ import modes
 from experiment import Experiment, Plan, Session, Stage, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
-TAKEN = ("model", "mode", "tp", "held", "against")  # by some rows alone
+TAKEN = ("model", "mode", "tp", "against")  # by some rows alone
 
 
 @dataclass
@@ -120,12 +120,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         help="references of agree (default: both)",
     )
     add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
-    add(
-        "--held",
-        type=int,
-        help="MiB that a sleeping graph may hold beside an eager server, and a recapture take"
-        " (default 64)",
-    )
     add(
         "--gpus",
         type=commandline.count,

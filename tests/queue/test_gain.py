@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import importlib
 import json
@@ -310,8 +309,8 @@ def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path)
 def traffic(gpu, monkeypatch):
     """tests/gpu/traffic.py, with small loads."""
     module = load("traffic")
-    small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, SYSTEM=30, OBSERVED=250, USERS=2)
-    small |= dict(NODE_REQUESTS=3, NODE_PROMPT=50)
+    small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, NODE_REQUESTS=3, NODE_PROMPT=50)
+    small |= dict(TURNS=9, PREFIX=30)
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     return module
@@ -324,6 +323,14 @@ def test_traffic_is_the_same_for_every_tree_and_other_each_time(traffic):
         traffic.made("nonsense", 1)
 
 
+def test_turns_are_a_few_tokens_behind_prompts_that_are_cached(traffic):
+    found = traffic.made("turns", 1)
+    assert [one.prompt[:30] for one in found.requests] == [*found.cached]
+    new = {len(one.prompt) - 30 for one in found.requests}
+    assert min(new) >= 1 and max(new) <= 16 and len(new) > 3
+    assert {(one.answer, one.at_s) for one in found.requests} == {(1, 0.0)} and not found.in_flight
+
+
 def test_first_tokens_and_later_ones_are_told_apart(traffic):
     found = [traffic.Answered(0.1 * n, 0.1 * n + 0.9, 5, 2, 10) for n in range(1, 5)]
     told = traffic.summary(found, 2.0)
@@ -333,39 +340,34 @@ def test_first_tokens_and_later_ones_are_told_apart(traffic):
     assert traffic.rate(told) == 20.0
 
 
-def test_both_trees_take_the_traffic_of_users(gain):
-    """Conversations go on with what was answered; every tree takes each load twice."""
-    code, found = gain("--traffic", "prefill", "agent", FAKE_STEP="0.03")
+def test_both_trees_take_the_traffic_of_users(gain, capsys):
+    """Every tree takes each load twice."""
+    code, found = gain("--traffic", "prefill", "decode-8", FAKE_STEP="0.03")
     assert code == 0 and found["passed"], found["runs"]
     assert found["gain"]["capture"] == [] and "disable_radix_cache" not in found["gain"]["engine"]
     assert [run["running"] for run in found["runs"]] == [6, 6], "the most that ran at once"
     slow, fast = (run["traffic"] for run in found["runs"])
-    assert len(fast["agent"]) == 2 and fast["agent"][0] != fast["agent"][1]
-    told = fast["agent"][0]
-    turns = told["requests"]
-    assert turns % 6 == 0 and told["cached_tokens"] > 0
+    assert len(fast["decode-8"]) == 2 and fast["decode-8"][0] != fast["decode-8"][1]
+    told = fast["decode-8"][0]
+    assert told["requests"] == 8 and [*told["later_ms"]] == ["p50", "p99"]
+    last = next(line for line in capsys.readouterr().out.splitlines() if line[:10] == "  decode-8")
+    assert [len(cell.split(";")) for cell in last.split("   ") if ";" in cell] == [3, 3]
     assert fast["prefill"][0]["input_tokens_per_s"] > fast["prefill"][0]["output_tokens_per_s"]
     assert all(tree["prefill"][0]["first_ms"]["p50"] > 30 for tree in (slow, fast))
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_an_answer_is_put_together_of_its_parts(gpu, whole):
-    """Releases stream all tokens so far, or those since the last part."""
-    module = load("bench_engine")
+def test_turns_find_their_prefixes_and_say_what_they_replayed(gain):
+    code, found = gain("--traffic", "turns", "--trees", "patched")
+    (told, _) = found["runs"][0]["traffic"]["turns"]
+    assert code == 0 and (told["requests"], told["cached_tokens"]) == (64, 64 * 2048)
+    assert told["prefills"] == told["replayed"]["prefills"] == 64
 
-    class Engine:
-        async def async_generate(self, **words: object) -> object:
-            async def parts():
-                for count in (1, 3, 4):
-                    ids = [[5], [6, 7], [8]][count // 2] if not whole else [5, 6, 7, 8][:count]
-                    told = {"cached_tokens": 2, "completion_tokens": count}
-                    yield {"output_ids": ids, "meta_info": told}
 
-            return parts()
-
-    seen, ids = asyncio.run(module._streamed(Engine(), [1, 2, 3], 4))
-    assert ids == [5, 6, 7, 8] and (seen.prompt, seen.cached, seen.answer) == (3, 2, 4)
-    assert 0 <= seen.first_s <= seen.whole_s
+def test_replayed_rows_are_those_of_the_smallest_size_that_fits(gpu):
+    replayed = load("bench_engine").replayed
+    lines = [{"at": at} | seen(tokens, True, (4, 64, 512)) for at, tokens in enumerate((3, 4, 65))]
+    lines.append({"at": 3} | seen(600, False))
+    assert replayed(lines, 1) == {"prefills": 2, "tokens": 69, "rows": 4 + 512}
 
 
 def seen(tokens, replayed, captured=()):
