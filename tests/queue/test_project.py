@@ -168,3 +168,7 @@ def test_a_function_has_changed_where_its_code_has(before, after, changed):
     )
     assert old.keys() == new.keys() == {"Pool.clear", "track"}
     assert {name for name in old if old[name] != new[name]} == changed
+
+
+def test_the_page_of_later_fixes_says_what_was_decided():
+    assert (ROOT / compare_releases.PAGE).read_text() == compare_releases.page(ROOT)

@@ -34,11 +34,7 @@ from patchqueue.upstream.release import find
 CACHE = source.cache_folder()  # read before it is redirected
 OLD, NEW = Version("0.5.16"), Version("0.5.18")
 # these begin with 0.5.17 and 0.5.18: nothing to carry
-LATER = (
-    "breakable/activate-kda-beta.patch",
-    "breakable/return-result-when-no-size-fits.patch",
-    "compile/compile-sizes-once.patch",
-)
+LATER = ("breakable/activate-kda-beta.patch", "breakable/return-result-when-no-size-fits.patch")
 
 # Its older text stands there too, with a hunk that 0.5.18 does not need: a person left that out.
 NARROWED = "mamba2/offset-rows-in-64-bits.patch"

@@ -28,6 +28,7 @@ INTERVAL, DRAFTS = 8, 4
 BOUNDARIES = pytest.mark.revision(">=0.5.7,<0.5.11")
 STALE = pytest.mark.revision(">=0.5.7,<0.5.10")
 LIGHTNING = pytest.mark.revision(">=0.5.10,<0.5.13")
+ENTRIES = pytest.mark.revision(">=0.5.5,<0.5.10")
 ENDED = pytest.mark.revision(">=0.5.13,<0.5.22")
 DFLASH = pytest.mark.revision(">=0.5.14,<0.5.20")
 
@@ -76,6 +77,38 @@ def test_a_verification_moves_the_states_of_every_hybrid(config):
     target = SimpleNamespace(model_runner=SimpleNamespace(**configs))
     worker = SimpleNamespace(target_worker=target)
     assert eval(ast.unparse(moving.test), {"self": worker}) is bool(config)
+
+
+# --- entries
+
+
+def batch_of(ended, entries, mode):
+    """A batch behind its forward. ended: whether each request has; entries: the tokens that their
+    drafts begin with."""
+    flags = dict.fromkeys(("return_logprob", "stream", "grammar", "return_hidden_states"), False)
+    requests = [SimpleNamespace(finished=lambda end=end: end, **flags) for end in ended]
+    rows, drafts = torch.arange(len(ended)), torch.tensor(entries)
+    columns = dict.fromkeys(("topk_p", "topk_index", "hidden_states"), drafts[:, None])
+    return schedule_batch.ScheduleBatch(
+        **dict(reqs=requests, device="cpu", forward_mode=mode, enable_overlap=False),
+        **dict(req_pool_indices=rows, seq_lens=rows, seq_lens_cpu=rows, orig_seq_lens=rows),
+        **dict(output_ids=rows, spec_algorithm=SimpleNamespace(is_none=lambda: False)),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        sampling_info=SimpleNamespace(filter_batch=lambda *_: None),
+        spec_info=eagle_info.EagleDraftInput(verified_id=drafts, **columns),
+    )
+
+
+@ENTRIES
+def test_a_request_goes_on_from_its_own_token():
+    """The first of three ends with the prefill; behind a verification none is left of it."""
+    prefill = batch_of([True, False, False], [10, 11, 12], forward_batch_info.ForwardMode.EXTEND)
+    prefill.filter_batch(chunked_req_to_exclude=[])
+    assert prefill.spec_info.verified_id.tolist() == [11, 12]
+    decoded = batch_of([True, False, False], [11, 12], forward_batch_info.ForwardMode.DECODE)
+    taken = inspect.signature(decoded.filter_batch).parameters.keys() & {"v1_spec_info_filtered"}
+    decoded.filter_batch(**dict.fromkeys(taken, True))
+    assert decoded.spec_info.verified_id.tolist() == [11, 12]
 
 
 # --- slots
