@@ -48,7 +48,7 @@ def said_of(lengths, prefixes, wanted):
 
 
 def compare(
-    batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=False, eagerly=True
+    batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=None, eagerly=True
 ):
     """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
     size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
@@ -65,11 +65,10 @@ def compare(
     """
     mixer, step, tracks = mixer_row_by_row(), step or chunk, len(batches[0]) > 2
     names = "output", "conv", "ssm", "left_conv", "left_ssm"
-    plain, project, weight = mixer.in_proj.forward, mixer.in_proj.forward, mixer.in_proj.weight
-    vector = torch.linspace(0.5, 2, len(weight))[None] if factors else None
-    if factors:
-        project = row_by_row(mixer.in_proj, vector)
-        mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
+    plain, weight = mixer.in_proj.forward, mixer.in_proj.weight
+    vector = torch.linspace(0.5, 2, len(weight))[None] if factors else torch.ones(1, 1)
+    project = row_by_row(mixer.in_proj, vector)
+    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     worst, bits, others, left = dict.fromkeys(names, 0.0), 0, 0, 0
     made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=tracks)
     for number, (lengths, prefixes, *more) in enumerate(batches):
@@ -90,8 +89,7 @@ def compare(
             if tracks:
                 layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
             mixer.in_proj.forward = plain
-            output = captured.run(mixer, cache, made, hidden, fuses_reduce, vector)
-        mixer.in_proj.forward = project
+            output = captured.run(mixer, cache, made, hidden, fuses_reduce, factors and vector)
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}

@@ -25,14 +25,8 @@ VALUES = {
     "": "Mamba2 layers and gated delta nets are captured",
     "all": "as capture",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured, and with nets in"
-    " FlashInfer's kernel",
+    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured",
 }
-# On a GPU, 24 of 810 tokens of a small Qwen3-Next were far from eager prefill's (docs/evidence/).
-FLASHINFER = (
-    "FlashInfer's kernel computes gated delta nets; --linear-attn-prefill-backend triton or"
-    f" {SWITCH}=capture captures them"
-)
 # set on the ForwardBatch of a capture: the tables.Current that its layers read
 CAPTURED_INTO = "captured_into"
 
@@ -177,8 +171,6 @@ def _no_nets(backend: Any, mixed: bool) -> str | None:
         return "--enable-mis cuts prompts into items"
     if mixed:
         return "Mamba2 layers and linear attention have tables of different chunks"
-    if delta_rule.flashinfer_prefill(backend) and asked() not in tiles.ASKED:
-        return FLASHINFER
     return delta_rule.other_kernels(backend)
 
 
