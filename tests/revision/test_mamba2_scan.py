@@ -339,7 +339,7 @@ def test_a_head_is_split_into_powers_of_two(size, parts):
 # --- compiled for the GPU that the tiles were measured on
 
 # heads and groups on one rank
-SERVED = {(80, 128): (128, 8), (64, 128): (64, 8)}
+SERVED = {(80, 128): (128, 8), (64, 128): (64, 8), (64, 256): (48, 1), (128, 256): (32, 2)}
 
 
 def launched(
