@@ -47,8 +47,8 @@ nox.options.default_venv_backend = "none"
 
 # By command: which tool has it, and what bare `scripts/nox` says.
 USERS = {
-    "apply": ("patchqueue", "Apply the queue to a release, in work/TAG/."),
-    "unapply": ("patchqueue", "Restore the pristine release in work/TAG/."),
+    "apply": ("patchqueue", "Apply the queue to a release, in work/RELEASE/."),
+    "unapply": ("patchqueue", "Restore the pristine release in work/RELEASE/."),
     "build": ("patchqueue", "Build a patched wheel of a release."),
     "install": ("patchqueue", "Patch an installed sglang in place."),
     "uninstall": ("patchqueue", "Undo install, to the last byte."),
@@ -59,17 +59,18 @@ USERS = {
 }
 MAINTAINERS = {
     "check": ("patchqueue", "Lint the queue; replay it on every pin."),
-    "refresh": ("patchqueue", "Write edits in work/TAG/ back to the queue."),
-    "new": ("patchqueue", "Start a patch on top of work/TAG/."),
+    "refresh": ("patchqueue", "Write edits in work/RELEASE/ back to the queue."),
+    "new": ("patchqueue", "Start a patch on top of work/RELEASE/."),
     "rebase": ("patchqueue", "Carry the queue to another release."),
-    "quilt": ("patchqueue", "Run quilt in work/TAG/."),
+    "quilt": ("patchqueue", "Run quilt in work/RELEASE/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),
     "bundle": ("evidence", "Pack a release for a host without an index."),
     "status": ("evidence", "Make the matrix and the benchmarks' page."),
 }
 
 
-PATH = f"scripts{os.pathsep}lab"  # where the packages of both are
+HERE = os.path.dirname(os.path.abspath(__file__))
+PATH = f"{HERE}/scripts{os.pathsep}{HERE}/lab"  # where the packages of both are
 
 
 def run_tool(session: nox.Session, tool: str, *words: str) -> None:
@@ -90,7 +91,8 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether nox's line is more than the command that the user typed, again."""
-    session = r"Running session (?!lint)|Session (?!lint\b).* was successful"
+    other = "" if {"-h", "--help"} & {*sys.argv} else r"(?!lint\b)"  # lint says nothing itself
+    session = rf"Running session {other}|Session {other}.* was successful"
     return not re.match(
         rf"{session}|Command .* -m (patchqueue|evidence) .* failed", record.getMessage()
     )
@@ -150,4 +152,7 @@ for name, (tool, said) in MAINTAINERS.items():
 @nox.session(default=False, tags=["maintainers"])
 def lint(session: nox.Session) -> None:
     """Check the form, types and imports of the Python."""
+    if session.posargs:  # it takes none
+        print(f"usage: scripts/nox lint\n\n{lint.__doc__}")
+        raise SystemExit(0 if {"-h", "--help"} & {*session.posargs} else 2)
     linted(session)

@@ -3,13 +3,15 @@
 run.
 
 What upstream repairs in a release is still wrong on the pins before it. A person reads the list of
-a new release, with `--diff` where a name is not enough; docs/later-fixes.md says what was read and
-decided. A function is compared by its syntax tree, without docstrings, comments and layout, and by
-its file's name and its own: one that moved with its file counts as the same.
+a new release, with `--diff` where a name is not enough, and writes each fault and what was decided
+into upstream/later-fixes.toml; `--write` makes docs/later-fixes.md of that file. A function is
+compared by its syntax tree, without docstrings, comments and layout, and by its file's name and its
+own: one that moved with its file counts as the same.
 
     .nox/tools/bin/python scripts/compare_releases.py v0.5.22 v0.5.23 --names
+    .nox/tools/bin/python scripts/compare_releases.py --write
 
-Without releases: the counts of each pair of neighbouring pins.
+Without releases and without --write: the counts of each pair of neighbouring pins.
 """
 
 from __future__ import annotations
@@ -25,9 +27,19 @@ from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import tomlkit
+
 from patchqueue.upstream import pins, source
 
 ROOT = Path(__file__).resolve().parents[1]
+DECISIONS, PAGE = "upstream/later-fixes.toml", "docs/later-fixes.md"
+# by key of a fault in DECISIONS: the section's title, and what its last column has
+SECTIONS = {
+    "patch": ("Repaired", "patch"),
+    "refused": ("Refused at start, with a message", "patch"),
+    "instead": ("Not repaired", "workaround"),
+}
+COUNTS = ("read", "faults", "repaired")  # of a pair in DECISIONS; all others are documented
 # what hybrids and sparse attention run through, below python/sglang/; files and whole folders
 AREAS = {
     "models": r"srt/models/(nemotron_h|qwen3_next|qwen3_5|falcon_h1|kimi_linear|granitemoehybrid"
@@ -54,7 +66,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("releases", nargs="*", help="an older and a newer pin")
     parser.add_argument("--names", action="store_true", help="name the functions")
     parser.add_argument("--diff", metavar="REGEX", help="show how those of this name changed")
+    parser.add_argument("--write", action="store_true", help=f"make {PAGE}")
     options = parser.parse_args(words)
+    if options.write:
+        (ROOT / PAGE).write_text(page(ROOT))
+        return 0
     pinned = pins.load(ROOT)
     chosen = [pinned.find(name) for name in options.releases] or list(pinned.all)
     for older, newer in pairwise(chosen):
@@ -71,6 +87,33 @@ def main(words: Sequence[str] | None = None) -> int:
                     "\n".join(difflib.unified_diff(*(m[name].split("\n") for m in (before, after))))
                 )
     return 0
+
+
+def page(root: Path) -> str:
+    """The page that says what was decided, in Markdown, of DECISIONS below `root`."""
+    decisions = tomlkit.parse((root / DECISIONS).read_text()).unwrap()
+    faults, pairs = decisions["fault"], decisions["pair"]
+    sections = (
+        f"## {title}\n\n"
+        + table(
+            ("fault", "releases", column),
+            [(fault["what"], fault["releases"], fault[key]) for fault in faults if key in fault],
+        )
+        for key, (title, column) in SECTIONS.items()
+    )
+    counted = table(
+        ("pair", *COUNTS), [(pair["releases"], *map(pair.get, COUNTS)) for pair in pairs]
+    )
+    total = {count: sum(pair.get(count, 0) for pair in pairs) for count in (*COUNTS, "refused")}
+    documented = total["faults"] - total["repaired"] - total["refused"]
+    method = decisions["method"].strip().format(**total, documented=documented)
+    return "\n".join([decisions["intro"].strip() + "\n", *sections, method + "\n", counted])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    title, *lines = (f"| {' | '.join(map(str, line))} |\n" for line in (head, *rows))
+    return "".join([title, "|" + "---|" * len(head) + "\n", *lines])
 
 
 def by_area(names: Sequence[str]) -> dict[str, int]:

@@ -118,19 +118,17 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Carried:
-    """A packed torch. own_cuda: whether it is of another CUDA than the host's torch; facts: what
-    the manifest says of it; holds: MADE_FOR_TORCH as the release requires them beside this torch,
-    as "torchvision==0.24.1"."""
+    """A packed torch. facts: what the manifest says of it; holds: MADE_FOR_TORCH as the release
+    requires them beside this torch, as "torchvision==0.24.1"."""
 
     archive: Path
-    own_cuda: bool
     facts: dict[str, Any]
     holds: tuple[str, ...]
 
     @property
     def besides(self) -> tuple[str, ...]:
         """Packages of the host that are made for its own torch alone."""
-        return (*MADE_FOR_TORCH, *(BOUND_TO_CUDA if self.own_cuda else ()))
+        return (*MADE_FOR_TORCH, *(BOUND_TO_CUDA if self.facts["own_cuda"] else ()))
 
 
 # Of one CUDA library: each function that is asked of it, with its version or None.
@@ -247,7 +245,7 @@ def pack(
     holds = tuple(
         f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
     )
-    return Carried(archive, facts["own_cuda"], facts, holds)
+    return Carried(archive, facts, holds)
 
 
 def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
@@ -292,8 +290,8 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     """Make of installed packages what a host with the libraries `own` lacks, for GPUs of compute
     capability `sm`; what the manifest says of it.
 
-    linked: the host's libraries that stand beside what is carried. Where torch is of another CUDA
-    than the host's, none does.
+    own_cuda: whether torch is of another CUDA than the host's; linked: the host's libraries that
+    stand beside what is carried, none with another CUDA.
     """
     trimmed = [packing.trim(site, rule) for rule in TRIMMED]
     _one_assembler(site, sm)

@@ -9,8 +9,7 @@ from typing import Any
 
 from patchqueue.commands import terminal
 from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option, shown
-from patchqueue.hint import counted
-from patchqueue.outcome import Refused
+from patchqueue.outcome import Refused, counted
 from patchqueue.upstream import pins as pinning
 
 from . import carried, host, release
@@ -49,9 +48,12 @@ def _carried(manifest: dict[str, Any]) -> str:
 
 def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> None:
     """Print what was packed, and what to do with it on the host."""
-    sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in made.sizes.items())
+    packed: Counter[str] = Counter()  # bytes by archive
+    for part in made.manifest["parts"]:
+        packed[part["file"].partition(".")[0]] += part["bytes"]
+    sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in packed.items())
     OUT.print(
-        f"{shown(made.path.relative_to(options.root))}: {sizes},"
+        f"{shown(made.path)}: {sizes},"
         f" {counted(len(made.manifest['packages']), 'package')} as of"
         f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
     )
@@ -90,7 +92,7 @@ COMMANDS = (
     Command(
         "bundle",
         _bundle,
-        "pack a patched release for a GPU host without a package index, in dist/bundle/TAG/",
+        "pack a patched release for a GPU host without a package index, in dist/bundle/RELEASE/",
         "v0.5.9 --carry-torch",
         (
             terminal.releases(),

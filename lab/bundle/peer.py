@@ -112,14 +112,15 @@ def pack(
         host = host.less(torch.besides)
     locked = release.without("torch", _resolve(peer, host, as_of))
     made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
+
+    def make(scratch: Path) -> packages.Packed:
+        site, hostsite = scratch / "site", scratch / "hostsite"
+        facts = release.installed(host, site, locked, peer.tag, TRIMMED, sm, (peer.name,))
+        release.lay_host_files(hostsite, {"stand_ins": []})
+        return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)
+
     said = f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)"
-    archive, facts = packages.kept(
-        "peers",
-        made_of,
-        said,
-        "site.tar.xz",
-        lambda scratch: _made(scratch, peer, locked, host, sm),
-    )
+    archive, facts = packages.kept("peers", made_of, said, "site.tar.xz", make)
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "peer": asdict(peer),
@@ -165,13 +166,3 @@ def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
     brought = [name for name in host.brings if name != "torch"]
     excluded = [*left_out, *brought, *lock.cuda_libraries(release.CUDA)]
     return lock.body(packages.Index(host).resolve([peer.requirement], words, excluded))
-
-
-def _made(scratch: Path, peer: Peer, locked: str, host: Host, sm: int) -> packages.Packed:
-    """Install and trim."""
-    site, hostsite = scratch / "site", scratch / "hostsite"
-    packages.Index(host).install(locked, site, peer.tag)
-    trimmed = [packing.trim(site, rule) for rule in TRIMMED]
-    facts = release.facts_of(site, locked, LEFT_OUT, trimmed, sm, (peer.name,))
-    release.lay_host_files(hostsite, {"stand_ins": []})
-    return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)

@@ -119,12 +119,10 @@ TRIMMED = (
 
 @dataclass(frozen=True)
 class Bundle:
-    """A finished bundle. sizes: archive -> packed bytes; packages: "name==version" of what was
-    packed."""
+    """A finished bundle."""
 
     path: Path
     manifest: dict[str, Any]
-    sizes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,6 @@ class Wanted:
 def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     """Write dist/bundle/<tag>/ for the host described. Raises Refused with uv's or apply's
     reason."""
-    sm, flash = wanted.sm, wanted.flash
     host = load_host(description)
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
@@ -152,15 +149,14 @@ def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
         raise Refused.of("other-torch", pin.tag, what, "pack it too: --carry-torch")
     target = build.Target(host.python, host.platform.split("-")[0])
     built = build.build(root, pin, target, None, root / "dist")
-    torch = torch_of(pin, host, sm) if wanted.carry_torch else None
+    torch = torch_of(pin, host, wanted.sm) if wanted.carry_torch else None
     if torch:
         host = host.less(torch.besides)
-    holds, one_gpu = torch.holds if torch else (), bool(torch) or flash
-    site, facts = dependencies(pin, host, sm, holds=holds, one_gpu=one_gpu, flash=flash)
+    site, facts = dependencies(pin, host, wanted.sm, torch=torch, flash=wanted.flash)
     with tempfile.TemporaryDirectory(prefix="patchqueue-bundle-") as scratch:
         tree = Path(scratch) / "tree.tar.xz"
-        _pack_tree(root, built, Path(scratch), tree, flash)
-        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, sm) | facts
+        _pack_tree(root, built, Path(scratch), tree, wanted.flash)
+        folder, manifest = root / "dist/bundle" / pin.tag, _manifest(built, host, wanted.sm) | facts
         return finish(folder, manifest, {"site": site, "tree": tree}, torch, wanted.part_size)
 
 
@@ -185,14 +181,15 @@ def finish(
     manifest["carried"] = torch.facts if torch else None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    return Bundle(folder, manifest, write(folder, archives, part_size, manifest))
+    write(folder, archives, part_size, manifest)
+    return Bundle(folder, manifest)
 
 
 def write(
     folder: Path, archives: dict[str, Path], part_size: int, manifest: dict[str, Any]
-) -> dict[str, int]:
+) -> None:
     """The archives' parts, and what a host needs to put them together. Notes the parts in
-    `manifest`; returns each archive's packed bytes."""
+    `manifest`."""
     manifest["parts"] = parts = [
         part
         for name, archive in archives.items()
@@ -203,13 +200,9 @@ def write(
     )
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return {
-        name: sum(part["bytes"] for part in parts if part["file"].startswith(name))
-        for name in archives
-    }
 
 
-def left_out(pin: Pin) -> list[LeftOut]:
+def _left_out(pin: Pin) -> list[LeftOut]:
     """The rules of LEFT_OUT that hold for a release."""
     return [
         rule
@@ -220,12 +213,12 @@ def left_out(pin: Pin) -> list[LeftOut]:
 
 def _never_reached(pin: Pin) -> list[str]:
     """The packages that a release's bundle does not hold."""
-    return [name for rule in left_out(pin) for name in rule.packages.split()]
+    return [name for rule in _left_out(pin) for name in rule.packages.split()]
 
 
 def stand_ins(pin: Pin, flash: bool) -> list[str]:
     """The modules that are stood in for on the host."""
-    modules = {module for rule in left_out(pin) for module in rule.modules.split()}
+    modules = {module for rule in _left_out(pin) for module in rule.modules.split()}
     return sorted(modules - {FLASH_MODULE} if flash else modules)
 
 
@@ -248,42 +241,30 @@ def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
         "queue_release": RELEASE,
         "tree": built.record["tree"]["after"],
         "wheel": {"file": built.path.name, "sha256": built.sha256},
-        "host": {
-            "name": host.name,
-            "python": host.python,
-            "torch": host.torch,
-            "brings": list(host.brings),
-        },
+        "host": {"name": host.name, "python": host.python, "torch": host.torch},
         "sm": sm,
     }
 
 
 def dependencies(
-    pin: Pin,
-    host: Host,
-    sm: int,
-    holds: Iterable[str] = (),
-    one_gpu: bool = False,
-    flash: bool = False,
+    pin: Pin, host: Host, sm: int, *, torch: carried.Carried | None, flash: bool
 ) -> tuple[Path, dict[str, Any]]:
     """The packed dependencies of a release (kept: the same answer is made once), and what the
-    manifest says about them.
+    manifest says about them. Beside a carried torch, or with FlashAttention 3, what no GPU of `sm`
+    needs is zeroed in them."""
+    one_gpu = [sm] if torch or flash else []
+    locked = resolve(pin, host, torch.holds if torch else ())
+    rules = trim_rules(sm, flash)
+    made_of = [locked, [rule.patterns for rule in rules], host.python, host.platform, SCHEMA]
 
-    holds: as in resolve(). one_gpu: zero in them what no GPU of `sm` needs, as in a carried torch.
-    flash: FlashAttention 3 among them.
-    """
-    locked = resolve(pin, host, holds)
-    patterns = [rule.patterns for rule in trim_rules(sm, flash)]
-    made_of = [locked, patterns, host.python, host.platform, SCHEMA]
-    made_of += [sm] if one_gpu else []
+    def make(scratch: Path) -> packages.Packed:
+        what, only = f"{pin.version}'s dependencies", next(iter(one_gpu), None)
+        facts = installed(host, scratch / "site", locked, what, rules, only)
+        as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
+        return packages.Packed([(scratch / "site", "site")], as_of | facts)
+
     said = f"packing the dependencies of {pin.version} (a few minutes, once)"
-    return packages.kept(
-        "sites",
-        made_of,
-        said,
-        "site.tar.xz",
-        lambda scratch: _made(scratch / "site", locked, pin, host, sm, one_gpu, flash),
-    )
+    return packages.kept("sites", [*made_of, *one_gpu], said, "site.tar.xz", make)
 
 
 def resolve(pin: Pin, host: Host, holds: Iterable[str]) -> str:
@@ -312,35 +293,24 @@ def trim_rules(sm: int, flash: bool = False) -> tuple[packing.Trimmed, ...]:
     return (*unwanted, *TRIMMED, packing.Trimmed(f"kernels for GPUs other than sm_{sm}", others))
 
 
-def _made(
-    site: Path, locked: str, pin: Pin, host: Host, sm: int, one_gpu: bool, flash: bool
-) -> packages.Packed:
-    """Install and trim."""
-    packages.Index(host).install(locked, site, f"{pin.version}'s dependencies")
-    trimmed = [packing.trim(site, rule) for rule in trim_rules(sm, flash)]
-    facts = facts_of(site, locked, left_out(pin), trimmed, sm if one_gpu else None)
-    as_of = {"resolved_as_of": pin.resolve_as_of.isoformat()}
-    return packages.Packed([(site, "site")], as_of | facts)
-
-
-def facts_of(
+def installed(
+    host: Host,
     site: Path,
     locked: str,
-    rules: Iterable[LeftOut],
-    trimmed: list[dict[str, Any]],
+    what: str,
+    rules: Iterable[packing.Trimmed],
     sm: int | None,
     own: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What the manifest says of installed and trimmed packages. sm: the one kind of GPU whose code
-    stays, None for all; own: packages that may ask for CUDA libraries beside those made for
-    torch."""
-    asking = (*own, *carried.MADE_FOR_TORCH)
+    """Install packages into `site` and trim them; what the manifest says of them. sm: the one kind
+    of GPU whose code stays, None for all; own: packages that may ask for CUDA libraries beside
+    those made for torch."""
+    packages.Index(host).install(locked, site, what)
     return {
         "packages": re.findall(r"(?m)^(\S+==\S+)", locked),
-        "left_out": [{"reason": rule.reason, "names": rule.packages.split()} for rule in rules],
-        "trimmed": trimmed,
+        "trimmed": [packing.trim(site, rule) for rule in rules],
         "zeroed": asdict(elf.zero_all(site, sm)) if sm else None,
-        "asks": carried.asks(site, asking) if sm else [],
+        "asks": carried.asks(site, (*own, *carried.MADE_FOR_TORCH)) if sm else [],
     }
 
 

@@ -1,9 +1,4 @@
-"""What the support matrix has cells for: evidence/matrix.toml; and what scripts of tests/gpu ask
-beside it: evidence/questions.toml.
-
-Such a script holds one engine's answers against that engine's own, asked otherwise. It writes one
-file, and with --without queue a control: the release's own tree must answer otherwise.
-"""
+"""What the support matrix has cells for: evidence/matrix.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ from patchqueue.outcome import Problem, Refused
 from .results import FOLDER
 
 FILE = FOLDER / "matrix.toml"
-QUESTIONS = FOLDER / "questions.toml"
 ALWAYS = "0"  # "upstream" of what every pinned release has
 
 
@@ -33,9 +27,15 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
-    for "all". never: beside what its graph says."""
+    for "all". never: beside what its graph says.
 
-    models: tuple[str, ...]
+    question: instead of models and graphs, the script of tests/gpu whose answers the column shows.
+    It holds one engine's answers against that engine's own, asked otherwise, and writes one file;
+    with --without queue a control: the release's own tree must answer otherwise.
+    """
+
+    models: tuple[str, ...] = ()
+    question: str = ""
     since: dict[str, str] = field(default_factory=dict)
     brings: tuple[str, ...] = ()
     repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -45,16 +45,17 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
-    graphs: tuple[str, ...]
     families: dict[str, Family]
+    graphs: tuple[str, ...] = ()
 
 
 class Feature(Graph, frozen=True, kw_only=True):
-    """One graph of one family of models, with what the file says of both. since: as the
-    family's."""
+    """One graph of one family of models, with what the file says of both. since: as the family's;
+    asked: whether a script asks it, whose name `mode` is then, of no model."""
 
     models: tuple[str, ...]
     mode: str
+    asked: bool = False
     since: dict[str, str] = field(default_factory=dict)
 
     def known(self, version: Version) -> tuple[str, ...]:
@@ -71,15 +72,16 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     def of(self, table: Table) -> dict[str, tuple[Feature, ...]]:
         """A table's columns: of each family its graphs."""
         return {
-            name: tuple(self._feature(family, graph) for graph in table.graphs)
+            name: tuple(self._feature(family, mode) for mode in table.graphs or [family.question])
             for name, family in table.families.items()
         }
 
     def _feature(self, family: Family, mode: str) -> Feature:
-        graph, own = self.graphs[mode], family.repairs
+        graph, own = self.graphs.get(mode, Graph()), family.repairs
         return Feature(
-            models=family.models,
+            models=family.models or ("",),
             mode=mode,
+            asked=bool(family.question),
             brings=(*family.brings, *graph.brings),
             repairs=(*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
             never={**graph.never, **family.never},
@@ -94,56 +96,27 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
             one for table in self.tables for column in self.of(table).values() for one in column
         )
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(model for one in self.features for model in one.models))
-
 
 def load(root: Path) -> Cells:
     """What the file says; nothing where there is none. Raises Refused naming what is wrong."""
     if not (root / FILE).is_file():
         return Cells()
     found = record.toml((root / FILE).read_bytes(), Cells, str(FILE), "bad-matrix")
-    if wrong := _unknown(root, found):
+    if wrong := _unknown(found):
         raise Refused(Problem("bad-matrix", str(FILE), wrong))
     return found
 
 
-def _unknown(root: Path, found: Cells) -> str:
-    """The first graph or patch that is named and is not there; empty where all are."""
+def _unknown(found: Cells) -> str:
+    """The first graph or model that is named and is not there; empty where all are."""
     graphs = {name for table in found.tables for name in table.graphs}
     families = [one for table in found.tables for one in table.families.values()]
     graphs |= {name for one in families for name in one.repairs} - {"all"}
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
     for one in families:
+        if bool(one.models) == bool(one.question):
+            return "has a family that needs either models or a question"
         if others := sorted(one.since.keys() - set(one.models)):
             return f"has a family without {others[0]}, and says since when it is known"
-    patches = {name for one in found.features for name in (*one.brings, *one.repairs)}
-    for name in sorted(patches):
-        if not (root / "patches" / name).is_file():
-            return f"names {name}, and patches/ has no such file"
     return ""
-
-
-class Question(Struct, frozen=True, forbid_unknown_fields=True):
-    """One script. repairs: the patches without which the answer is wrong."""
-
-    title: str
-    repairs: tuple[str, ...]
-
-
-def questions(root: Path) -> dict[str, Question]:
-    """The questions by name; none where there is no such file. Raises Refused naming what is
-    wrong."""
-    if not (root / QUESTIONS).is_file():
-        return {}
-    found = record.toml(
-        (root / QUESTIONS).read_bytes(), dict[str, Question], str(QUESTIONS), "bad-questions"
-    )
-    for name, one in found.items():
-        for patch in one.repairs:
-            if not (root / "patches" / patch).is_file():
-                what = f"[{name}] names {patch}, and patches/ has no such file"
-                raise Refused(Problem("bad-questions", str(QUESTIONS), what))
-    return found

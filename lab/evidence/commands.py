@@ -10,16 +10,8 @@ from typing import Any
 
 from bundle import command as bundle
 from patchqueue.commands import terminal
-from patchqueue.commands.terminal import (
-    OUT,
-    Command,
-    chosen_releases,
-    flag,
-    option,
-    refuse_ineffective,
-)
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, option
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream import pins as pinning
 
 from . import footprints, front, gpurun, harness, incoming, matrix, picture, results
@@ -27,8 +19,6 @@ from .pages import bench, status
 
 
 def _gpu(options: argparse.Namespace) -> int:
-    if options.agree:
-        refuse_ineffective(options, "with --agree, which times nothing", "--bench")
     harness.refuse_unknown(options.root, options.model, options.mode)
     if options.agree:
         return _unkept(options, "run", experiment="agree")
@@ -106,8 +96,10 @@ def _status(options: argparse.Namespace) -> int:
         code = report(incoming.take(root, pins, files))
     rows = results.load(root)
     results.save(root, footprints.compared(root, pins, rows, harness.identity(root)))
-    changed = [*status.write(root, pins), *bench.write(root)]
-    OUT.print(status.tables(root, pins), end="")
+    known = matrix.matrix(root, pins)
+    tables = status.tables(root, known)
+    changed = [*status.write(root, tables), *bench.write(root)]
+    OUT.print(tables, end="")
     if options.plot:
         drawn = picture.draw(front.measured(results.load(root)), root)
         changed += [file.relative_to(root) for file in drawn]
@@ -116,7 +108,7 @@ def _status(options: argparse.Namespace) -> int:
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )
-    if left := matrix.left_to_run(root, pins):
+    if left := matrix.left_to_run(root, known):
         runs = to_type("gpu", *left)
         OUT.print(f"next: {runs} runs each release that lacks results about today's patches")
     for tag, models in matrix.drawn(root, pins).items():
@@ -183,15 +175,17 @@ COMMANDS = (
             *RUN,
             _repeated("--model", "only this model of tests/gpu/models.py"),
             _repeated("--mode", "only this mode, as breakable, and its reference"),
-            flag(
-                "--agree",
-                "compare answers with the untouched release's instead, and keep nothing in"
-                " evidence/",
-            ),
-            flag(
-                "--bench",
-                "time the untouched and the patched release in one run instead, keep the figures"
-                f" in evidence/, and make {bench.PAGE}",
+            (
+                flag(
+                    "--agree",
+                    "compare answers with the untouched release's instead, and keep nothing in"
+                    " evidence/",
+                ),
+                flag(
+                    "--bench",
+                    "time the untouched and the patched release in one run instead, keep the"
+                    f" figures in evidence/, and make {bench.PAGE}",
+                ),
             ),
         ),
     ),

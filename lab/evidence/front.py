@@ -66,25 +66,22 @@ def measured(kept: Sequence[results.Row]) -> list[Measured]:
 
 
 def _measured(kept: Sequence[results.Row], row: Row) -> Measured:
-    found = [
-        one for one in kept if (one.kind, one.release, one.run) == ("time", row.release, row.run)
-    ]
-    trees = (UNTOUCHED, PATCHED)
-    engines = sorted(
-        found, key=lambda one: trees.index(one.name) if one.name in trees else len(trees)
-    )
-    if [one.name for one in engines[:2]] != [*trees]:
+    about = ("time", row.release, row.run)
+    found = {one.name: one for one in kept if (one.kind, one.release, one.run) == about}
+    if not found.keys() >= {UNTOUCHED, PATCHED}:
         raise LookupError(f"evidence/ has no untouched and patched {row.release} of {row.run}")
+    engines = {name: found.pop(name) for name in (UNTOUCHED, PATCHED)} | found
     return Measured(
         row,
-        engines[0].date,
-        engines[0].gpu,
-        {one.name: _figures(one) for one in engines},
-        {one.name: one.busy_ms[SHORT] for one in engines if SHORT in one.busy_ms},
+        engines[PATCHED].date,
+        engines[PATCHED].gpu,
+        {name: figures(one) for name, one in engines.items()},
+        {name: one.busy_ms[SHORT] for name, one in engines.items() if SHORT in one.busy_ms},
     )
 
 
-def _figures(row: results.Row) -> Figures:
+def figures(row: results.Row) -> Figures:
+    """The front page's figures of one engine of a run."""
     first = {shape: round(ms) for shape, ms in row.first_token_ms.items()}
     rate = row.input_tokens_per_s
     hundreds = None if rate is None else round(rate / 100) * 100

@@ -16,8 +16,7 @@ from bundle import untouched
 from patchqueue.environments.lock import until
 from patchqueue.files.atomic import locked
 from patchqueue.files.run import Failed, uv
-from patchqueue.hint import to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, to_type
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
 from patchqueue.wheels import build
@@ -79,17 +78,13 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         rmtree(out, ignore_errors=True)
     command = [python, str(root / harness.FOLDER / f"{call.script}.py")]
     command += [call.experiment] if call.experiment else []
-    command += _folder("--out", out) + _folder("--tree", tree)
-    command += [word for site in call.sites for word in _folder("--site", site)]
+    folders = [("--out", out), ("--tree", tree), *(("--site", site) for site in call.sites)]
     if name in BESIDE_UNTOUCHED:
-        command += _folder("--untouched", untouched.lay(built, out / "release"))
+        folders.append(("--untouched", untouched.lay(built, out / "release")))
+    command += [word for option, path in folders for word in (option, str(path.absolute()))]
     code = subprocess.run([*command, *call.words]).returncode
-    result = out / (f"{name}.json" if call.experiment else RESULTS[name])
+    result = out / RESULTS.get(name, f"{name}.json")
     return Ran(code, result if result.is_file() else None)
-
-
-def _folder(option: str, path: Path) -> list[str]:
-    return [option, str(path.absolute())]
 
 
 def look_for_gpu(pin: Pin) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from patchqueue.applying.apply import load_queue
 from patchqueue.files import atomic
-from patchqueue.hint import counted, to_type
-from patchqueue.outcome import Problem, Refused
+from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, footprints, harness, results, written
@@ -37,6 +37,7 @@ REFERENCE = "reference"  # how the modes that others are held against begin
 HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
 EAGER = "eager"
 PLACE = re.compile(r"(?<![\w.])(?:/[\w.+@-]+){2,}")  # a path on the host: nobody else has it
+NOTES = "loaded"  # which files a run looked at: nine tenths of a log, and rows have the footprints
 
 
 class Fate(str, enum.Enum):
@@ -61,7 +62,8 @@ class Gathered:
 
 def found(root: Path, folder: Path) -> list[Path]:
     """The results below a folder. Raises Refused where there is none."""
-    names = (PROOF, TIMES, *(f"{name}.json" for name in cells.questions(root)))
+    asked = (f"{one.mode}.json" for one in cells.load(root).features if one.asked)
+    names = (PROOF, TIMES, *asked)
     files = sorted(file for name in names for file in folder.rglob(name))
     if not files:
         what, step = f"holds no {PROOF}", "name the folder that holds the hosts' result folders"
@@ -116,14 +118,14 @@ def _without_contradicted(
         if old and row.verdict != NOT_RUN and old.verdict not in (NOT_RUN, row.verdict):
             validity = footprints.Validity(pins.find(row.release).patched, rules)
             [old] = footprints.compared(root, pins, [old], rules)
-            if old.queue != validity.today and validity.same_files(old):
+            if not validity.is_today(old) and validity.same_files(old):
                 wrong.add(row.release)
     return [replace(row, footprint=None) if row.release in wrong else row for row in before]
 
 
 def log_of(file: Path) -> bytes:
-    """A result without paths of its host."""
-    return json.dumps(_without_paths(json.loads(file.read_bytes())), sort_keys=True).encode()
+    """A result without paths of its host and without NOTES."""
+    return json.dumps(_as_kept(json.loads(file.read_bytes())), sort_keys=True).encode()
 
 
 def _keep_log(root: Path, file: Path) -> None:
@@ -133,11 +135,11 @@ def _keep_log(root: Path, file: Path) -> None:
     atomic.write(root / name, lzma.compress(log, preset=9))
 
 
-def _without_paths(value: Any) -> Any:
+def _as_kept(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_paths(inner) for name, inner in value.items()}
+        return {name: _as_kept(inner) for name, inner in value.items() if name != NOTES}
     if isinstance(value, list):
-        return [_without_paths(inner) for inner in value]
+        return [_as_kept(inner) for inner in value]
     is_text = isinstance(value, str) and not value.startswith("python/")
     return PLACE.sub("…", value) if is_text else value
 
@@ -155,12 +157,12 @@ def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     else:
         rows = proof_rows(result, file.name)
     if isinstance(result, Proof) and result.loaded:
-        tree = footprints.tree_of(root, pin)
+        tree = footprints.tree_of(load_queue(root), pin)
         notes = ([*result.loaded, *run.loaded] for run in result.runs)
         made = zip(rows, notes, strict=True)
         rows = [replace(row, footprint=footprints.footprint(tree, note)) for row, note in made]
     sha256 = hashlib.sha256(log_of(file)).hexdigest()
-    return [replace(row, raw=sha256) for row in rows]
+    return [results.shortened(replace(row, raw=sha256)) for row in rows]
 
 
 def check_tree(pin: Pin, result: Result, name: str) -> None:

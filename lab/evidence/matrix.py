@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -19,7 +20,7 @@ from patchqueue.queue.series import Queue
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, harness, results
-from .cells import Feature, Question
+from .cells import Feature
 from .footprints import Validity
 from .results import NO_MEASURE, Row
 
@@ -61,16 +62,20 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
     rules = harness.identity(root)
     found = []
     for pin in reversed(pins.all):
-        proofs = results.of_release(rows, pin.version, "proof")
+        of_pin = [row for row in rows if row.release == str(pin.version) and row.kind != "time"]
         validity = Validity(pin.patched, rules)
-        found.append((pin, [cell(proofs, queue, pin, feature, validity) for feature in features]))
+        found.append((pin, [cell(of_pin, queue, pin, feature, validity) for feature in features]))
     return found
 
 
-def left_to_run(root: Path, pins: Pins) -> list[str]:
-    """The tags of the releases with a cell for which no run of today's patches counts."""
-    missing = (State.STALE, State.NOT_RUN)
-    return [pin.tag for pin, row in matrix(root, pins) if any(one.state in missing for one in row)]
+def left_to_run(root: Path, known: Iterable[tuple[Pin, list[Cell]]]) -> list[str]:
+    """The tags of the releases with a cell for which no proof of today's patches counts."""
+    proven = [not feature.asked for feature in cells.load(root).features]
+    return [
+        pin.tag
+        for pin, row in known
+        if any(one.state in (State.STALE, State.NOT_RUN) for one in compress(row, proven))
+    ]
 
 
 def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
@@ -82,30 +87,28 @@ def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
         validity = Validity(pin.patched, rules)
         models = {
             row.model
-            for row in results.of_release(rows, pin.version, "proof")
-            if row.queue != pin.patched and validity.same_files(row)
+            for row in rows
+            if (row.kind, row.release) == ("proof", str(pin.version))
+            if not validity.is_today(row) and validity.same_files(row)
             if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
         }
         found |= {pin.tag: sorted(models)} if models else {}
     return found
 
 
-def hosts(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows by kind of GPU and attention."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((results.slug(row.gpu), row.attention), []).append(row)
-    return [groups[key] for key in sorted(groups)]
-
-
 def cell(
     proofs: Sequence[Row], queue: Queue, pin: Pin, feature: Feature, validity: Validity
 ) -> Cell:
     """What is known: from the proofs of the release where there are some, else from the queue. The
-    best of several GPUs and attentions, and what the others said."""
+    best of several GPUs and attentions, and what the others said; of a question the worst."""
     best = [State.PROVEN, State.FAILED, State.NOT_APPLICABLE, State.INCONCLUSIVE, State.STALE]
-    known = [judged for rows in hosts(proofs) if (judged := judge(rows, pin, feature, validity))]
-    if not known:
+    if feature.asked:
+        best[:2] = reversed(best[:2])
+    hosts: dict[tuple[str, str], list[Row]] = {}
+    for row in proofs:
+        hosts.setdefault((results.slug(row.gpu), row.attention), []).append(row)
+    judged = (judge(hosts[host], pin, feature, validity) for host in sorted(hosts))
+    if not (known := [one for one in judged if one]):
         return expected(queue, pin, feature)
     latest = sorted(known, key=lambda one: one.date, reverse=True)
     first, *others = sorted(latest, key=lambda one: best.index(one.state))
@@ -122,9 +125,11 @@ def cell(
 def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity) -> Cell | None:
     """What the proofs on one kind of GPU say about a feature; None where they did not try it on
     every model that the release knows. Inconclusive where today's queue ran, and a model's
-    reference did not agree with itself."""
+    reference did not agree with itself, or the control of a question answered as the patched tree
+    did."""
     models = feature.known(pin.version)
-    rows = [row for row in proofs if row.name == feature.mode and row.model in models]
+    tried = [row for row in proofs if row.name == feature.mode and row.model in models]
+    rows, controls = ([row for row in tried if row.control is of] for of in (False, True))
     if {row.model for row in rows} != set(models):
         return None
     unasked = [row for row in rows if row.verdict == results.NOT_RUN]
@@ -134,7 +139,9 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
         why = f"the reference of {unasked[0].model} failed ([details]({DETAILS}))"
         then = Cell(State.INCONCLUSIVE, f"{place(unasked[0])}: {why}")
     else:
-        then = _verdict(rows, validity)
+        then = _verdict(rows, feature, validity)
+    if then.state is State.PROVEN and controls and all(row.why for row in controls):
+        then = replace(then, state=State.INCONCLUSIVE)
     if unknown := [model for model in feature.models if model not in models]:
         reason = f"{then.reason}; the release does not know {', '.join(unknown)}"
         then = Cell(then.state, reason)
@@ -146,64 +153,21 @@ def judge(proofs: Iterable[Row], pin: Pin, feature: Feature, validity: Validity)
     return replace(then, date=date)
 
 
-def _verdict(rows: Sequence[Row], validity: Validity) -> Cell:
+def _verdict(rows: Sequence[Row], feature: Feature, validity: Validity) -> Cell:
     for row in rows:
         if row.verdict == "not applicable":
             return Cell(State.NOT_APPLICABLE, row.why)
     places = [
-        place(row, row.queue != validity.today and validity.same_files(row))
-        + ("" if row.rules == validity.rules else ", by an earlier harness")
+        place(row, not validity.is_today(row) and validity.same_files(row))
+        + ("" if validity.judged_alike(row) or feature.asked else ", by an earlier harness")
         for row in rows
     ]
     for there, row in zip(places, rows, strict=True):
         if row.verdict != "passed":
-            what = f"{row.model} {in_words(row.why)} ([details]({DETAILS}))"
+            what = f"{row.model or row.name} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
     where = "; ".join(dict.fromkeys(places))
     return Cell(State.PROVEN, where)
-
-
-def answers(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
-    """The cells of questions.toml for each pin, newest first."""
-    asked, queue, rows = cells.questions(root), load_queue(root), results.load(root)
-    return [
-        (
-            pin,
-            [
-                answer(
-                    [
-                        row
-                        for row in results.of_release(rows, pin.version, "question")
-                        if row.name == name
-                    ],
-                    *(queue, pin, question),
-                )
-                for name, question in asked.items()
-            ],
-        )
-        for pin in reversed(pins.all)
-    ]
-
-
-def answer(rows: Sequence[Row], queue: Queue, pin: Pin, question: Question) -> Cell:
-    """What is known of one question on one release: from its rows, else from the queue. A control
-    failed where the release's own tree answered as the patched tree did: inconclusive."""
-    asked = [row for row in rows if not row.control]
-    if not asked:
-        repaired = not _selected(queue, pin).isdisjoint(question.repairs)
-        return Cell(State.NOT_RUN if repaired else State.NOT_APPLICABLE)
-    now = pin.patched
-    # one that failed about today's tree outweighs all that passed, on whatever GPU
-    last = max(asked, key=lambda row: (row.queue == now, bool(row.why), row.date))
-    state = State.FAILED if last.why else State.PROVEN
-    reason = host(last) + (f": {last.why}" if last.why else "")
-    if last.queue != now:
-        why = f"the queue has changed since the run of {last.date}, which said {state}:"
-        return Cell(State.STALE, f"{why} {reason}", state, last.date)
-    controls = [row for row in rows if row.control and row.gpu == last.gpu]
-    if state is State.PROVEN and controls and all(row.why for row in controls):
-        state = State.INCONCLUSIVE
-    return Cell(state, reason, date=last.date)
 
 
 def in_words(why: str) -> str:
@@ -218,20 +182,15 @@ def in_words(why: str) -> str:
 def place(row: Row, same_files: bool = False) -> str:
     """Where a run was, and how far that is from what the release asks for. same_files: the run was
     of another tree, which had the same files where the run looked."""
+    off = f", off the release's pin {row.torch_pin}" if row.torch_pin else ""
     kernels = f", kernels {row.kernels}" if row.kernels else ""
     files = ", same files as today" if same_files else ""
-    return host(row) + row.attention_named + kernels + files
-
-
-def host(row: Row) -> str:
-    """The GPU and torch that ran it."""
-    off = f", off the release's pin {row.torch_pin}" if row.torch_pin else ""
-    return f"on {row.gpu} with torch {row.torch}{off}"
+    return f"on {row.gpu} with torch {row.torch}{off}{row.attention_named}{kernels}{files}"
 
 
 def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
     """What the queue alone says about a feature on a release."""
-    selected = _selected(queue, pin)
+    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
     if not selected.isdisjoint(feature.brings) and not _has(pin, feature.upstream):
         return Cell(State.NOT_RUN)
     for specifier, reason in feature.never.items():
@@ -242,11 +201,6 @@ def expected(queue: Queue, pin: Pin, feature: Feature) -> Cell:
         return Cell(State.NOT_APPLICABLE)
     repaired = not selected.isdisjoint(feature.repairs)
     return Cell(State.NOT_RUN if repaired else State.UPSTREAM)
-
-
-def _selected(queue: Queue, pin: Pin) -> set[str]:
-    """The patches of a release, each by the name that its variants share."""
-    return {queue.base(patch.name) for patch in queue.select(pin.version)}
 
 
 def _has(pin: Pin, since: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,8 @@ NO_MEASURE = "its reference failed"  # begins the reason of a run that shows not
 BREAKABLE = "breakable"
 UNTOUCHED, PATCHED = "untouched", "patched"
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+HASHES = ("queue", "rules", "raw", "same_as", "differs_from")  # of a row
+HASH = len("sha256:") + 16  # what a row keeps of each: whole ones were half of the file
 
 
 class Load(Struct, frozen=True, array_like=True):
@@ -69,7 +72,7 @@ class Files(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", t
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine run.
 
-    name: of a proof the graph mode, of a question its name in questions.toml, of a time the tree
+    name: of a proof the graph mode, of a question its name in matrix.toml, of a time the tree
     (untouched, patched) or the peer with its version. queue: identity of what the queue did to the
     release. rules: hash of the files of tests/gpu that judge a proof. raw: sha256 of the log.
     """
@@ -90,6 +93,7 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     rules: str = ""
     footprint: Footprint | None = None
     same_as: str = ""  # the later `queue` whose tree has the footprint's files unchanged
+    differs_from: str = ""  # the later `queue` whose tree has others of them
     control: bool = False  # of a question: asked of the release without the queue
     # a time: engines of one run share `run`, which names GPU, attention, model and graphs
     run: str = ""
@@ -119,6 +123,16 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
         return "" if self.attention == USUAL_ATTENTION else f", {ATTENTIONS[self.attention]}"
 
 
+def shortened(row: Row) -> Row:
+    """The row with its hashes as they are kept."""
+    return replace(row, **{name: getattr(row, name)[:HASH] for name in HASHES})
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two hashes are the same, of which a row may keep its part alone."""
+    return one[:HASH] == other[:HASH]
+
+
 def load(root: Path) -> list[Row]:
     """All rows. Raises Refused naming the line that is no row, or whose footprint is not there."""
     lines = (root / FILE).read_bytes().splitlines() if (root / FILE).is_file() else []
@@ -132,7 +146,7 @@ def load(root: Path) -> list[Row]:
             listed[files.hash] = files
             continue
         written = data.pop("footprint", None)
-        row = record.value(data, Row, where, BAD)
+        row = shortened(record.value(data, Row, where, BAD))
         rows.append(replace(row, footprint=_read(written, listed, where)) if written else row)
     return rows
 
@@ -164,8 +178,8 @@ def bitset(names: Sequence[str], chosen: Collection[str]) -> str:
 
 def members(names: Sequence[str], bits: str) -> list[str]:
     """The names that a bitset chooses. Raises ValueError where it is not base64."""
-    number = int.from_bytes(base64.b64decode(bits), "little")
-    return [name for place, name in enumerate(names) if number >> place & 1]
+    chosen = (byte >> place & 1 for byte in base64.b64decode(bits) for place in range(8))
+    return list(compress(names, chosen))
 
 
 def order(row: Row) -> tuple[object, ...]:
@@ -196,8 +210,8 @@ def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:
     judged = row.verdict != NOT_RUN
     failed = row.verdict not in GOOD
     return (
-        *(judged or row.why.startswith(NO_MEASURE), row.queue == today, judged),
-        *(row.rules == rules, not row.torch_pin, row.date, failed),
+        *(judged or row.why.startswith(NO_MEASURE), is_same(row.queue, today), judged),
+        *(is_same(row.rules, rules), not row.torch_pin, row.date, failed),
         msgspec.json.encode(row),
     )
 
@@ -219,10 +233,6 @@ def newest(rows: Iterable[Row], today: Mapping[str, str], rules: str) -> list[Ro
 def slug(gpu: str) -> str:
     """A GPU's name in file names and runs: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-
-
-def of_release(rows: Iterable[Row], version: object, kind: Kind) -> list[Row]:
-    return [row for row in rows if (row.release, row.kind) == (str(version), kind)]
 
 
 def raw_file(sha256: str) -> Path:

@@ -1,6 +1,6 @@
 """Results as GPU hosts write them.
 
-tests/gpu/run.py writes evidence.json, gain.py gain.json, and each script of questions.toml a file
+tests/gpu/run.py writes evidence.json, gain.py gain.json, and each question of matrix.toml a file
 of its own name.
 """
 

@@ -5,8 +5,8 @@ Packages, low to high; none imports from its own floor or a higher one: files ·
 applying · rebasing environments wheels · install handover · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
-all lie outcome.py, what can become of a patch, a tree or an input, and hint.py, how a command is
-written for a user.
+all lies outcome.py: what can become of a patch, a tree or an input, and how a command is written
+for a user.
 """
 
 # The queue's own release, as in `sglang-0.5.9+pcg.2`. One more after its tag, pcg-2, is pushed.

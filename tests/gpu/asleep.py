@@ -1,14 +1,14 @@
 """Servers that slept, woke and got other weights.
 
 Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
-and the graphs, sleep without anything, the same and other weights from disk and from tensors, and
-graphs captured anew. After each step its answers must agree with the eager engine's, and with its
-own from before with the same weights; and prefills must have been replayed. A server without a
-graph may pick other kernels, and a router other experts then. So the answers of a model with a
-router are held against an engine that has the graph and keeps each prefill eager, within what
-compare.py lets eager prefill move itself at most: no control is asked here. What the GPU
-has in use is noted after each step: asleep, a graph may hold no more than --held MiB beside what an
-eager server holds, and one that is captured anew may take no more than that again.
+and the graphs, three rounds of sleep without anything and the same weights, other weights from disk
+and from tensors, and graphs captured anew. After each step its answers must agree with the eager
+engine's, and with its own from before with the same weights; and prefills must have been replayed.
+A server without a graph may pick other kernels, and a router other experts then. So the answers of
+a model with a router are held against an engine that has the graph and keeps each prefill eager,
+within what compare.py lets eager prefill move itself at most: no control is asked here. What the
+GPU has in use is noted after each step: asleep, a graph may hold no more than HELD_MIB beside what
+an eager server holds, and one that is captured anew may take no more than that again.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
 WIDE = {"llama": "llama-wide"}  # so that a graph's memory shows
 KINDS = ("single", "batch", "chunked")  # of the calls after a step; the cache is empty then
 NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
+ROUND = ("sleep", "wake", "same weights")  # as a trainer's step has them
+ROUNDS = [f"{step}{again}" for again in ("", " 2", " 3") for step in ROUND]
 STEPS = (
     "start",
     "nap",
     "woken",
-    "sleep",
-    "wake",
-    "same weights",
+    *ROUNDS,
     "other weights",
     "same weights again",
     "other tensors",
@@ -59,13 +59,13 @@ STEPS = (
     "captured again",
 )
 # the first step with the weights of each step that is asked
-FIRST = dict.fromkeys(("woken", "same weights", "same weights again"), "start") | dict.fromkeys(
+FIRST = dict.fromkeys(("woken", *ROUNDS, "same weights again"), "start") | dict.fromkeys(
     ("other tensors", "captured anew", "captured again"), "other weights"
 )
 SAVER = {"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
 WORDS = dict(chunked_prefill_size=CHUNK, enable_memory_saver=True)  # sglang.Engine's
-ASLEEP = ("nap", "sleep")
-HELD_MIB = 64  # that a sleeping graph may hold beside an eager server
+ASLEEP = ("nap", *ROUNDS[::3])
+HELD_MIB = 64  # that a sleeping graph may hold beside an eager server, and a recapture take
 
 
 def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
@@ -126,11 +126,11 @@ def _held_against(
     if modes.EAGER not in found:
         return []
     references = references_of(model, session.modes(row), session.known)
-    held, checks = session.options.held or HELD_MIB, []
+    checks: list[compare.Verdict] = []
     for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
         reference = found.get(references.get(mode, ""))
         if reference or mode not in references:
-            checks += compared(mode, found[mode], found[modes.EAGER], held, reference)
+            checks += compared(mode, found[mode], found[modes.EAGER], HELD_MIB, reference)
     return checks
 
 
@@ -272,12 +272,12 @@ ACTIONS: dict[str, Callable[[Any, dict], None]] = {
     "captured anew": lambda engine, plan: update(engine, plan["other"], recapture=True),
     "captured again": lambda engine, plan: update(engine, plan["other"], recapture=True),
 }
-UNASKED = (*ASLEEP, "wake")
+UNASKED = (*ASLEEP, *ROUNDS[1::3])
 
 
 def action(step: str) -> str:
-    """The name in ACTIONS: a second time has a word behind it."""
-    return step if step in ACTIONS else step.removesuffix(" again")
+    """The name in ACTIONS: a later time has a word behind it."""
+    return step if step in ACTIONS else step.rpartition(" ")[0]
 
 
 def asked(engine: Any, plan: dict) -> dict:

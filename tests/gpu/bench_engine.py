@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
+import compare
 import engine as engines
 import load
 import served
@@ -54,13 +55,27 @@ class Served(served.Served):
         return sum(line["at"] >= since for line in engines.watched(self.plan["watch"]))
 
     def traffic(self, kind: str, number: int) -> dict:
-        """A load of users, from an empty cache."""
+        """A load of users, from a cache that has nothing else than what the load wants there."""
         engines.flush(self.engine)
-        wanted, since = traffic.made(kind, number), time.time()
-        began = time.perf_counter()
+        wanted = traffic.made(kind, number)
+        self.send([list(prompt) for prompt in wanted.cached], load.PREFILL_IN_FLIGHT)
+        since, began = time.time(), time.perf_counter()
         found = self.engine.loop.run_until_complete(_talk(self.engine, wanted))
         span = time.perf_counter() - began
-        return traffic.summary(found, span) | {"prefills": self.forwards(since)}
+        lines = engines.watched(self.plan["watch"])
+        return traffic.summary(found, span) | {
+            "prefills": self.forwards(since),
+            "replayed": replayed(lines, since),
+        }
+
+
+def replayed(lines: Sequence[dict], since: float) -> dict[str, int]:
+    """Of the prefills since then that ran on a graph: how many, their tokens, and the rows of the
+    sizes that they took, each the smallest that fits. lines: the watch's."""
+    sizes = next((line["captured"] for line in lines if line.get("captured")), [])
+    ran = [line["tokens"] for line in lines if line["at"] >= since and compare.on_graph(line)]
+    rows = sum(min((size for size in sizes if size >= count), default=count) for count in ran)
+    return {"prefills": len(ran), "tokens": sum(ran), "rows": rows}
 
 
 async def _send(engine, prompts: Sequence[list[int]], in_flight: int) -> None:
@@ -76,37 +91,24 @@ async def _send(engine, prompts: Sequence[list[int]], in_flight: int) -> None:
 
 async def _talk(engine, wanted: traffic.Load) -> list[traffic.Answered]:
     """Every request of a load, its first token seen as it comes."""
-    slots = asyncio.Semaphore(wanted.in_flight or len(wanted.conversations))
+    slots = asyncio.Semaphore(wanted.in_flight or len(wanted.requests))
 
-    async def one(talk: traffic.Conversation) -> list[traffic.Answered]:
-        await asyncio.sleep(talk.at_s)
-        said: list[int] = []
-        found = []
+    async def one(request: load.Request) -> traffic.Answered:
+        await asyncio.sleep(request.at_s)
         async with slots:
-            for turn in talk.turns:
-                said += turn.new
-                answer, ids = await _streamed(engine, said, turn.answer)
-                found.append(answer)
-                said += ids
-        return found
+            return await _streamed(engine, request)
 
-    return [one for found in await asyncio.gather(*map(one, wanted.conversations)) for one in found]
+    return await asyncio.gather(*map(one, wanted.requests))
 
 
-async def _streamed(engine, prompt: list[int], count: int) -> tuple[traffic.Answered, list[int]]:
-    """One request, and the tokens of its answer."""
-    began, first, ids = time.perf_counter(), None, []
+async def _streamed(engine, request: load.Request) -> traffic.Answered:
+    began, first = time.perf_counter(), None
     async for part in await engine.async_generate(
-        input_ids=list(prompt), sampling_params=sampling(count), stream=True
+        input_ids=list(request.prompt), sampling_params=sampling(request.answer), stream=True
     ):
         first, info = first or time.perf_counter() - began, part["meta_info"]
-        new = part["output_ids"]  # all so far, or those since the last part
-        ids = new if len(new) == info["completion_tokens"] else ids + new
-    whole = time.perf_counter() - began
-    seen = traffic.Answered(
-        first, whole, len(prompt), info["cached_tokens"], info["completion_tokens"]
-    )
-    return seen, list(ids)
+    whole, asked = time.perf_counter() - began, len(request.prompt)
+    return traffic.Answered(first, whole, asked, info["cached_tokens"], info["completion_tokens"])
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again

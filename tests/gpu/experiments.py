@@ -57,7 +57,7 @@ _ROWS = (
         judge=asleep.judge,
         prepare=asleep.write_models,
         modes=(modes.BREAKABLE, modes.PIECEWISE),
-        takes=("model", "mode", "tp", "held"),
+        takes=("model", "mode", "tp"),
         engine_limit=240,
     ),
     Experiment(

@@ -141,7 +141,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         default=24000,
         help="the first engine's port; each next one's is 100 higher (default 24000)",
     )
-    add("--beside", default="", help="what else the host's other GPUs do meanwhile, for the record")
     options = parser.parse_args(words)
     options.mode = _for_each(parser, "--mode", options.mode, options.trees)
     options.states = options.states or [os.environ.get(STATES, "")]
@@ -224,7 +223,6 @@ class Gain:
             "config": self.subject.config,
             "gain": settings,
             "session": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "beside": self.options.beside,
             "cpus": len(os.sched_getaffinity(0)),
             **commandline.other_attention(self.options),
         }
@@ -281,9 +279,9 @@ class Gain:
             rate = {"tflops": None, "why": str(error)[-300:]}
         self.facts["rate"] = rate
         if rate["tflops"]:
-            config = self.subject.config
+            config, rates = self.subject.config, rate["tflops"] * self.words.get("tp_size", 1)
             self.facts["floor_ms"] = {
-                name((c, n)): floor.milliseconds(config, c, n, rate["tflops"])
+                name((c, n)): floor.milliseconds(config, c, n, rates)
                 for c, n in self.options.shapes
             }
         self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")

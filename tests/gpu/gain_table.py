@@ -17,8 +17,8 @@ def states(entry: dict) -> str:
 
 def show_traffic(runs: Sequence[dict], kinds: Sequence[str]) -> None:
     """Of each kind, tree beside tree: the median load's tokens a second, and first tokens."""
-    print("\ntokens/s, written, of prefill read; first token, ms: p50 / p99")
-    for kind in kinds:
+    print("\ntokens/s, written, or read; first token, ms: p50 / p99; between later ones: p50")
+    for kind in dict.fromkeys(kinds):
         cells = [_load(entry.get("traffic", {}).get(kind, [])) for entry in runs]
         print(f"  {kind:8}" + "".join(f"{cell:>30}" for cell in cells))
 
@@ -30,7 +30,9 @@ def _load(found: Sequence[dict]) -> str:
     half, most = (
         statistics.median(one["first_ms"][part] for one in found) for part in ("p50", "p99")
     )
-    return f"{rate:.0f}; {half:.1f} / {most:.1f}"
+    later = [one["later_ms"]["p50"] for one in found if one["later_ms"]]
+    spoken_later = f"; {statistics.median(later):.2f}" if later else ""
+    return f"{rate:.0f}; {half:.1f} / {most:.1f}{spoken_later}"
 
 
 def show(facts: dict) -> None:

@@ -25,10 +25,11 @@ PAUSE_S = 0.03
 
 @dataclass(frozen=True)
 class Request:
-    """prompt: token ids; answer: how many tokens are generated."""
+    """prompt: token ids; answer: how many tokens are generated; at_s: when it is sent."""
 
     prompt: tuple[int, ...]
     answer: int
+    at_s: float = 0.0
 
 
 def requests(count: int = REQUESTS, seed: int = 11) -> list[Request]:

@@ -37,6 +37,7 @@ class Served(served.Served):
         words = dict(
             model=self.plan["model"],
             skip_tokenizer_init=True,
+            language_model_only=True,  # else a model that takes images wants a tokenizer
             load_format="dummy",
             dtype="bfloat16",
             seed=1,

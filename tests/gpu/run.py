@@ -36,10 +36,10 @@ import launch
 import machine
 import models
 import modes
-from experiment import Experiment, Plan, Session, title, write_models
+from experiment import Experiment, Plan, Session, Stage, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
-TAKEN = ("model", "mode", "tp", "held", "against")  # by some rows alone
+TAKEN = ("model", "mode", "tp", "against")  # by some rows alone
 
 
 @dataclass
@@ -120,12 +120,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         help="references of agree (default: both)",
     )
     add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
-    add(
-        "--held",
-        type=int,
-        help="MiB that a sleeping graph may hold beside an eager server, and a recapture take"
-        " (default 64)",
-    )
     add(
         "--gpus",
         type=commandline.count,
@@ -223,11 +217,9 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
             forks = stack.enter_context(fork_server(session.place, kind))
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
-        if row.beside:
-            run_beside(session, group, gpus, write, ready(forks) if forks else None)
-        else:
+        if not row.beside:
             compile_attention(session, group[0].plan, gpus[0])
-            run_stages(session, group[0], gpus, write)
+        run_stages(session, group, gpus, write, ready(forks) if forks else None)
 
 
 @contextlib.contextmanager
@@ -249,46 +241,36 @@ def ready(server: forkserver.ForkServer) -> forkserver.ForkServer | None:
     return server
 
 
-def run_beside(
+def run_stages(
     session: Session,
     group: Sequence[Planned],
     gpus: Sequence[str],
     write: Callable[[], None],
     server: forkserver.ForkServer | None,
 ) -> None:
-    """Run the engines of rows beside each other: first what takes one GPU, then what takes more."""
-    options, row = session.options, group[0].row
-    place = group[0].plan.stages[0].place or session.place
-    jobs = [job for one in group for job in one.plan.jobs]
-    for devices, here in by_gpus(jobs, gpus):
-        launch.run_all(
-            place,
-            here,
-            options.width or row.width,
-            session.began + (options.limit or row.limit),
-            commandline.say,
-            devices=devices,
-            ended=write,
-            server=server,
-        )
-
-
-def run_stages(
-    session: Session, planned: Planned, gpus: Sequence[str], write: Callable[[], None]
-) -> None:
-    """Run one stage after the other, on the first GPUs."""
-    for stage in planned.plan.stages:
+    """Run the engines of rows: of rows that run beside each other all at once, till the limit of
+    all; else one stage after the other, on the first GPUs. First what takes one GPU, then what
+    takes more."""
+    options, row, stages = session.options, group[0].row, group[0].plan.stages
+    if row.beside:
+        jobs = [job for one in group for job in one.plan.jobs]
+        stages = [Stage(jobs, stages[0].place, width=options.width)]
+    for stage in stages:
         for devices, here in by_gpus(stage.jobs, gpus):
+            deadline = time.time() + len(here) * session.engine_limit(row)
+            if row.beside:
+                deadline = session.began + (options.limit or row.limit)
             with mock.patch.dict(os.environ, stage.environment):
                 launch.run_all(
                     stage.place or session.place,
                     here,
-                    stage.width or planned.row.width,
-                    time.time() + len(here) * session.engine_limit(planned.row),
+                    stage.width or row.width,
+                    deadline,
                     commandline.say,
                     lead=stage.lead,
-                    devices=devices[:1],
+                    devices=devices if row.beside else devices[:1],
                     ended=write,
+                    server=server,
                 )
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -59,6 +60,7 @@ SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
 # timed in some 1900 graphs of four calls. One H200 and 16 cores took 158 s for Qwen3-Next, 3.2 GB,
 # and 199 s with nothing compiled before for Qwen3.5-397B, 6.4 GB.
 SECONDS, SECONDS_PER_GB = 120, 12
+END_S = 30  # to look for miscompiled kernels and to write the table
 SLOW = 2  # times the best: a tile is timed once
 
 
@@ -375,6 +377,8 @@ def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
     """Times of one hidden size: the anchors first."""
     release = Release()
     batch = Batch(experts, release)
+    # torch.cuda.graph collects garbage before every capture: without the modules' own objects
+    gc.freeze()
     wrong, known, rows = batch.checker(), {}, []
     for count in sorted(tokens, key=lambda count: (count not in ANCHORS, count)):
         if time.time() > until:
@@ -382,6 +386,9 @@ def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
             continue
         timed, times = batch.timer(count), {}
         for tile in candidates(count, experts) if count in ANCHORS else promising(rows, count):
+            if time.time() > until:
+                print(f"{experts.models}: no time left for more tiles", flush=True)
+                break
             if tile not in known:
                 known[tile] = wrong(tile)
             best = min(times.values(), default=math.inf)
@@ -389,6 +396,8 @@ def sweep(experts: Experts, tokens: Sequence[int], until: float) -> list[Row]:
                 times[tile] = us
         for tile in sorted(times, key=times.__getitem__)[:6]:  # again, beside the default
             times[tile] = timed(as_words(tile), 15) or math.inf
+        if not times:
+            continue
         default = timed(release.default(count, experts), 15)
         rows.append({"tokens": count, "default_us": default, "us": times})
         show(experts, rows[-1], memory_rate())
@@ -501,12 +510,12 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
     """Sweep each shape, and write its table."""
     import triton
 
-    until = time.time() + options.limit
+    until = time.time() + options.limit - END_S
     folder = options.out / "configs" / f"triton_{triton.__version__.replace('.', '_')}"
     folder.mkdir(parents=True, exist_ok=True)
     release = Release()
     for group in shapes:
-        if time.time() > until - 60:
+        if time.time() > until:
             print(f"no time left for {group[0].experts},{group[0].size}", flush=True)
             continue
         swept = []

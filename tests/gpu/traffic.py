@@ -4,7 +4,8 @@ gsm8k   one shared beginning of 800 tokens and short questions, 128 in flight
 chat    223 tokens asked and 140 answered, at each of RATES requests a second
 long    4096 tokens asked and 64 answered, 16 in flight
 prefill 8192 tokens asked and one answered, 8 in flight: what a prefill node gets
-agent   conversations of TURNS turns: each turn sends all before it again, and some more
+turns   64 requests at once, of 1 to 16 new tokens behind 2048 that are in the prefix cache
+decode  short prompts and 256 tokens answered, each of RUNS requests at once
 """
 
 from __future__ import annotations
@@ -20,80 +21,75 @@ SECONDS = 12  # of arrivals at one rate
 CHAT_PROMPT, CHAT_ANSWER = 223, 140
 LONG_PROMPT, LONG_ANSWER, LONG_REQUESTS, LONG_IN_FLIGHT = 4096, 64, 48, 16
 NODE_PROMPT, NODE_REQUESTS, NODE_IN_FLIGHT = 8192, 32, 8
-USERS, TURNS = 8, 6
-SYSTEM, OBSERVED, TURN_ANSWER = 2000, 250, 60  # tokens: first, new in a turn, and answered
-KINDS = ("gsm8k", *(f"chat-{rate}" for rate in RATES), "long", "prefill", "agent")
+TURNS, PREFIX, MOST_NEW = 64, 2048, 16  # requests; tokens
+RUNS = (1, 8, 32, 128)  # requests that decode at once
+DECODE_PROMPT, DECODE_ANSWER = 16, 256
+KINDS = (
+    *("gsm8k", "long", "prefill", "turns"),
+    *(f"chat-{rate}" for rate in RATES),
+    *(f"decode-{count}" for count in RUNS),
+)
 RUNNING = load.IN_FLIGHT
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One request of a conversation. new: the tokens behind what was said before."""
-
-    new: tuple[int, ...]
-    answer: int
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Turns that are sent one after the other. at_s: when the first one is sent."""
-
-    at_s: float
-    turns: tuple[Turn, ...]
-
-
-@dataclass(frozen=True)
 class Load:
-    """Conversations, and how many of them may be under way at once; 0: as many as come."""
+    """Requests, and how many of them may be under way at once; 0: as many as come. cached: prompts
+    that are answered before, so that the prefix cache has them."""
 
-    conversations: tuple[Conversation, ...]
+    requests: tuple[load.Request, ...]
     in_flight: int
+    cached: tuple[tuple[int, ...], ...] = ()
 
 
 def made(kind: str, number: int) -> Load:
     """The load of a kind. number: of the load, which settles its tokens and arrivals. Raises
     KeyError for no kind."""
     source = random.Random(f"traffic {kind} {number}")
-    name, _, rate = kind.partition("-")
-    makers = {"gsm8k": _gsm8k, "chat": _chat, "long": _long, "prefill": _prefill, "agent": _agent}
-    return makers[name](source, rate)
+    name, _, count = kind.partition("-")
+    makers = {
+        "gsm8k": _gsm8k,
+        "chat": _chat,
+        "long": _long,
+        "prefill": _prefill,
+        "turns": _turns,
+        "decode": _decode,
+    }
+    return makers[name](source, count)
 
 
 def _gsm8k(source: random.Random, _: str) -> Load:
-    asked = load.requests(seed=source.randrange(1 << 30))
-    return Load(tuple(_single(0, one.prompt, one.answer) for one in asked), load.IN_FLIGHT)
+    return Load(tuple(load.requests(seed=source.randrange(1 << 30))), load.IN_FLIGHT)
 
 
 def _chat(source: random.Random, rate: str) -> Load:
     at_s, found = 0.0, []
     while (at_s := at_s + source.expovariate(int(rate))) < SECONDS:
-        found.append(_single(at_s, load.tokens(source, CHAT_PROMPT), CHAT_ANSWER))
+        found.append(load.Request(load.tokens(source, CHAT_PROMPT), CHAT_ANSWER, at_s))
     return Load(tuple(found), 0)
 
 
 def _long(source: random.Random, _: str) -> Load:
-    asked = [load.tokens(source, LONG_PROMPT) for _ in range(LONG_REQUESTS)]
-    return Load(tuple(_single(0, prompt, LONG_ANSWER) for prompt in asked), LONG_IN_FLIGHT)
+    return Load(_alike(source, LONG_REQUESTS, LONG_PROMPT, LONG_ANSWER), LONG_IN_FLIGHT)
 
 
 def _prefill(source: random.Random, _: str) -> Load:
-    asked = [load.tokens(source, NODE_PROMPT) for _ in range(NODE_REQUESTS)]
-    return Load(tuple(_single(0, prompt, 1) for prompt in asked), NODE_IN_FLIGHT)
+    return Load(_alike(source, NODE_REQUESTS, NODE_PROMPT, 1), NODE_IN_FLIGHT)
 
 
-def _agent(source: random.Random, _: str) -> Load:
-    system = load.tokens(source, SYSTEM)
-
-    def turn(number: int) -> Turn:
-        new = load.tokens(source, OBSERVED)
-        return Turn(new if number else system + new, TURN_ANSWER)
-
-    talks = [tuple(turn(number) for number in range(TURNS)) for _ in range(USERS)]
-    return Load(tuple(Conversation(0, turns) for turns in talks), 0)
+def _turns(source: random.Random, _: str) -> Load:
+    cached = tuple(load.tokens(source, PREFIX) for _ in range(TURNS))
+    new = (load.tokens(source, source.randint(1, MOST_NEW)) for _ in cached)
+    return Load(tuple(load.Request(one + more, 1) for one, more in zip(cached, new)), 0, cached)
 
 
-def _single(at_s: float, prompt: tuple[int, ...], answer: int) -> Conversation:
-    return Conversation(at_s, (Turn(prompt, answer),))
+def _decode(source: random.Random, count: str) -> Load:
+    return Load(_alike(source, int(count), DECODE_PROMPT, DECODE_ANSWER), 0)
+
+
+def _alike(source: random.Random, count: int, prompt: int, answer: int) -> tuple[load.Request, ...]:
+    """Requests of so many tokens each, which share none."""
+    return tuple(load.Request(load.tokens(source, prompt), answer) for _ in range(count))
 
 
 @dataclass(frozen=True)

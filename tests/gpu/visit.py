@@ -18,7 +18,7 @@ import turns
 WARM_UP, LOADS, PROFILED = (3, 3, 3)
 START_S, WARM_UP_S, ROUNDS_S, LOAD_S, PROFILE_S = 300, 240, 240, 120, 60  # longest waits
 TRAFFIC, TRAFFIC_S = 2, 120  # loads of each kind that count; longest wait for one
-WARM_TRAFFIC = ("agent", "chat-16", "long")  # loads before those that count
+WARM_TRAFFIC = ("chat-16", "long", "turns", "decode-128")  # loads before those that count
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,10 @@ class Visit:
 
 
 def _events(folder: Path) -> list[gputrace.Event]:
-    """What the last trace of a folder holds; nothing where there is none."""
-    files = sorted(folder.glob("*.json*"), key=lambda file: file.stat().st_mtime)
-    return gputrace.read(files[-1]) if files else []
+    """What the trace of a folder holds, of several ranks the first one's; nothing where there is
+    none."""
+    files = sorted(folder.glob("*.json*"))
+    return gputrace.read(files[0]) if files else []
 
 
 def warm_kinds(kinds: Sequence[str]) -> Sequence[str]:

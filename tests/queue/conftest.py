@@ -58,7 +58,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_synced() -> Iterator[None]:
     """A disk syncs for minutes in all, and no test turns the power off: who is killed leaves what
-    he wrote. test_atomic.py counts the calls."""
+    he wrote. test_files.py counts the calls."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -81,7 +81,6 @@ def hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_python: Path
     for name in list(os.environ):
         if name.startswith(("GIT_", "QUILT", "PIP_", "XDG_")) or name in (
             "PATCHQUEUE_CALLED_FROM",
-            "GITHUB_ACTIONS",
             "FORCE_COLOR",
             "NO_COLOR",
         ):

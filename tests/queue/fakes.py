@@ -263,6 +263,15 @@ def author(home: Path) -> None:
     (home / ".gitconfig").write_text("[user]\n\tname = Ada\n\temail = ada@example.org\n")
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file below the folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
 def snapshot(*folders: Path) -> dict[str, object]:
     """Every name below the folders, with its bytes and the time it was written."""
     found: dict[str, object] = {}

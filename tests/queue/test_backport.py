@@ -4,7 +4,6 @@ user's touched."""
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import re
 import subprocess
@@ -17,12 +16,10 @@ from fakes import ROOT
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.applying.selection import select
-from patchqueue.files.tree import LAID, LISTING, hash_python, list_folder, python_part
+from patchqueue.files.tree import hash_python, list_folder, python_part
 from patchqueue.handover import backport
-from patchqueue.handover.repository import open_repository
 from patchqueue.outcome import Outcome
 from patchqueue.queue import imports
-from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
@@ -91,6 +88,9 @@ def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
     listed = ("diff-tree", "-r", "--no-commit-id", "--name-only")
     names = [git(checkout, *listed, commit).split() for commit in made.commits]
+    alone = make(project, checkout, "alone", without=("steps/count-once-more",))
+    changed = git(checkout, "diff", "--name-only", alone.base, "alone").split()
+    assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
     assert names == [[RUNNER, "python/sglang/srt/steps/__init__.py"], ["python/sglang/srt/cut.py"]]
     ends = git(checkout, "rev-parse", BRANCH, f"{BRANCH}~2").split()
     assert ends == [made.commits[-1], git(checkout, "rev-parse", "HEAD").strip()]
@@ -136,21 +136,6 @@ def package_of(tree: Path) -> dict[str, str]:
     return {path: digest for path, digest in found.items() if path.startswith("python/sglang/")}
 
 
-def test_a_branch_lists_the_queues_files_and_one_hash_of_the_rest(checkout, packaged):
-    """These, and the record of the queue, come with the last commit."""
-    listed = ("ls-tree", "-r", "--name-only")
-    last, before = (git(checkout, *listed, one).split() for one in (BRANCH, f"{BRANCH}~1"))
-    assert {LISTING, LAID, PROVENANCE} <= {*last} - {*before}
-    rows = (packaged / LISTING).read_text().splitlines()
-    listed = {row.split("  ", 1)[1] for row in rows}
-    changed = set(git(checkout, "diff", "--name-only", f"{BRANCH}~2", BRANCH).split())
-    assert listed == changed - {LISTING, LAID}
-    whole, about = package_of(packaged), json.loads((packaged / LAID).read_text())
-    assert about["tree"] == hash_python(whole), "as a wheel's and a work tree's"
-    rest = {path for path in whole if path.endswith(".py") and path not in listed}
-    assert about["rest"]["files"] == len(rest) > 0
-
-
 def verified(tree: Path) -> tuple[int, str]:
     folder = tree / "python/sglang/srt/prefill_graph"
     done = fakes.run(sys.executable, folder, "--verify")
@@ -182,14 +167,6 @@ def test_a_branch_verifies_itself_and_tells_edits_of_others_from_the_queues(pack
         file.unlink() if before is None else file.write_bytes(before)
 
 
-def test_a_patch_can_be_left_out_with_what_it_alone_needs(project, checkout):
-    without = ("steps/count-once-more",)
-    made = make(project, checkout, without=without)
-    assert made.subjects == ("Count the steps once more",), "the fake's header is the same"
-    changed = git(checkout, "diff", "--name-only", made.base, BRANCH).split()
-    assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
-
-
 @pytest.mark.parametrize(
     ("without", "name", "hint"),
     [
@@ -204,22 +181,6 @@ def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint)
     project.edit(f"patches/{fakes.CUT}", "Overlay: none", needs)
     problem = refusal(project, checkout, without=without)
     assert problem.name == name and hint in problem.hint
-
-
-def test_the_words_of_the_command(project, checkout, tool):
-    words = ("backport", "--onto", checkout)
-    assert tool(project, *words, "mine", "--without", "steps/count-once-more")[0] == 0
-    text = git(checkout, "log", "--format=%B", f"{fakes.TAG}..mine")
-    assert text.count("Queue-Patch: ") == 1
-    code, out, _ = tool(project, *words, BRANCH)
-    assert code == 0 and f"{BRANCH} made, at " in out
-    code, out, _ = tool(project, *words, BRANCH)
-    assert (code, out.splitlines()[-1]) == (0, f"next: `git -C {checkout} switch {BRANCH}`")
-    code, _, err = tool(project, *words, "no..branch")
-    assert code == 1 and "next: " in err
-    git(checkout, "config", "user.name", "<>")
-    code, _, err = tool(project, *words, "other")
-    assert code == 1 and "disallowed characters" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.23"])
@@ -306,32 +267,24 @@ def test_what_is_checked_out_is_left_alone(project, checkout):
 
 
 def test_a_bare_repository_and_a_folder_inside_of_a_checkout_will_do(project, checkout, tmp_path):
-    git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare.git")
-    inside = make(project, checkout / "python/sglang").commits
-    assert make(project, tmp_path / "bare.git").commits == inside
-    assert make(project, tmp_path / "bare.git", "by-tag", fakes.TAG).commits == inside
-
-
-def test_modes_of_changed_files_stay(project, checkout):
+    """And one without tags, by its tree; modes stay, and the repository's settings run nothing."""
     git(checkout, "update-index", "--chmod=+x", RUNNER)
     git(checkout, *UNSIGNED, "-m", "a program")
     git(checkout, "checkout", "-q", "--", ".")
-    made = make(project, checkout)
-    assert git(checkout, "ls-tree", made.commits[-1], RUNNER).startswith("100755")
-
-
-def test_a_branch_of_the_users_is_never_moved(project, checkout):
-    git(checkout, "branch", BRANCH)
-    problem = refusal(project, checkout)
-    assert problem.name == "branch-exists" and "name another branch" in problem.hint
-    assert "-D" not in problem.hint
-
-
-def test_the_repositorys_own_settings_run_nothing_and_change_nothing(project, checkout, tmp_path):
-    first = make(project, checkout)
+    git(checkout, "tag", "-f", fakes.TAG)
+    git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare.git")
     hook = fakes.program(tmp_path / "hook.sh", f"touch {tmp_path}/ran")
     git(checkout, "config", "core.fsmonitor", str(hook))
-    assert make(project, checkout).commits == first.commits and not (tmp_path / "ran").exists()
+    inside = make(project, checkout / "python/sglang").commits
+    assert not (tmp_path / "ran").exists()
+    git(checkout, "config", "--unset", "core.fsmonitor")
+    assert make(project, tmp_path / "bare.git").commits == inside
+    assert make(project, tmp_path / "bare.git", "by-tag", fakes.TAG).commits == inside
+    assert git(checkout, "ls-tree", inside[-1], RUNNER).startswith("100755")
+    git(checkout, "tag", "-d", fakes.TAG)
+    assert make(project, checkout).pin.tag == fakes.TAG
+    forked(checkout)
+    assert "fetch --tags" in refusal(project, checkout, "other").hint
 
 
 def test_edits_do_not_matter_where_the_commit_is_named(project, checkout):
@@ -349,34 +302,27 @@ def test_nobodys_commits_are_not_made(project, checkout, tmp_path, missing):
     git(checkout, "config", "--global", "--unset", f"user.{missing}")
     problem = refusal(project, checkout)
     assert problem.name == "no-identity" and f"git config --global user.{missing}" in problem.hint
-
-
-def test_without_tags_the_release_is_still_known_by_its_tree(project, checkout):
-    git(checkout, "tag", "-d", fakes.TAG)
-    assert make(project, checkout).pin.tag == fakes.TAG
-    forked(checkout)
-    assert "fetch --tags" in refusal(project, checkout, "other").hint
+    for folder in ("wheels", "nowhere"):
+        assert fakes.refused(make, project, tmp_path / folder)[0] == "no-repository"
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "name", "hint"),
     [
-        ((BRANCH, "nowhere"), "no-commit"),
-        ((BRANCH, "--all"), "no-commit"),
-        (("no..branch",), "bad-branch"),
-        (("main/x",), "bad-branch"),
-        (("refs/heads/x",), "bad-branch"),
+        ((BRANCH, "nowhere"), "no-commit", ""),
+        ((BRANCH, "--all"), "no-commit", ""),
+        (("no..branch",), "bad-branch", ""),
+        (("main/x",), "bad-branch", ""),
+        (("refs/heads/x",), "bad-branch", ""),
         # git would not know any more which of the two `git checkout v9.9.1` means
-        ((fakes.TAG,), "bad-branch"),
+        ((fakes.TAG,), "bad-branch", ""),
+        (("mine",), "branch-exists", "name another branch"),
     ],
 )
-def test_bad_words(project, checkout, words, name):
-    assert refusal(project, checkout, *words).name == name
-
-
-@pytest.mark.parametrize("folder", ["wheels", "nowhere"])
-def test_what_is_no_repository_is_refused(project, tmp_path, author, folder):
-    assert fakes.refused(make, project, tmp_path / folder)[0] == "no-repository"
+def test_bad_words(project, checkout, words, name, hint):
+    git(checkout, "branch", "mine")
+    problem = refusal(project, checkout, *words)
+    assert problem.name == name and hint in problem.hint and "-D" not in problem.hint
 
 
 def test_every_header_makes_a_message_that_git_reads_back():
@@ -393,14 +339,3 @@ def test_every_header_makes_a_message_that_git_reads_back():
         assert found[0] == f"Queue-Patch: {patch.name}" and len(found) == 5, text
         assert not re.search("(?m)^(---|diff -|Index: )", text), text
         assert "Merged" not in found[4] or found[4].endswith(found[3].partition("upstream, ")[2])
-
-
-def test_a_repository_is_read_as_it_is_committed(project, checkout):
-    repository = open_repository(str(checkout))
-    cut, expected = "python/sglang/srt/cut.py", fakes.RELEASE["sglang/srt/cut.py"]
-    assert repository.read(repository.commit("HEAD"), cut).decode() == expected
-    (checkout / "link").symlink_to("README.md")
-    git(checkout, "add", "link")
-    git(checkout, *UNSIGNED, "-m", "link")
-    for name in ("python/sglang", "nothing", "link"):
-        assert repository.read(repository.commit("HEAD"), name) is None

@@ -1,22 +1,27 @@
-"""Patched wheels: what is in them, that the same queue gives the same bytes, that pip takes
-them."""
+"""Patched wheels: what is in them and what they say of themselves, that the same queue gives the
+same bytes, and the queue's name in upstream's list of plugins."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import email
 import hashlib
+import importlib.metadata
 import json
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 import fakes
 import pytest
+from fakes import ROOT
 
+from patchqueue.files import tree as trees
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
-from patchqueue.wheels import build
+from patchqueue.wheels import build, notice
 
 ANY = build.Target("3.12", "x86_64")
 LOCAL = f"9.9.1+{fakes.LABEL}"
@@ -51,19 +56,12 @@ def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
     ]
     assert f"\nVersion: {LOCAL}\n" in found[f"{INFO}METADATA"].decode()
     assert not any(name.startswith("sglang-9.9.1.dist-info/") for name in found)
+    rows = {row[0]: row for row in csv.reader(found[f"{INFO}RECORD"].decode().splitlines())}
+    assert rows.keys() == found.keys() and rows.pop(f"{INFO}RECORD")[1:] == ["", ""]
+    for name, row in rows.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).rstrip(b"=")
+        assert row == [name, f"sha256={digest.decode()}", str(len(found[name]))]
     assert json.loads(found[f"{INFO}{build.PROVENANCE}"])["tree"] == made.record["tree"]
-
-
-def test_record_names_every_member_with_its_hash_and_size(project):
-    found = members(make(project).path)
-    rows = list(csv.reader(found[f"{INFO}RECORD"].decode().splitlines()))
-    assert sorted(row[0] for row in rows) == sorted(found)
-    for name, digest, size in rows:
-        if name == f"{INFO}RECORD":
-            assert digest == size == ""
-            continue
-        expected = base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).rstrip(b"=")
-        assert (digest, int(size)) == (f"sha256={expected.decode()}", len(found[name]))
 
 
 def test_the_record_names_the_wheel_that_was_repacked(project):
@@ -102,28 +100,6 @@ def test_files_that_are_not_the_recorded_tree_are_refused(project):
         build.repack({}, files, project.pin, report.record)
 
 
-@pytest.mark.parametrize(
-    ("file", "target", "fits"),
-    [
-        ("sglang-0.5.9-py3-none-any.whl", ("3.12", "x86_64"), True),
-        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl", ("3.12", "x86_64"), True),
-        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_x86_64.whl", ("3.11", "x86_64"), False),
-        ("sglang-0.5.11-cp312-cp312-manylinux_2_34_aarch64.whl", ("3.12", "x86_64"), False),
-    ],
-)
-def test_which_wheels_a_target_takes(file, target, fits):
-    assert build.Target(*target).takes(pins.Wheel(file, "0" * 64)) is fits
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["Name: sglang\n\nVersion: 9.9.1\n", "Version: 9.9.1\nVersion: 9.9.1\n", "Version: 9.9.2\n"],
-)
-def test_metadata_without_one_right_version_is_refused(text):
-    with pytest.raises(Refused, match="bad-metadata"):
-        build.stamp_metadata(text, "9.9.1", LOCAL)
-
-
 def test_a_release_without_a_generated_version_file_says_its_local_version_too(project):
     """Up to 0.5.6 the version stands in version.py, which is part of the tree."""
     files = fakes.release_of("9.9.2")
@@ -143,7 +119,167 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
         (build.PLAIN_VERSION_FILE, '__version__ = "9.9.2"\n'),
         (build.PLAIN_VERSION_FILE, 'version = "9.9.1"\n'),
         (build.VERSION_FILE, "__version__ = '9.9.1'\n"),
+        ("METADATA", "Name: sglang\n\nVersion: 9.9.1\n"),
+        ("METADATA", "Version: 9.9.1\nVersion: 9.9.1\n"),
+        ("METADATA", "Version: 9.9.2\n"),
     ],
 )
 def test_a_version_file_of_another_form_is_refused(file, text):
-    assert fakes.refused(build.stamp_module, file, text, "9.9.1", LOCAL)[0] == "bad-version-file"
+    if file == "METADATA":
+        assert fakes.refused(build.stamp_metadata, text, "9.9.1", LOCAL)[0] == "bad-metadata"
+    else:
+        found = fakes.refused(build.stamp_module, file, text, "9.9.1", LOCAL)
+        assert found[0] == "bad-version-file"
+
+
+OURS = "https://example.org/queue"
+HEAD = """\
+Metadata-Version: 2.4
+Name: sglang
+Version: 9.9.1+pcg.7
+Summary: Serves models.
+Project-URL: Homepage, https://example.org/sglang
+Project-URL: Bug Tracker, https://example.org/sglang/issues
+Project-URL: Issues, https://example.org/sglang/issues
+License-File: LICENSE
+Requires-Dist: torch
+
+Project-URL: Bug Tracker, of the text below
+"""
+
+
+def fields(address: str = "") -> email.message.Message:
+    return email.message_from_string(notice.metadata(HEAD, 7, address))
+
+
+def test_the_summary_says_that_it_is_patched():
+    assert fields()["Summary"] == "Patched by the sglang patch queue, release 7: Serves models."
+    bare = "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n"
+    added = email.message_from_string(notice.metadata(bare, 7, ""))
+    assert added["Summary"] == "Patched by the sglang patch queue, release 7"
+
+
+@pytest.mark.parametrize("address", ["", OURS])
+def test_reports_do_not_go_to_upstream_and_all_else_stays(address):
+    urls = dict(url.split(", ") for url in fields(address).get_all("Project-URL"))
+    own = {"Homepage": OURS, "Bug Tracker": f"{OURS}/issues"} if address else {}
+    assert urls == {**own, "Upstream Homepage": "https://example.org/sglang"}
+    told = notice.metadata(HEAD, 7, address)
+    assert told.partition("\n\n")[2] == HEAD.partition("\n\n")[2]
+    assert fields(address).get_all("Requires-Dist") == ["torch"]
+    assert fields(address).get_all("License-File") == ["LICENSE", notice.FILE]
+
+
+def test_the_notice_names_every_changed_file(project):
+    found = members(make(project).path)
+    told = found[f"{INFO}{notice.FILE}"].decode()
+    assert f"version {LOCAL}, not the sglang project's own 9.9.1" in told
+    changed, added = told.partition("\nChanged:\n")[2].split("\nAdded:\n")
+    assert changed.split() == ["sglang/_version.py", "sglang/srt/cut.py", "sglang/srt/runner.py"]
+    assert added.split() == ["sglang/srt/steps/__init__.py"] and "Removed" not in told
+    assert "section 4(b)" in told and "http" not in told
+
+
+def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
+    made = make(project)
+    bill = json.loads(members(made.path)[f"{INFO}{notice.BILL}"])
+    component = bill["metadata"]["component"]
+    (upstream,) = component["pedigree"]["ancestors"]
+    assert (component["purl"], upstream["purl"]) == (
+        "pkg:pypi/sglang@9.9.1%2Bpcg.2",
+        "pkg:pypi/sglang@9.9.1",
+    )
+    assert upstream["hashes"] == [{"alg": "SHA-256", "content": made.record["source"]["sha256"]}]
+    named = [one["resolves"][0]["id"] for one in component["pedigree"]["patches"]]
+    assert named == ["steps/count-once-more.patch", "steps/name-the-cut.patch"]
+
+
+def test_the_notice_lies_beside_upstreams_licence(project):
+    """Where METADATA names it: both are read from there."""
+    info = "sglang-9.9.1.dist-info"
+    own = {f"{info}/licenses/LICENSE": "Apache", f"{info}/METADATA": HEAD.replace("+pcg.7", "")}
+    (project.root / "upstream/pins.toml").unlink()
+    project.release(files=fakes.RELEASE | own)
+    project.write("releases/about.toml", f'repository = "{OURS}"\n')
+    found = members(make(project).path)
+    text = found[f"{INFO}licenses/{notice.FILE}"].decode()
+    assert f"({OURS})" in text and f"{INFO}{notice.FILE}" not in found
+    metadata = email.message_from_bytes(found[f"{INFO}METADATA"])
+    assert metadata.get_all("License-File") == ["LICENSE", notice.FILE]
+    assert f"Bug Tracker, {OURS}/issues" in metadata.get_all("Project-URL")
+
+
+BOTH = {notice.PLUGINS, notice.MODULE}
+SCRIPTS = "[console_scripts]\nsglang = sglang.cli.main:main\n"
+LINE = f"{notice.NAME} = {notice.CALLED}\n"
+
+
+def named(folder: Path) -> list[str]:
+    """What Python's own reader finds, as upstream asks it: those of the group."""
+    return [
+        f"{one.name} -> {one.value}"
+        for distribution in importlib.metadata.distributions(name="sglang", path=[str(folder)])
+        for one in distribution.entry_points.select(group=notice.GROUP)
+    ]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        SCRIPTS,
+        SCRIPTS.rstrip("\n"),
+        SCRIPTS + "\n",
+        f"{SCRIPTS}\n[{notice.GROUP}]\nother = other:main\n",
+        f"[{notice.GROUP}]\nother = other:main\n\n{SCRIPTS}",
+    ],
+)
+def test_the_line_is_added_and_the_rest_stays(before: str | None, tmp_path: Path) -> None:
+    made = notice.entry_points(None if before is None else before.encode(), BOTH)
+    assert made is not None
+    info = tmp_path / "sglang-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: sglang\nVersion: 1\n")
+    (info / "entry_points.txt").write_bytes(made)
+    assert f"{notice.NAME} -> {notice.CALLED}" in named(tmp_path)
+    for line in (before or "").splitlines():
+        assert line in made.decode().splitlines()
+    assert made.decode().count(f"[{notice.GROUP}]") == 1
+    assert notice.entry_points(made, BOTH) is None  # it is there
+
+
+@pytest.mark.parametrize("files", [set(), {notice.PLUGINS}, {notice.MODULE}])
+def test_without_a_list_or_what_it_is_to_call_nothing_is_named(files: set[str]) -> None:
+    """Up to 0.5.10 a release has no such list."""
+    assert notice.entry_points(SCRIPTS.encode(), files) is None
+
+
+def test_what_is_named_is_there() -> None:
+    module, _, function = notice.CALLED.partition(":")
+    file = ROOT / "overlay/python" / f"{module.replace('.', '/')}.py"
+    assert file == ROOT / "overlay/python" / notice.MODULE
+    assert f"\ndef {function}() -> None:\n" in file.read_text(encoding="utf-8")
+
+
+def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
+    """The members of the fake release's wheel, with these files of the package more."""
+    report = project.apply()
+    files = build.patched_files(report.path) | extra
+    listing = {f"python/{name}": trees.sha256(content) for name, content in files.items()}
+    tree = report.record["tree"] | {"after": trees.hash_python(listing)}
+    upstream = {name: content.encode() for name, content in fakes.RELEASE.items()}
+    upstream["sglang-9.9.1.dist-info/entry_points.txt"] = SCRIPTS.encode()
+    return build.repack(upstream, files, project.pin, report.record | {"tree": tree})
+
+
+def test_a_wheel_names_it_and_its_record_is_right(project: fakes.Project, tmp_path: Path) -> None:
+    made = wheel(project, dict.fromkeys(BOTH, b""))
+    found = made[f"{INFO}entry_points.txt"]
+    assert found == f"{SCRIPTS}\n[{notice.GROUP}]\n{LINE}".encode()
+    rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
+    name = f"{INFO}entry_points.txt"
+    assert rows[name] == build.record_row(name, found)
+    path = tmp_path / "made.whl"
+    fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
+    zipfile.ZipFile(path).extractall(tmp_path / "site")
+    assert named(tmp_path / "site") == [f"{notice.NAME} -> {notice.CALLED}"]

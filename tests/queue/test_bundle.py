@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import gpumodules
 import pytest
-from fakes import ROOT
 from packaging.version import Version
 
 from bundle import host, packing
@@ -72,14 +71,6 @@ def write(out: Path, folder: Path) -> list[dict]:
     manifest: dict = {}
     bundle.write(out, archives, 100, manifest)
     return manifest["parts"]
-
-
-def test_what_is_packed_of_the_scripts_runs_without_a_clone(tmp_path):
-    for name in bundle.SCRIPTS:
-        shutil.copytree(ROOT / name, tmp_path / name)
-    words = [sys.executable, "-I", "-S", tmp_path / "tests/gpu/run.py", "--list"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("proof: "), done.stderr
 
 
 def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):

@@ -15,7 +15,7 @@ import gpumodules
 import pytest
 import questions
 import test_asleep
-import test_images
+import test_judged
 from gpumodules import GPU
 
 LOG = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
@@ -95,7 +95,9 @@ def answered(job) -> dict:
         return made | test_asleep.engine(job.plan["steps"])
     if question == "images":
         images = importlib.import_module("images")
-        return made | test_images.engine(images, {images.TEXT} if "breakable" in job.name else ())
+        return made | test_judged.image_engine(
+            images, {images.TEXT} if "breakable" in job.name else ()
+        )
     cases = importlib.import_module("cases")
     names = job.plan.get("passes") or cases.passes(job.plan["mode"])
     return made | {"passes": {name: passed(cases.of_pass(name)) for name in names}, "prefills": []}
@@ -155,20 +157,6 @@ def test_a_control_runs_the_releases_own_tree(monkeypatch, tmp_path):
     assert (tmp_path / "next-turn.nemotron-h-buffer.queue.json").is_file()
 
 
-def test_another_model_can_be_asked(monkeypatch, tmp_path):
-    """Next turns behind drafts, too."""
-    Host(monkeypatch).main(tmp_path, "next_turn", "--model", "nemotron-h-mtp")
-    assert (tmp_path / "next-turn.nemotron-h-mtp.patched.json").is_file()
-
-
-def test_kernels_are_compiled_for_flashinfer_alone(monkeypatch, tmp_path):
-    host = Host(monkeypatch)
-    host.main(tmp_path, "next_turn", "--attention", "fa3")
-    assert "kernels" not in host.ran
-    host.main(tmp_path, "next_turn")
-    assert "kernels" in host.ran
-
-
 def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host, seen = Host(monkeypatch), []
     noted = lambda place, jobs, *_, **__: seen.append([*jobs])  # noqa: E731
@@ -176,6 +164,14 @@ def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host.main(tmp_path, "context-flag", "next_turn", "context-config")
     names = [{job.name.partition(".")[0] for job in jobs} for jobs in seen]
     assert names == [{"context-flag", "context-config"}, {"next-turn"}]
+
+
+def test_a_run_of_no_model_does_not_pass(monkeypatch, tmp_path):
+    host = Host(monkeypatch)
+    lacks = {"the release lacks them": ["llama"]}
+    monkeypatch.setattr(host.run.experiments.proof, "left_out", lambda *_: lacks)
+    with pytest.raises(SystemExit, match="no model is left"):
+        host.main(tmp_path, "proof", "--model", "llama")
 
 
 @pytest.mark.parametrize("words", [("run.py", "--list"), ("gain.py", "--help")])

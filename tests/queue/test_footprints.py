@@ -4,6 +4,7 @@ outside of its footprint change nothing, and inside of it both the run and the r
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from test_results import ROW, result, run
 
 from evidence import footprints, harness, incoming, matrix, results
 from evidence.footprints import Tree, changed, footprint
+from patchqueue.applying.apply import load_queue
+from patchqueue.queue.series import PROVENANCE
 from patchqueue.upstream import pins
 
 WATCH = ROOT / "tests/gpu/watch"
@@ -51,17 +54,32 @@ def test_a_row_holds_while_what_was_loaded_is_the_same(laid, why):
     assert changed(tree(**laid), footprint(TREE, NOTES)) == why
 
 
+def test_code_is_read_where_bytes_differ_alone(monkeypatch):
+    """Reading the files of 19 releases takes 40 s."""
+    then = footprint(TREE, NOTES)
+    footprints.digest.cache_clear()
+    monkeypatch.setattr(footprints, "_without_docstrings", lambda content: pytest.fail("read"))
+    assert changed(tree(new=b"y = 3\n"), then) == ""
+    with pytest.raises(pytest.fail.Exception):
+        changed(tree(a=b"x = 9  # that nobody has read\n"), then)
+
+
 def test_a_file_that_was_opened_counts_by_its_bytes():
     """Triton reads the source of its kernels."""
     then = footprint(TREE, [*NOTES, "o sglang/a.py"])
     assert changed(TREE, then) == ""
     assert changed(tree(a=b"x = 1\n"), then) == "python/sglang/a.py has changed"
-
-
-def test_a_data_file_that_the_queue_changes_since_counts():
     now = Tree(TREE.pristine, LAID | {"python/sglang/data.json": b"{}"})
     assert changed(now, footprint(TREE, NOTES)) == "python/sglang/data.json is patched since"
     assert changed(now, footprint(TREE, NOTES[:-1])) == ""
+
+
+def test_the_list_of_all_patches_that_a_server_shows_does_not_count():
+    """It is another one with every change of the queue: no row would outlive its tree."""
+    now, later = (Tree(TREE.pristine, LAID | {PROVENANCE: text}) for text in (b"{}", b"[]"))
+    then = footprint(now, [*NOTES, f"o {PROVENANCE.removeprefix('python/')}"])
+    assert changed(later, then) == ""
+    assert changed(later, replace(then, laid={**then.laid, PROVENANCE: "bytes:0"})) == ""
 
 
 ENGINE = """
@@ -113,7 +131,7 @@ def test_a_planted_error_fails_the_run_where_the_footprint_says_so(applied, tmp_
     """Canaries: in a file outside of the footprint, and in one inside of it."""
     package = applied.tree / "python"
     _, notes = ran(package, tmp_path)
-    now = footprints.tree_of(applied.root, pins.load(applied.root).find(fakes.TAG))
+    now = footprints.tree_of(load_queue(applied.root), pins.load(applied.root).find(fakes.TAG))
     then = footprint(now, notes)
     assert changed(now, then) == ""
     for path in now.laid:
@@ -147,13 +165,16 @@ def taken(project, tmp_path, **changes) -> list[results.Row]:
     return results.load(project.root)
 
 
-def test_a_proof_keeps_its_footprint(measured, tmp_path):
+def test_a_proof_keeps_its_footprint_and_its_log_no_notes(measured, tmp_path):
     rows = taken(measured, tmp_path)
     assert all(RUNNER in row.footprint.laid for row in rows)
+    log = lzma.decompress((measured.root / results.raw_file(rows[0].raw)).read_bytes())
+    assert b'"mode": "eager"' in log and b"sglang.srt.runner" not in log
 
 
 def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path):
     rows = taken(measured, tmp_path)
+    assert all(RUNNER in row.footprint.laid for row in rows)
     old = [replace(row, queue="sha256:earlier") for row in rows]
     results.save(measured.root, old)
     rows = taken(measured, tmp_path, run={"verdict": "failed"}, date="2030-01-03")
@@ -165,7 +186,7 @@ def test_one_contradiction_drops_a_release_to_its_whole_tree(measured, tmp_path)
 
 def test_a_cell_says_that_the_files_are_the_same(monkeypatch):
     """A row about an earlier tree holds where its footprint does, by today's rules alone."""
-    monkeypatch.setattr(footprints, "tree_of", lambda root, pin: TREE)
+    monkeypatch.setattr(footprints, "tree_of", lambda queue, pin: TREE)
     known = pins.load(ROOT)
     today = known.find("v0.5.9").patched
     validity = footprints.Validity(today, "sha256:rules")
@@ -178,11 +199,7 @@ def test_a_cell_says_that_the_files_are_the_same(monkeypatch):
     assert validity.holds(old) and validity.same_files(old) and old.same_as == today
     assert not validity.holds(replace(old, footprint=None))
     assert not validity.holds(other) and not validity.holds(ruled)
+    assert (other.differs_from, ruled.differs_from) == (today, "")
+    monkeypatch.setattr(footprints, "tree_of", lambda queue, pin: pytest.fail("compared again"))
+    assert footprints.compared(ROOT, known, [old, other], "sha256:rules") == [old, other]
     assert "same files" in matrix.place(old, same_files=True)
-
-
-def test_readers_of_rows_need_no_release(monkeypatch):
-    """The pages' tests run without an index: `status` alone compares files."""
-    monkeypatch.setattr(footprints, "tree_of", lambda root, pin: pytest.fail("fetched"))
-    old = replace(ROW, queue="sha256:old", footprint=footprint(TREE, NOTES))
-    assert not footprints.Validity("sha256:now", "sha256:rules").holds(old)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import hashlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import fakes
@@ -19,7 +15,6 @@ import gpumodules
 import pytest
 
 FAKE = Path(__file__).parent / "fake_gpu"
-PEER = Path(__file__).parent / "fake_peer"
 SHORT = ["--shapes", "1x512", "8x64", "--rounds", "4"]
 ARGS = "sglang/srt/server_args.py"
 
@@ -129,16 +124,18 @@ def test_each_engine_is_told_whether_to_capture_states(gain, tmp_path, capsys):
     assert "patched, breakable, states: capture: passed" in capsys.readouterr().out
 
 
-def test_a_tree_that_does_not_start_leaves_the_other_its_figures(gain):
-    code, found = gain(*SHORT, FAKE_FAULT="dies")
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("dies", "planted: the engine does not start"),
+        ("no-kernels", "the profile of 1x512 has no kernels"),
+    ],
+)
+def test_a_tree_that_fails_leaves_the_other_its_figures(gain, fault, why):
+    code, found = gain(*SHORT, FAKE_FAULT=fault)
     slow, fast = found["runs"]
     assert code == 1 and slow["verdict"] == "passed" and fast["verdict"] == "failed"
-    assert "planted: the engine does not start" in fast["why"]
-
-
-def test_a_profile_without_kernels_fails(gain):
-    code, found = gain(*SHORT, FAKE_FAULT="no-kernels")
-    assert code == 1 and found["runs"][1]["why"].startswith("the profile of 1x512 has no kernels")
+    assert why in fast["why"]
 
 
 def test_the_limit_ends_it_with_what_there_is(gain):
@@ -150,17 +147,13 @@ def test_the_limit_ends_it_with_what_there_is(gain):
     assert slow["first_token_ms"]["1x64"]["all"]
 
 
-def test_an_untouched_tree_that_cannot_be_made_ends_the_run(gain, laid):
-    (laid / "plan.json").unlink()
-    with pytest.raises(SystemExit, match="no untouched tree: .*packed by an earlier tool"):
-        gain(*SHORT)
-
-
 def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
     """No plan leads from a branch back to the release: "no untouched tree"."""
     maker, other = load("untouched"), tmp_path / "other"
     assert maker.make(FAKE / "tree", laid, other) != maker.tree_hash(FAKE / "tree")
     (laid / "plan.json").unlink()
+    with pytest.raises(SystemExit, match="no untouched tree: .*packed by an earlier tool"):
+        gain(*SHORT)
     code, found = gain(*SHORT, "--against", str(other))
     assert code == 0 and found["gain"]["untouched"] == maker.tree_hash(other)
     # the given tree has no breakable graph, and its engine is slower
@@ -178,7 +171,6 @@ def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
         (["--peer", "vllm={}/none"], "vllm: there is no folder {}/none"),
         (["--peer", "vllm={}"], "vllm: {} has no vllm, so it is not a folder of packages"),
         (["--peer", "sglang={}"], "sglang: {} has no manifest.json, so it is not an unpacked bun"),
-        (["--peer", f"vllm={PEER}", "--traffic", "long"], "peers take shapes"),
     ],
 )
 def test_wrong_words_are_refused(gain, tmp_path, capsys, words, said):
@@ -209,14 +201,6 @@ def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
     assert "the same kernels, as often, in all engines: 1x64\n" in capsys.readouterr().out
 
 
-def test_the_first_visit_has_more_of_the_time(gpu):
-    share = load("gain").share
-    assert share(0, 2) == 0.6 and share(1, 2) == share(0, 1) == 1
-    assert share(1, 4) == pytest.approx(1 / 3)
-    # with a peer behind them, which has more of it
-    assert share(1, 2, 1) == pytest.approx(1 / 3) and share(2, 2, 1) == 1
-
-
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
     spread = load("visit").spread
     assert spread([5.0])["first_quartile"] == 5
@@ -224,30 +208,6 @@ def test_the_first_quartile_lies_between_its_neighbours(gpu):
     values = [1.0, 2.0, 3.0, 4.0]
     ends = {"fastest": 1.0, "first_quartile": 1.75, "median": 2.5}
     assert spread(values) == ends | {"all": values}
-
-
-def rows(*events: tuple) -> list[dict]:
-    return [
-        {"ph": "X", "cat": cat, "name": name, "ts": began, "dur": span}
-        for cat, name, began, span in events
-    ]
-
-
-def test_a_trace_is_read_packed_or_not(gpu, tmp_path):
-    module = load("gputrace")
-    events = rows(
-        ("kernel", "a", 0, 2),
-        ("cpu_op", "b", 0, 9),
-        ("gpu_memcpy", "Memcpy DtoH", 5, 1),
-        ("gpu_memset", "Memset", 9, 1),
-    )
-    whole = {"traceEvents": [*events, {"ph": "M", "name": "process_name"}]}
-    (tmp_path / "one.json").write_text(json.dumps(whole))
-    with gzip.open(tmp_path / "two.json.gz", "wt") as out:
-        json.dump(events, out)
-    for name in ("one.json", "two.json.gz"):
-        found = [event.name for event in module.read(tmp_path / name)]
-        assert found == ["a", "Memcpy DtoH", "Memset"]
 
 
 def test_what_overlaps_is_busy_once(gpu):
@@ -285,11 +245,6 @@ def test_kernels_are_told_by_their_names(gpu, name, short):
 
 def test_the_floor_counts_what_a_token_passes(gpu):
     floor, models, subjects = map(load, ("floor", "models", "subjects"))
-    sizes = {"hidden_size": 4, "head_dim": 2, "intermediate_size": 8, "vocab_size": 10}
-    counts = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    tiny = models.MODELS["llama"] | sizes | counts
-    matrices = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8
-    assert floor.flops(tiny, 3, 7) == 2 * 3 * (7 * matrices + 40)
     nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
     assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
     # published: 6.95 billion weights besides the embedding and the head
@@ -350,30 +305,12 @@ def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path)
     assert starts[0] < min(compiled)
 
 
-def test_calls_begin_on_an_idle_server(gpu, monkeypatch):
-    """A pause lies before each call, and is no part of its time."""
-    module = load("bench_engine")
-    monkeypatch.setattr(module.load, "PAUSE_S", 0.05)
-    began, ended = [], []
-
-    class Engine:
-        def generate(self, **words: object) -> None:
-            began.append(time.perf_counter())
-            ended.append(time.perf_counter())
-
-    served = module.Served({"watch": ""})
-    served.engine = Engine()
-    spans = [served._call(random.Random(1), 1, 4) for _ in range(3)]
-    assert all(after - before >= 0.05 for before, after in zip(ended, began[1:]))
-    assert max(spans) < 50
-
-
 @pytest.fixture
 def traffic(gpu, monkeypatch):
     """tests/gpu/traffic.py, with small loads."""
     module = load("traffic")
-    small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, SYSTEM=30, OBSERVED=250, USERS=2)
-    small |= dict(NODE_REQUESTS=3, NODE_PROMPT=50)
+    small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, NODE_REQUESTS=3, NODE_PROMPT=50)
+    small |= dict(TURNS=9, PREFIX=30)
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
     return module
@@ -386,11 +323,12 @@ def test_traffic_is_the_same_for_every_tree_and_other_each_time(traffic):
         traffic.made("nonsense", 1)
 
 
-def test_an_agent_sends_all_before_it_again(traffic):
-    found = traffic.made("agent", 1)
-    assert [len(turn.new) for turn in found.conversations[0].turns] == [280, *[250] * 5]
-    first, second = (talk.turns[0].new for talk in found.conversations)
-    assert first[:30] == second[:30] and first[30:] != second[30:]
+def test_turns_are_a_few_tokens_behind_prompts_that_are_cached(traffic):
+    found = traffic.made("turns", 1)
+    assert [one.prompt[:30] for one in found.requests] == [*found.cached]
+    new = {len(one.prompt) - 30 for one in found.requests}
+    assert min(new) >= 1 and max(new) <= 16 and len(new) > 3
+    assert {(one.answer, one.at_s) for one in found.requests} == {(1, 0.0)} and not found.in_flight
 
 
 def test_first_tokens_and_later_ones_are_told_apart(traffic):
@@ -402,39 +340,34 @@ def test_first_tokens_and_later_ones_are_told_apart(traffic):
     assert traffic.rate(told) == 20.0
 
 
-def test_both_trees_take_the_traffic_of_users(gain):
-    """Conversations go on with what was answered; every tree takes each load twice."""
-    code, found = gain("--traffic", "prefill", "agent", FAKE_STEP="0.03")
+def test_both_trees_take_the_traffic_of_users(gain, capsys):
+    """Every tree takes each load twice."""
+    code, found = gain("--traffic", "prefill", "decode-8", FAKE_STEP="0.03")
     assert code == 0 and found["passed"], found["runs"]
     assert found["gain"]["capture"] == [] and "disable_radix_cache" not in found["gain"]["engine"]
     assert [run["running"] for run in found["runs"]] == [6, 6], "the most that ran at once"
     slow, fast = (run["traffic"] for run in found["runs"])
-    assert len(fast["agent"]) == 2 and fast["agent"][0] != fast["agent"][1]
-    told = fast["agent"][0]
-    turns = told["requests"]
-    assert turns % 6 == 0 and told["cached_tokens"] > 0
+    assert len(fast["decode-8"]) == 2 and fast["decode-8"][0] != fast["decode-8"][1]
+    told = fast["decode-8"][0]
+    assert told["requests"] == 8 and [*told["later_ms"]] == ["p50", "p99"]
+    last = next(line for line in capsys.readouterr().out.splitlines() if line[:10] == "  decode-8")
+    assert [len(cell.split(";")) for cell in last.split("   ") if ";" in cell] == [3, 3]
     assert fast["prefill"][0]["input_tokens_per_s"] > fast["prefill"][0]["output_tokens_per_s"]
     assert all(tree["prefill"][0]["first_ms"]["p50"] > 30 for tree in (slow, fast))
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_an_answer_is_put_together_of_its_parts(gpu, whole):
-    """Releases stream all tokens so far, or those since the last part."""
-    module = load("bench_engine")
+def test_turns_find_their_prefixes_and_say_what_they_replayed(gain):
+    code, found = gain("--traffic", "turns", "--trees", "patched")
+    (told, _) = found["runs"][0]["traffic"]["turns"]
+    assert code == 0 and (told["requests"], told["cached_tokens"]) == (64, 64 * 2048)
+    assert told["prefills"] == told["replayed"]["prefills"] == 64
 
-    class Engine:
-        async def async_generate(self, **words: object) -> object:
-            async def parts():
-                for count in (1, 3, 4):
-                    ids = [[5], [6, 7], [8]][count // 2] if not whole else [5, 6, 7, 8][:count]
-                    told = {"cached_tokens": 2, "completion_tokens": count}
-                    yield {"output_ids": ids, "meta_info": told}
 
-            return parts()
-
-    seen, ids = asyncio.run(module._streamed(Engine(), [1, 2, 3], 4))
-    assert ids == [5, 6, 7, 8] and (seen.prompt, seen.cached, seen.answer) == (3, 2, 4)
-    assert 0 <= seen.first_s <= seen.whole_s
+def test_replayed_rows_are_those_of_the_smallest_size_that_fits(gpu):
+    replayed = load("bench_engine").replayed
+    lines = [{"at": at} | seen(tokens, True, (4, 64, 512)) for at, tokens in enumerate((3, 4, 65))]
+    lines.append({"at": 3} | seen(600, False))
+    assert replayed(lines, 1) == {"prefills": 2, "tokens": 69, "rows": 4 + 512}
 
 
 def seen(tokens, replayed, captured=()):
@@ -446,84 +379,27 @@ def seen(tokens, replayed, captured=()):
     } | ({"captured": list(captured)} if captured else {})
 
 
+SIZES = (64, 1024)
+REPLAYED = [seen(64, True, SIZES), *[seen(512, True)] * 50]
+
+
 @pytest.mark.parametrize(
-    ("eager", "good"),
+    ("ran", "good"),
     [
-        ([], True),
-        ([2048] * 30, True),  # longer than what was captured
-        ([256] * 30, False),
-        ([2048] * 30 + [256] * 30, False),
+        (REPLAYED, True),
+        (REPLAYED + [seen(2048, False)] * 30, True),  # longer than what was captured
+        (REPLAYED + [seen(256, False)] * 30, False),
+        (REPLAYED + [seen(2048, False)] * 30 + [seen(256, False)] * 30, False),
+        ([], False),
+        ([seen(2048, False, SIZES)], False),
+        ([seen(64, False)], False),
     ],
 )
-def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, eager, good):
+def test_a_prefill_beyond_the_captured_sizes_may_run_eagerly(gpu, ran, good):
     """A load of long prompts failed, because default sizes end where eager prefill is as fast."""
     module = load("gain")
-    ran = [seen(64, True, (64, 1024))] + [seen(512, True)] * 50
-    ran += [seen(tokens, False) for tokens in eager]
     entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
     assert module._as_meant(entry) is good
-    assert entry["prefills"]["too_long"] == eager.count(2048)
-
-
-def test_a_server_that_replays_nothing_is_not_as_meant(gpu):
-    module = load("gain")
-    for ran in ([], [seen(2048, False, (64, 1024))], [seen(64, False)]):
-        entry = {"mode": "breakable", "tree": "patched", "prefills": module.counted(ran)}
-        assert not module._as_meant(entry)
-
-
-ALONE = ["--shapes", "1x512", "--rounds", "2", "--trees", "patched"]
-
-
-def told(file: Path, what: str) -> list[dict]:
-    """What the fake vllm noted of its own."""
-    notes = [json.loads(line) for line in file.read_text().splitlines()]
-    return [one for one in notes if one["what"] == what]
-
-
-@pytest.fixture
-def beside(gain, tmp_path, monkeypatch):
-    """A run of the patched tree and one peer: its exit code, what is kept of the peer, and the
-    file of its notes."""
-    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
-    monkeypatch.setenv("FAKE_PEER_SEEN", str(tmp_path / "seen"))
-
-    def run(*words: str, **settings) -> tuple[int, dict, Path]:
-        code, found = gain(*ALONE, *words, LOADS=1, **settings)
-        assert [entry["verdict"] for entry in found["runs"]] == ["passed"]
-        (peer,) = found["peers"]
-        return code, peer, tmp_path / "seen"
-
-    return run
-
-
-def test_vllm_is_asked_what_the_trees_are(beside):
-    code, peer, notes = beside("--peer", f"vllm={PEER}", FAKE_PEER_STEP="0.01")
-    assert code == 0 and peer["verdict"] == "passed" and peer["why"] == ""
-    assert (peer["name"], peer["version"]) == ("vllm", "0.26.0")
-    assert peer["mode"] == "VLLM_COMPILE, FULL_AND_PIECEWISE"
-    calls = peer["first_token_ms"]["1x512"]
-    assert len(calls["all"]) == 2 and calls["fastest"] >= 10 and "prefills" not in peer
-    assert peer["profile"]["1x512"]["busy_ms"] == 0.512
-    assert peer["loads"][0]["tokens_per_s"] > 0
-    (words,) = told(notes, "start")
-    assert words["load_format"] == "dummy" and words["enable_prefix_caching"] is False
-    assert words["max_num_batched_tokens"] == 4096
-    # the tokens of the trees, by number of the round; a load never has more than 16 under way
-    measured = load("load")
-    sources = [f"round {number}" for number in (-3, -2, -1, 0, 1)]
-    first = [measured.tokens(random.Random(source), 1)[0] for source in sources]
-    asked = told(notes, "generate")
-    assert [one["shape"] for one in asked] == ["1x1", *["1x512"] * (5 + 3)]
-    assert [one["first"] for one in asked[1:6]] == first
-    under_way = [one["under_way"] for one in told(notes, "enqueue")]
-    assert max(under_way) == 16 and under_way.count(16) == 5, "16 at once, then 4 one by one"
-
-
-def test_a_peer_that_dies_leaves_the_trees_their_verdict(beside):
-    code, peer, _ = beside("--peer", f"vllm={PEER}", FAKE_PEER_FAULT="dies-in-load")
-    assert code == 0 and peer["verdict"] == "failed"
-    assert "prefill_load: exit code 7" in peer["why"]
 
 
 @pytest.fixture
@@ -537,9 +413,13 @@ def release(laid, tmp_path) -> Path:
     return folder
 
 
-def test_another_release_of_sglang_runs_as_published(beside, release, tmp_path):
-    code, peer, _ = beside("--peer", f"sglang={release}")
-    assert code == 0 and peer["verdict"] == "passed", peer["why"]
+def test_another_release_of_sglang_runs_as_published(gain, release, monkeypatch):
+    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
+    words = ("--shapes", "1x512", "--rounds", "2", "--trees", "patched")
+    code, found = gain(*words, "--peer", f"sglang={release}", LOADS=1)
+    assert code == 0 and [entry["verdict"] for entry in found["runs"]] == ["passed"]
+    (peer,) = found["peers"]
+    assert peer["verdict"] == "passed", peer["why"]
     assert (peer["name"], peer["version"], peer["mode"]) == ("sglang", "0.5.23", "eager")
     assert peer["mode_why"] == "the release has no breakable graph"
     assert peer["profile"]["1x512"]["busy_ms"] == 1.28, "its own tree, which is slower"

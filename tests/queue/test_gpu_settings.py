@@ -60,31 +60,26 @@ def test_servers_that_agree_pass_in_every_setting(agreed):
 
 
 @pytest.mark.parametrize(
-    ("setting", "fault", "named"),
+    ("setting", "fault", "where", "named"),
     [
-        ("returns", "shifted", "hidden states are eager prefill's"),
-        ("returns", "stale-experts", "routed experts are eager prefill's"),
-        ("returns", "no-report", "the report says that the graph is on"),
-        ("context-flag", "beyond-context", "no captured size is beyond the context"),
-        ("context-flag", "graph-unused", "prefills ran on the graph, and the others say why not"),
-        ("mixed-chunk", "never-mixed", "prefills were mixed with decoding"),
-        ("mixed-chunk", "mixes-wrongly", "agrees with eager prefill, mixed, tokens alone"),
+        ("returns", "shifted", "graph", "hidden states are eager prefill's"),
+        ("returns", "stale-experts", "graph", "routed experts are eager prefill's"),
+        ("returns", "no-report", "graph", "the report says that the graph is on"),
+        ("context-flag", "beyond-context", "graph", "no captured size is beyond the context"),
+        ("context-flag", "graph-unused", "graph", "prefills ran on the graph, and the others say"),
+        ("mixed-chunk", "never-mixed", "graph", "prefills were mixed with decoding"),
+        ("mixed-chunk", "mixes-wrongly", "graph", "agrees with eager prefill, mixed, tokens alone"),
+        # the reference itself fails then, by its own answers without mixing
+        ("mixed-chunk", "mixes-wrongly", "eager", "eager prefill answers the same mixed"),
     ],
 )
-def test_a_planted_fault_is_caught(tmp_path, setting, fault, named):
-    code, found, _ = asked(tmp_path, setting, fault=fault, more="--mode breakable")
-    reference, graph = found["runs"]
-    assert (code, reference["verdict"], graph["verdict"]) == (1, "passed", "failed")
-    assert named in [check["what"] for check in graph["checks"] if not check["good"]]
-
-
-def test_eager_prefill_that_mixes_wrongly_is_no_graphs_fault(tmp_path):
-    """The reference itself fails then, by its own answers without mixing."""
-    words = {"more": "--mode breakable", "FAKE_FAULT_IN": "eager"}
-    code, found, _ = asked(tmp_path, "mixed-chunk", fault="mixes-wrongly", **words)
-    reference, graph = found["runs"]
-    assert (code, reference["verdict"], graph["verdict"]) == (1, "failed", "passed")
-    assert "eager prefill answers the same mixed with decoding" in reference["why"]
+def test_a_planted_fault_is_caught(tmp_path, setting, fault, where, named):
+    more = {"more": "--mode breakable", "FAKE_FAULT_IN": where}
+    code, found, _ = asked(tmp_path, setting, fault=fault, **more)
+    good, bad = found["runs"] if where == "graph" else found["runs"][::-1]
+    assert (code, good["verdict"], bad["verdict"]) == (1, "passed", "failed")
+    wrong = [check["what"] for check in bad["checks"] if not check["good"]]
+    assert any(what.startswith(named) for what in wrong)
 
 
 def lines(*kinds: str, process: str = "1") -> list[dict]:
@@ -182,60 +177,62 @@ def test_the_release_itself_runs_as_a_control(tmp_path, settings):
     assert (tmp_path / "out/scratch/untouched/sglang/__init__.py").is_file()
 
 
-def in_engine(folder: Path, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code as the watch does in an engine's own processes, with modules of a folder."""
-    known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{folder}"}
-    known |= {"PREFILL_WATCH": str(folder / "watch")} | variables
-    words = [sys.executable, "-c", code]
-    return subprocess.run(words, env=known, capture_output=True, text=True)
-
-
-def test_a_function_that_is_left_out_does_nothing(tmp_path):
-    (tmp_path / "package.py").write_text("def follow(a, b=1):\n    raise ValueError\n")
-    code = "import package; print(package.follow(1, b=2))"
-    done = in_engine(tmp_path, code, PREFILL_FORGET="package:follow")
-    assert done.stdout == "None\n", done.stderr
-    assert "ValueError" in in_engine(tmp_path, code, PREFILL_FORGET="").stderr
-
-
 def test_a_patched_version_comes_where_its_release_does():
     before = importlib.import_module("modes").before
     assert before("0.5.15.post1+pcg.2", 16) and not before("0.5.16+pcg.2", 16)
 
 
-def test_the_queue_s_word_is_noted_for_a_prefill_that_runs_eagerly(tmp_path):
-    """Where a subclass of the release's runner refuses, the watch sees nothing else."""
-    folder = tmp_path / "sglang/srt/prefill_graph/compat"
-    folder.mkdir(parents=True)
-    (folder / "eager.py").write_text("def why(runner, batch):\n    return 'too few tokens'\n")
-    variables = os.environ | {
-        "PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}",
-        "PREFILL_WATCH": str(tmp_path / "watch"),
-        "PREFILL_REASONS": "1",
-    }
-    code = (
-        "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
-        " print(eager.why(1, 2), '/', sitecustomize.state['why'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
-    )
-    assert done.stdout == "too few tokens / too few tokens\n", done.stderr
+CLASS = """
+class Layer:
+    def fused(self): return 1
+    def native(self): return 2
+def follow(a, b=1): raise ValueError
+VALUE = 1
+"""
+HOOKS = """
+seen = []
+def change(module):
+    seen.append(module.__name__)
+    module.VALUE = seen
+HOOKS = {"package": change}
+"""
+EAGER, METHOD = "sglang/srt/prefill_graph/compat/eager", "package:Layer.fused=native"
 
 
-def test_hooks_of_a_file_change_modules_of_an_engine(tmp_path):
-    """With what the file itself keeps."""
-    (tmp_path / "package.py").write_text("VALUE = 1\n")
-    (tmp_path / "hooks.py").write_text(
-        "seen = []\n"
-        "def change(module):\n"
-        "    seen.append(module.__name__)\n"
-        "    module.VALUE = seen\n"
-        "HOOKS = {'package': change}\n"
-    )
-    hooks = str(tmp_path / "hooks.py")
-    done = in_engine(tmp_path, "import package; print(package.VALUE)", PREFILL_HOOKS=hooks)
-    assert done.stdout == "['package']\n", done.stderr
+@pytest.mark.parametrize(
+    ("code", "variables", "said"),
+    [
+        ("import package; print(package.follow(1, b=2))", {"FORGET": "package:follow"}, "None"),
+        (
+            "import package as p; print(p.Layer().fused())",
+            {"FORGET": METHOD},
+            "2",
+        ),
+        ("import package; print(package.VALUE)", {"HOOKS": "{}/hooks.py"}, "['package']"),
+        (  # where a subclass of the release's runner refuses, the watch sees nothing else
+            "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
+            " print(eager.why(1, 2), sitecustomize.state['why'])",
+            {"REASONS": "1"},
+            "few few",
+        ),
+    ],
+    ids=["left out", "another in its place", "hooks", "the queue's word"],
+)
+def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
+    """As in an engine's own processes, with modules of a folder."""
+    for name, text in {
+        "package": CLASS,
+        "hooks": HOOKS,
+        EAGER: "def why(runner, batch):\n    return 'few'\n",
+    }.items():
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}"}
+    known |= {"PREFILL_WATCH": str(tmp_path / "watch")}
+    known |= {f"PREFILL_{name}": value.format(tmp_path) for name, value in variables.items()}
+    done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
+    assert done.stdout == f"{said}\n", done.stderr
 
 
 def test_prefills_before_the_first_question_are_left_out(checks):
@@ -317,13 +314,6 @@ def test_what_a_server_returns_is_read_with_and_without_a_detokenizer(checks):
     assert kept({}, 1) == {}
 
 
-def test_servers_of_several_gpus_run_and_each_is_judged(tmp_path):
-    """The fake engine has one process, so that its second rank is missed."""
-    code, found, _ = asked(tmp_path, "plain", FAKE_GPUS="2", more="--tp 2 --mode breakable")
-    graph = found["runs"][-1]
-    assert code == 1 and graph["device"] == "0,1" and "1 ranks of 2" in graph["why"]
-
-
 @pytest.mark.parametrize("without, states", [("", None), ("track-under-graph", "break")])
 def test_a_control_has_the_breaks_that_it_is_about(settings, tmp_path, without, states):
     """Captured Mamba2 layers leave the states themselves: on 0.5.13 the control would not fail."""
@@ -337,14 +327,6 @@ def test_a_control_has_the_breaks_that_it_is_about(settings, tmp_path, without, 
     until = time.time() + 30
     settings.launch.run_all(place, [settings.launch.Job("told", script, plan, 20)], 1, until, print)
     assert json.loads(out.read_text()).get("SGLANG_PREFILL_GRAPH_STATES") == states
-
-
-def test_no_server_uses_multicast(settings, tmp_path, monkeypatch):
-    """Whatever the host's own variables say."""
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
-    found = settings.launch.Place((), tmp_path).environment()
-    assert found["NCCL_NVLS_ENABLE"] == "0" and found["NVSHMEM_DISABLE_NVLS"] == "1"
-    assert found["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
 
 
 def test_a_release_that_lacks_an_argument_is_left_out_with_the_reason(settings):
@@ -387,14 +369,6 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_serves_none(
     graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
     options = SimpleNamespace(tree=tmp_path)
     assert [told.serves_logprobs(options, mode) for mode in graphs] == served
-
-
-def test_a_server_that_chooses_its_sizes_is_not_told_any(settings):
-    modes = settings.modes
-    known = {"piecewise_cuda_graph_tokens", "enable_breakable_cuda_graph"}
-    assert modes.flags(modes.BREAKABLE, known, [], False) == {"enable_breakable_cuda_graph": True}
-    named = modes.flags(modes.BREAKABLE, {"cuda_graph_backend_prefill"}, [], False)
-    assert named == {"cuda_graph_backend_prefill": "breakable"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import fakes
 import pytest
 
 from evidence import gpurun
-from patchqueue.files import run as tools
 from patchqueue.outcome import Refused
 
 SCRIPT = """import json, pathlib, sys
@@ -44,7 +43,7 @@ def run(host, *words: str, here: bool = True, out: Path | None = None) -> gpurun
     return gpurun.run(host.root, host.pin, call)
 
 
-def test_it_runs_on_the_built_wheels_files(host):
+def test_it_runs_on_the_built_wheels_files(host, tmp_path):
     ran = run(host, "--model", "one")
     assert ran.code == 0 and ran.result == host.root / "dist/gpu/v9.9.1/run/evidence.json"
     words = (ran.result.parent / "words.json").read_text()
@@ -52,6 +51,11 @@ def test_it_runs_on_the_built_wheels_files(host):
     tree = host.root / "dist/gpu/v9.9.1/tree"
     assert "added_step" in (tree / "sglang/srt/runner.py").read_text()
     assert (tree / f"sglang-9.9.1+{fakes.LABEL}.dist-info/patch_queue.json").is_file()
+    other = run(host, out=tmp_path / "results/one")
+    assert other.result == tmp_path / "results/one/evidence.json" and ran.result.is_file()
+    assert str(tmp_path / "results/one/tree") in (other.result.parent / "words.json").read_text()
+    failed = run(host, "--fail")
+    assert (failed.code, failed.result) == (3, None), "no older result is left"
 
 
 def test_a_gain_has_what_makes_the_untouched_tree(host):
@@ -65,22 +69,15 @@ def test_a_gain_has_what_makes_the_untouched_tree(host):
 
 
 @pytest.mark.parametrize("said", [None, "exit 9", "exit 0"])
-def test_without_a_gpu_nothing_is_built(host, tmp_path, monkeypatch, said):
+@pytest.mark.parametrize("words", [("gpu",), ("sweep",), ("gpu", "--bench")])
+def test_every_command_looks_for_a_gpu_first(host, tmp_path, monkeypatch, tool, words, said):
     smi(tmp_path, str(said))
     if said is None:
         monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     before = fakes.snapshot(host.root)
-    name, text = fakes.refused(run, host)
-    assert name == "no-gpu" and "scripts/nox test v9.9.1" in text
-    assert fakes.snapshot(host.root) == before
-
-
-@pytest.mark.parametrize("words", [("gpu",), ("sweep",), ("gpu", "--bench")])
-def test_every_command_of_a_gpu_host_looks_for_one_first(host, tmp_path, tool, words):
-    smi(tmp_path, "exit 9")
-    before = fakes.snapshot(host.root)
     code, _, err = tool(host, *words)
-    assert code == 1 and "[no-gpu]" in err and fakes.snapshot(host.root) == before
+    assert code == 1 and "[no-gpu]" in err and "scripts/nox test v9.9.1" in err
+    assert fakes.snapshot(host.root) == before
 
 
 @pytest.mark.parametrize(
@@ -99,31 +96,12 @@ def test_a_model_or_mode_that_is_none_is_refused_first(host, tool, words, says):
     assert fakes.snapshot(host.root) == before
 
 
-def test_a_run_that_fails_leaves_no_older_result(host):
-    assert run(host).result
-    ran = run(host, "--fail")
-    assert (ran.code, ran.result) == (3, None)
-
-
-def test_a_result_of_its_own_folder_leaves_others_alone(host, tmp_path):
-    first = run(host)
-    ran = run(host, out=tmp_path / "results/one")
-    assert ran.result == tmp_path / "results/one/evidence.json" and first.result.is_file()
-    assert str(tmp_path / "results/one/tree") in (ran.result.parent / "words.json").read_text()
-
-
 def test_a_folder_with_files_is_not_cleared(host, tmp_path):
     mine = tmp_path / "mine.txt"
     mine.write_text("mine")
     with pytest.raises(Refused, match="not-empty"):
         run(host, out=tmp_path)
     assert mine.read_text() == "mine"
-
-
-def test_a_host_that_cannot_have_the_environment_is_told_of_the_other_way(host, monkeypatch):
-    monkeypatch.setattr(tools, "find_uv", lambda: sys.executable)  # fails at uv's words
-    with pytest.raises(Refused, match="--here --site FOLDER"):
-        run(host, here=False)
 
 
 def test_an_environment_is_made_once(host, monkeypatch, said):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-from pathlib import Path
 
 import fakes
 import pytest
@@ -13,17 +12,12 @@ from fakes import ROOT
 
 from evidence import commands as proving
 from patchqueue.commands import cli
-from patchqueue.hint import counted, to_type
+from patchqueue.outcome import to_type
 
 TOOL = sorted(
     path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")
 )
 EXAMPLES = {command.name: command.example for command in cli.COMMANDS + proving.COMMANDS}
-
-
-def test_a_path_in_a_command_can_be_typed():
-    said = to_type("install", "--site-packages", Path("/a folder/x"), "--verify")
-    assert said == "`scripts/nox install --site-packages '/a folder/x' --verify`"
 
 
 @pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT)))
@@ -41,11 +35,6 @@ def test_every_command_in_a_hint_exists(path):
         and isinstance(call.args[0], ast.Constant)
     }
     assert names <= fakes.sessions()
-
-
-def test_one_thing_is_no_plural():
-    said = [counted(number, "patch", "patches") for number in (0, 1, 2)]
-    assert said == ["0 patches", "1 patch", "2 patches"] and counted(2, "file") == "2 files"
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -8,8 +8,8 @@ import fakes
 import pytest
 from fakes import COUNT, CUT, patch_text
 
-from patchqueue.queue import imports, series
 from patchqueue.queue import lint as linting
+from patchqueue.queue import series
 from patchqueue.queue.series import PROVENANCE
 
 VARIANT, OTHER = fakes.variant_text(), "steps/count-once-more@9.9.patch"
@@ -59,7 +59,6 @@ def link(name: str, to: str):
     return name, lambda project: (project.root / name).symlink_to(to)
 
 
-CUT_TEXT = f"pull-requests/{CUT.removesuffix('.patch')}/pull-request.toml"
 OURS = "python/sglang/srt/steps/a.py"
 CASES = [
     ("overlapping-variants", "series:2", variants(">=9.8,<10", ">=9.9")),
@@ -84,9 +83,6 @@ CASES = [
         *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
     ),
     ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
-    ("unknown-patch", *named("evidence/questions.toml", 'repairs = ["steps/more.patch"]\n', 1)),
-    ("unknown-patch", *named("pull-requests/steps/more/pull-request.toml", 'title = "More"\n')),
-    ("unknown-patch", *named(CUT_TEXT, 'below = [\n    "a/b",\n]\n')),
     ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
     ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
@@ -106,11 +102,7 @@ def test_all_names_are_covered():
 
 
 def test_disjoint_variants_are_good(project):
-    """And a pull request may name a step, by a folder that has no patch."""
     variants("<9.9", ">=9.9,<10")(project)
-    step = f'step_to = "{CUT.removesuffix(".patch")}"\n'
-    project.write("pull-requests/steps/first/pull-request.toml", step)
-    project.write(CUT_TEXT, 'below = ["steps/first"]\n')
     assert problems(project) == []
 
 
@@ -118,22 +110,3 @@ def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
     project.write(f"{STEPS}__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "lines", "files"),
-    [
-        ("import a.b as c, d  # e\n", [1], {"python/a/b", "python/d"}),
-        ("\n    from a import (\n  b,\n  c as d,\n)\n", [2], {"python/a/b", "python/a/c"}),
-        ("from . import b\n", [1], {"python/sglang/srt/b"}),
-        ("x = 1\nfrom ..c import d\n", [2], {"python/sglang/c", "python/sglang/c/d"}),
-        ("important = 'from a import b'\n", [], set()),
-    ],
-)
-def test_imports_of_a_module(text, lines, files):
-    found = [*imports.by_line("python/sglang/srt/module.py", text.encode())]
-    assert sorted({line for line, _ in found}) == lines
-    assert {f"{file}.py" for file in files} <= {file for _, file in found}
-    assert bool(found) is bool(files)
-    alone = imports.of_lines([text])
-    assert alone == (set() if "from ." in text else {file for _, file in found})

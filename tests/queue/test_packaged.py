@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -37,10 +38,11 @@ def packages(project, tmp_path) -> Path:
 
 
 @pytest.fixture
-def patchqueue(packages, tmp_path):
+def patchqueue(packages, tmp_path, monkeypatch):
     """The console script's command, run where no queue is."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
+    monkeypatch.delenv("UV", raising=False)
     code = "import sys; from patchqueue.__main__ import run; sys.exit(run())"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -64,6 +66,24 @@ def test_it_installs_and_takes_off(patchqueue, tmp_path):
     verified = patchqueue("install", *there, "--verify")
     assert verified.returncode == 0, verified.stderr
     assert patchqueue("uninstall", *there).returncode == 0 and files() == before
+
+
+def test_uvx_leaves_no_program_so_that_its_call_is_shown(
+    patchqueue, packages, tmp_path, monkeypatch
+):
+    info, git = packages / "sglang_patch_queue-2.dist-info", {"vcs": "git"}
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-patch-queue\nVersion: 2\n")
+    monkeypatch.setenv("UV", "/usr/bin/uv")
+    assert (
+        "Example: uvx --from sglang-patch-queue patchqueue in" in patchqueue("install", "-h").stdout
+    )
+    origin = {"url": "https://a:secret@b.org/c.git", "vcs_info": git | {"requested_revision": "x"}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
+    site = fakes.install(tmp_path / "site-packages")
+    done = patchqueue("install", "--site-packages", str(site))
+    call = f"`uvx --from git+https://b.org/c.git@x patchqueue install --site-packages {site}"
+    assert call in done.stdout, done.stderr
 
 
 def test_what_needs_a_clone_is_said(patchqueue):

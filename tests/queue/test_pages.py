@@ -1,12 +1,13 @@
 """Every command that a page shows is run as it stands there, in a home with a small clone of the
 queue; or its words are checked.
 
-RUN has the commands that are run. CHECKED has those that need a GPU or minutes: their first checks
-are run. The parsers of the tool and of tests/gpu read the words of every command on a page.
+RUN has the commands that are run, UNRUN why others are not. The parsers of the tool and of
+tests/gpu read the words of every command on a page.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
 from patchqueue.applying import quilt
+from patchqueue.handover import release
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
@@ -128,8 +130,6 @@ def _programs(world: World) -> None:
     path = f"PATH={shlex.quote(engine.variables['PATH'])}" if "PATH" in engine.variables else ""
     # by its whole path: where quilt is installed, the name alone would find this program again
     text = f'{path} {settings} exec {shutil.which(engine.command)} "$@"'
-    for number in engine.opened:  # of a folder, by a descriptor that the program lacks
-        text = text.replace(f"/proc/self/fd/{number}", os.readlink(f"/proc/self/fd/{number}"))
     fakes.program(found / "quilt", text)
     host = f"--target {world.site} --upgrade --python-version 3.12 --only-binary :all:"
     fakes.program(found / "nox", f'exec "{sys.executable}" -m nox "$@"')
@@ -178,7 +178,7 @@ def nox(words: str, says: str, **put: str) -> Step:
     return Step(f"scripts/nox {words}", says, put=put)
 
 
-# what the reader does between two commands, or what must be so then
+# what the reader does between two commands
 Deed = Callable[[World], object]
 
 
@@ -248,6 +248,8 @@ RUN: dict[str, list[Step | Deed]] = {
         nox("apply", "work/v0.5.9: 2 of 2 patches"),
         nox("apply", "already applied"),
         nox("apply v0.5.9", "already applied"),
+        nox("apply v0.5.9 --verbose", "steps/count-once-more already applied"),
+        nox("clean", "next: `scripts/nox clean --yes` deletes them"),
         Step("nox -s apply -- v0.5.9", "already applied"),
         nox("apply v0.5.12.post1", "work/v0.5.12.post1"),
         nox("apply --help", "usage: scripts/nox apply"),
@@ -385,6 +387,8 @@ RUN: dict[str, list[Step | Deed]] = {
     "in place": [
         nox("install --check", "nothing was written"),
         nox("install", "2 patches, 2 files changed"),
+        nox("uninstall", "2 files restored"),
+        nox("install --discard", "2 patches, 2 files changed"),
         Step("python -m sglang.srt.prefill_graph", f"queue release {RELEASE}, 2 patches"),
         Step("python -m sglang.srt.prefill_graph --json", '"tree"'),
         nox("install --site-packages DIR --verify", "is patched", **SITE),
@@ -404,6 +408,7 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("python sglang/srt/prefill_graph --verify", PATCHED, "site"),
         Step("python -m sglang.srt.prefill_graph --verify", PATCHED),
         nox("uninstall --site-packages DIR", "2 files restored", **SITE),
+        nox("patches v0.5.9", "2 patches for v0.5.9, 2 files changed"),
         Step(
             "scripts/nox patches v0.5.15.post1 --without memory-saver/pause-index-keys --without"
             " moe/return-routed-experts-of-own-rank",
@@ -444,61 +449,36 @@ def test_the_last_line_of_an_image_sees_another_sglang(world):
     world.run(f"PYTHONPATH={other}:{world.site} {ask}", code=1)
 
 
-# Sessions that would need what a test has not: their words go through the command's own parser and
-# first checks, on this project.
+def test_the_commands_of_the_dockerfile_patch_an_image(world):
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = re.findall(r"(?m)^RUN (?:--\S+ +)*(.+)", text)
+    there = {"/queue/": f"{world.queue}/", "/sgl-workspace/sglang/python": str(world.site)}
+    for old, new in there.items():
+        steps = [step.replace(old, new) for step in steps]
+    said = [world.run(step, world.home) for step in steps]
+    assert "2 patches, 2 files changed" in said[0] and PATCHED in said[1]
+    world.run(f"rm {world.site}/{BREAKS.partition('python/')[2]}")
+    world.run(steps[1], code=1)
 
 
-@dataclass(frozen=True)
-class Check:
-    """Why a command is not run, and what its first checks say of its words: exit code, and a part
-    of it."""
-
-    why: str
-    code: int = 1
-    says: str = ""
-    put: dict[str, str] = field(default_factory=dict)
-    plus: tuple[str, ...] = ()  # words that make the command stop when it has looked at its others
+def test_renovate_finds_a_wheel_of_the_queue_and_its_tags():
+    (manager,) = json.loads((ROOT / "docs/renovate.json").read_text())["customManagers"]
+    (pattern,) = manager["matchStrings"]
+    wanted = f"sglang[all]==0.5.12.post1+{fakes.LABEL}"
+    found = re.search(pattern.replace("(?<", "(?P<"), wanted)
+    version = manager["extractVersionTemplate"].replace("(?<", "(?P<")
+    assert found and re.match(version, release.TAG)["version"] == found["currentValue"]
 
 
-GPU = Check("it needs a GPU", 1, "[no-gpu]")
+def test_the_new_user_types_the_commands_of_the_page():
+    shown = [one.command for one in pages.shown(ROOT / "docs/install.md")]
+    begins = shown.index("uv venv --python 3.12")
+    listed = fakes.run(str(ROOT / ".ci/new-user"), "--list").stdout.splitlines()
+    typed = [line.replace(f"git+file://{ROOT}", "git+REPOSITORY") for line in listed]
+    assert typed[0] == "pip install uv" and len(typed) == 4
+    assert [line.replace(" --no-deps", "") for line in typed[1:]] == shown[begins : begins + 3]
 
 
-def planned(says: str) -> Check:
-    why = "it runs for minutes, or runs this very test"
-    return Check(why, 0, f"to be tested: {says} (", plus=("--plan",))
-
-
-SITES = Check("it needs a GPU, and packages", 1, "[no-gpu]", {" F": " folder"})
-CHECKED: dict[str, Check] = {
-    "scripts/nox test": planned("the tool, v0.5.9, v0.5.12.post1"),
-    "scripts/nox test v0.5.9": planned("v0.5.9"),
-    "scripts/nox test --tool": planned("the tool"),
-    "scripts/nox test v0.5.12.post1": planned("v0.5.12.post1"),
-    "scripts/nox test v0.5.9 -k pointer_check": planned("v0.5.9"),
-    "scripts/nox status --merge results": Check("it takes what a GPU host wrote", 1, "results"),
-    "scripts/nox test v0.5.9 -k scan": planned("v0.5.9"),
-    "scripts/nox gpu v0.5.9": GPU,
-    "scripts/nox gpu v0.5.9 --here --site F": SITES,
-    "scripts/nox gpu v0.5.9 --model llama --out results/one": GPU,
-    "scripts/nox gpu v0.5.9 --agree": GPU,
-    "scripts/nox gpu v0.5.9 --bench": GPU,
-    "scripts/nox gpu v0.5.9 --bench --pass=--traffic --pass=agent --pass=chat-16": GPU,
-    "scripts/nox sweep v0.5.9": GPU,
-    "scripts/nox sweep v0.5.9 --experts --pass=--shape --pass=512,512": GPU,
-    "scripts/nox status --merge evidence.json": Check(
-        "it takes what a GPU host wrote", 1, "evidence.json"
-    ),
-    "scripts/nox test v0.5.16 --upstream ~/sglang": Check(
-        "it needs a checkout of sglang and an environment of 5 GB", 1, "[no-checkout]"
-    ),
-    "scripts/nox pin v0.5.24 --lock": Check(
-        "it asks the index for 200 packages", 1, "'v0.5.24': this release is not pinned"
-    ),
-    (
-        "scripts/nox backport --onto ~/sglang --base v0.5.23 --pull-requests"
-        " breakable/keep-break-tensors"
-    ): Check("it needs a checkout of sglang", 1, "sglang"),
-}
 CALLS = sorted({shown.command for shown in COMMANDS if pages.sessions(shown.command)[0]})
 # what a call of a script of tests/gpu is: the script, and its words up to the shell's
 GPU_CALL = re.compile(r"tests/gpu/(\w+\.py)((?: (?!&)[^;]+?)*)(?=;| &|$)")
@@ -511,69 +491,29 @@ def steps() -> Iterator[str]:
 
 # Commands of blocks that are neither run nor checked, by their beginning, and why.
 UNRUN = {
-    r"(FROM|COPY|RUN) ": "Docker is no part of a test; the words of install in it are checked",
+    r"(FROM|COPY|RUN|docker) ": "no test has Docker; the commands of the Dockerfile are run",
     r".*tests/gpu/": "it needs a GPU; the words of the script are checked",
     r"scripts/nox bundle ": "it fetches gigabytes; its words are checked",
-    r"scripts/nox (lint|test --coverage)$": "it needs packages of its own, and runs for minutes",
+    r"scripts/nox (lint|test)\b": "it needs packages of its own, and runs for minutes",
+    r"scripts/nox (gpu|sweep) ": "it needs a GPU; its words are checked",
+    r"scripts/nox backport .* breakable/": "the small clone has no such patch",
+    r"scripts/nox status --merge ": "it takes what a GPU host wrote",
+    r"scripts/nox pin v0.5.24 --lock": "it asks the index for 200 packages",
     r"python -m sglang.launch_server ": "it needs a GPU and a model",
-    r"(python -m http.server|pip install --find-links) ": "test_find_links.py asks such a folder",
+    r"(python -m http.server|pip install --find-links) ": "test_release.py asks such a folder",
 }
 
 
 def test_pages_show_every_command_that_is_run_here():
-    assert {*steps(), *CHECKED} <= {shown.command for shown in COMMANDS}
+    assert {*steps()} <= {shown.command for shown in COMMANDS}
 
 
 def test_every_command_of_a_block_is_run_or_checked_or_has_a_reason():
     shown = {each.command for each in COMMANDS if not each.named}
-    left = sorted(shown - {*steps(), *CHECKED})
+    left = sorted(shown - {*steps()})
     reasons = {command: [one for one in UNRUN if re.match(one, command)] for command in left}
     assert dict.fromkeys(left, 1) == {one: len(found) for one, found in reasons.items()}
     assert {reason for found in reasons.values() for reason in found} == UNRUN.keys()
-
-
-def test_a_command_is_found_wherever_it_stands(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Type `scripts/nox check`, not `--all`.\n\n- so:\n\n  ```sh\n  scripts/nox apply   # lay"
-        " it\n  ```\n\n```\nlog of nox\n```\n`A=b quilt pop`\n"
-    )
-    found = [(shown.command, shown.named) for shown in pages.shown(page)]
-    assert found == [
-        ("scripts/nox apply", False),
-        ("scripts/nox check", True),
-        ("A=b quilt pop", True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("command", "means"),
-    [
-        ("nox -s apply test -- v0.5.9 --all", (["apply", "test"], ["v0.5.9", "--all"])),
-        ("scripts/nox build v0.5.9", (["build"], ["v0.5.9"])),
-        ('cd x && ../queue/scripts/nox rebase --skip "a b"', (["rebase"], ["--skip", "a b"])),
-        ("quilt pop -a", ([], [])),
-    ],
-)
-def test_what_a_call_of_nox_means(command, means):
-    assert pages.sessions(command) == means
-
-
-@pytest.mark.parametrize("command", CHECKED)
-def test_help_pass_a_commands_first_checks(command, monkeypatch, capsys, tmp_path):
-    check = CHECKED[command]
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/git").symlink_to(shutil.which("git"))
-    # no nvidia-smi: on a host with a GPU these would go on
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    for old, new in check.put.items():
-        assert old in command
-        command = command.replace(old, new)
-    names, words = pages.sessions(command)
-    assert fakes.main(["--root", str(ROOT), names[-1], *words, *check.plus]) == check.code
-    said = capsys.readouterr()
-    assert check.says in said.out + said.err
 
 
 read_pins, read_sessions, make_parser = map(cache, (pins.load, fakes.sessions, fakes.parser))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import fakes
@@ -87,9 +88,15 @@ def test_the_front_page_is_short():
 
 
 def test_the_field_table_is_the_rules_own():
-    assert f"<!-- fields -->\n{header.documentation()}\n<!-- /fields -->" in text_of(
-        "CONTRIBUTING.md"
-    )
+    rows = [
+        f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} |"
+        f" {rule.meaning} |\n"
+        for rule in header.RULES
+    ]
+    variants = header.VARIANT_RULES[0].meaning
+    rows.append(f"| `Variant-Of` | (variants, instead of all that) {variants} |\n")
+    table = f"| field | what it says |\n|---|---|\n{''.join(rows)}"
+    assert f"<!-- fields -->\n{table}<!-- /fields -->" in text_of("CONTRIBUTING.md")
 
 
 def test_every_patch_has_a_row_with_its_releases():
@@ -148,14 +155,33 @@ def test_no_figure_of_the_front_page_wraps():
 def test_the_legend_names_the_days_of_the_runs():
     days = sorted(one.date for one in front.measured(KEPT))
     first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
-    assert f"from {first.day} to {last:%-d %B %Y}" in text_of("README.md")
+    assert f"Measured {first} to {last.day}, before" in text_of("README.md")
 
 
 def test_the_slow_host_row_is_the_profile_s():
     (row,) = (one for one in front.measured(KEPT) if one.row.release == "0.5.23")
     untouched = row.engines[front.UNTOUCHED].short_ms
-    said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of the {untouched} ms"
+    said = f"busy for {row.busy_ms[front.UNTOUCHED]:.0f} of {untouched} ms"
     assert said in " ".join(text_of("README.md").split())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sentence"),
+    [
+        ("nvidia-h200", "vLLM 0.33.0 on Qwen3-Next (last row): {vllm}. "),
+        ("nvidia-h100-80gb-hbm3", "On an H100, patched: {patched}; vLLM: {vllm}. "),
+    ],
+)
+def test_the_peer_s_figures_are_those_measured(gpu, sentence):
+    run = f"{gpu}.fa3.qwen3-next.eager-to-breakable"
+    shown = {
+        row.name.split()[0]: "{short_ms}, {long_ms}, {tokens_per_s:,}".format(
+            **asdict(front.figures(row))
+        )
+        for row in KEPT
+        if row.run == run
+    }
+    assert sentence.format(**shown) in " ".join(text_of("README.md").split())
 
 
 FAILED = {
@@ -193,8 +219,8 @@ def test_what_failed_and_what_was_inconclusive_is_the_matrix_s():
 def test_the_dates_are_those_of_the_newest_release_and_proof():
     newest = max(pins.load(ROOT).all, key=lambda pin: pin.version)
     line = (
-        f"Newest release covered: {newest.version}, of {newest.released}."
-        f" Last GPU run: {max(row.date for row in KEPT if row.kind == 'proof')};"
+        f"Newest release covered: {newest.version} ({newest.released})."
+        f" Last GPU run: {max(row.date for row in KEPT if row.kind == 'proof')}."
     )
     assert line in text_of("README.md")
 
@@ -242,7 +268,10 @@ def test_the_loads_are_those_measured():
     )
     shown_loads = {(version, way): cells.split(" | ") for version, way, cells in rows}
     taken = [
-        row for row in KEPT if row.loads and row.attention == "fa3" and row.gpu == bench.USUAL_GPU
+        row
+        for row in KEPT
+        if row.loads.keys() & {*LOADS}
+        and (row.model, row.attention, row.gpu) == (bench.LOADED, "fa3", bench.USUAL_GPU)
     ]
     measured = {}
     for patched in (row for row in taken if row.name == front.PATCHED):
@@ -257,7 +286,7 @@ def test_the_loads_are_those_measured():
 
 
 def test_ci_runs_the_page_s_test_command():
-    block = r"## Two commands of a fresh clone\n+```sh\n(.+?)```"
+    block = r"## Two commands for a fresh clone\n+```sh\n(.+?)```"
     commands = re.search(block, text_of("README.md"), re.S)
     apply, test = (line for line in commands[1].splitlines() if not line.startswith("#"))
     assert apply == "scripts/nox apply"

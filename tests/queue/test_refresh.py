@@ -67,15 +67,6 @@ def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     assert hash_python(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
 
-@pytest.mark.parametrize("file", [VERSION, f"{RUNNER}.rej"], ids=["an edit", "of a failed push"])
-def test_a_file_in_no_patch_is_refused_and_kept(applied, file):
-    (applied.tree / file).write_text("mine = 1\n")
-    before = fakes.snapshot(applied.root / "patches")
-    assert refused(applied) == ["stray-edits"]
-    assert (applied.tree / file).read_text() == "mine = 1\n"
-    assert fakes.snapshot(applied.root / "patches") == before
-
-
 def test_add_takes_it_into_the_top_patch(applied):
     edit(applied.tree / VERSION, "9.9.1", "9.9.2")
     written, report = run(applied, add=True)
@@ -124,24 +115,12 @@ def test_a_dropped_patch_takes_its_overlay_along(applied):
     assert not (applied.tree / STEPS).exists()
 
 
-def test_a_dropped_patch_that_was_edited_in_the_tree_is_refused(applied):
-    without(applied, fakes.CUT)
-    edit(applied.tree / SHORT, "six = 6", "six = 7")
-    assert refused(applied) == ["changed-twice"]
-    assert "six = 7" in (applied.tree / SHORT).read_text()
-
-
 def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
     engine().run(applied.tree, "pop")
     (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
     applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
     assert run(applied)[0] == []
     assert quilt.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
-
-
-def test_a_patch_whose_change_was_undone_is_named(applied):
-    edit(applied.tree / RUNNER, "added_step = 20\n", "")
-    assert refused(applied) == ["empty-patch"]
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
@@ -152,18 +131,48 @@ def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
 
 
-def test_changed_in_the_queue_and_in_the_tree_is_refused(applied):
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
-    edit(applied.root / COUNT, "+added_step = 20", "+added_step = 30")
-    assert refused(applied) == ["changed-twice"]
-    assert "added_step = 21" in (applied.tree / RUNNER).read_text()
-    assert "added_step = 30" in (applied.root / COUNT).read_text()
+def in_tree(file: str, text: str):
+    return lambda project: (project.tree / file).write_text(text)
 
 
-def test_an_overlay_file_changed_in_both_is_refused(applied):
-    (applied.tree / STEPS).write_text('"""Of the tree."""\n')
-    applied.write(f"overlay/{STEPS}", '"""Of the queue."""\n')
-    assert refused(applied) == ["changed-twice"]
+def dropped_and_edited(project) -> None:
+    without(project, fakes.CUT)
+    edit(project.tree / SHORT, "six = 6", "six = 7")
+
+
+def changed_twice(project) -> None:
+    edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
+    edit(project.root / COUNT, "+added_step = 20", "+added_step = 30")
+
+
+def overlay_changed_twice(project) -> None:
+    in_tree(STEPS, '"""Of the tree."""\n')(project)
+    project.write(f"overlay/{STEPS}", '"""Of the queue."""\n')
+
+
+def made_by_somebody_else(project) -> None:
+    shutil.rmtree(project.tree)
+    project.write(f"work/{TAG}/mine.py", "x = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (in_tree(VERSION, "mine = 1\n"), "stray-edits"),
+        (in_tree(f"{RUNNER}.rej", "of a failed push\n"), "stray-edits"),
+        (in_tree(RUNNER, numbered(40)), "empty-patch"),
+        (dropped_and_edited, "changed-twice"),
+        (changed_twice, "changed-twice"),
+        (overlay_changed_twice, "changed-twice"),
+        (made_by_somebody_else, "foreign-tree"),
+    ],
+)
+def test_what_cannot_come_back_is_refused_and_kept(applied, change, name):
+    change(applied)
+    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay", applied.tree)
+    assert refused(applied) == [name]
+    after = fakes.snapshot(applied.root / "patches", applied.root / "overlay", applied.tree)
+    assert after == before
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):
@@ -204,41 +213,21 @@ def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
     engine().run(root / "work" / TAG, "pop")
 
 
-def test_new_finishes_what_a_killed_quilt_began(applied):
-    """quilt lists a patch in one file, and calls it applied in another."""
-    engine().run(applied.tree, "new", "steps/say-more.patch")
-    whole = tree_state(applied.root)
-    stack = applied.tree / ".pc/applied-patches"
-    stack.write_text(stack.read_text().replace("steps/say-more.patch\n", ""))
-    assert engine().run(applied.tree, "push", check=False).returncode != 0
-    file = new(applied.root, applied.pin, "steps/say-more")
-    file.parent.rmdir() if not any(file.parent.iterdir()) else None
-    assert tree_state(applied.root) == whole
-
-
-def test_new_refuses_a_name_that_the_tree_has(applied):
-    new(applied.root, applied.pin, "steps/say-more")
-    engine().run(applied.tree, "add", VERSION)
-    with pytest.raises(Refused, match="steps/say-more.patch is in the tree already"):
-        new(applied.root, applied.pin, "steps/say-more")
-
-
-def test_new_refuses_a_series_that_lost_a_patch(applied):
-    """A killed quilt empties the series before it writes it."""
-    (applied.tree / "patches/series").write_text("")
-    with pytest.raises(Refused, match="lacks patches that are applied"):
-        new(applied.root, applied.pin, "steps/say-more")
-
-
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     engine().run(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")
     engine().run(applied.tree, "add", VERSION)
+    with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
+        new(applied.root, applied.pin, "steps/in-between")
     edit(applied.tree / VERSION, "9.9.1", "9.9.3")
     run(applied)
     _, *entries = (applied.root / "series").read_text().splitlines()
     names = [entry.split()[0] for entry in entries]
     assert names == [fakes.COUNT, "steps/in-between.patch", fakes.CUT]
+    # a killed quilt empties the series before it writes it
+    (applied.tree / "patches/series").write_text("")
+    with pytest.raises(Refused, match="lacks patches that are applied"):
+        new(applied.root, applied.pin, "steps/say-more")
 
 
 @pytest.mark.parametrize(
@@ -262,21 +251,6 @@ def two_releases(project, runner: str) -> pins.Pins:
     gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
     edit(project.root / CUT, "Overlay: none", gap)
     return pins.load(project.root)
-
-
-def test_text_that_moved_on_another_release_gets_its_line_there(applied):
-    """9.9.3 has two lines more on top: quilt gets the text with the line that it has there."""
-    all_pins = two_releases(applied, "new_a = 1\nnew_b = 2\n" + numbered(40))
-    report = check(applied.root, all_pins.all, None)
-    assert [problem.name for problem in report.all_problems] == ["no-tree-pinned"]
-    before = fakes.snapshot(applied.root / "patches", applied.root / "series")
-    written, laid = run(applied, tag="v9.9.3")
-    assert paths(written) == [TREES] and laid.outcome is Outcome.APPLIED
-    assert fakes.snapshot(applied.root / "patches", applied.root / "series") == before
-    quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
-    assert "@@ -20,6 +20,7 @@\n" in quilts, "quilt's own file has the release's line"
-    assert check(applied.root, all_pins.all, None).all_problems == ()
-    assert apply(applied.root, applied.pin, None).outcome is Outcome.APPLIED
 
 
 def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
@@ -316,17 +290,6 @@ def needs_a_variant(project) -> pins.Pins:
     return all_pins
 
 
-def test_an_edit_that_another_release_cannot_take_becomes_a_variant(applied):
-    all_pins = needs_a_variant(applied)
-    written, report = run(applied)
-    variant = "steps/count-once-more@9.9.1.patch"
-    assert paths(written) == [f"patches/{variant}", "series", TREES]
-    assert report.outcome is Outcome.APPLIED
-    entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
-    assert entries in (applied.root / "series").read_text()
-    assert check(applied.root, all_pins.all, None).all_problems == ()
-
-
 def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
     """The renames: the journal (from here on it is new), the variant, the series, the trees, the
     journal away; then work/."""
@@ -349,7 +312,10 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         )
         assert not [name for name in after if name.endswith(".new")], "nothing is left over"
         run(applied)
-        assert (applied.root / "patches/steps/count-once-more@9.9.1.patch").is_file()
+        variant = "steps/count-once-more@9.9.1.patch"
+        assert (applied.root / "patches" / variant).is_file()
+        entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
+        assert entries in (applied.root / "series").read_text()
         assert check(applied.root, all_pins.all, None).all_problems == ()
 
 
@@ -371,12 +337,6 @@ def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(a
     found = fakes.snapshot(*folders)
     assert refused(applied) == ["conflict"] and fakes.snapshot(*folders) == found
     assert "added_step = 21" in (applied.tree / RUNNER).read_text()
-
-
-def test_a_tree_that_the_tool_did_not_make_is_left_alone(project):
-    project.write(f"work/{TAG}/mine.py", "x = 1\n")
-    assert refused(project) == ["foreign-tree"]
-    assert (project.tree / "mine.py").read_text() == "x = 1\n"
 
 
 @pytest.mark.parametrize("first", [17, 18])

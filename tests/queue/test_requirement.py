@@ -79,34 +79,25 @@ def test_every_scheduler_runs_it(start: Start, ask: Ask, word: str) -> None:
     assert answer(ask(word)) == (0, f"All 2 schedulers run {TREE}.")
 
 
-def test_one_rank_runs_another_tree(start: Start, ask: Ask) -> None:
-    start("sglang::scheduler_TP0", TREE)
-    pid = start("sglang::scheduler_TP1", OTHER)
-    start("sglang::scheduler_TP2")
-    said = f"Process {pid} (sglang::scheduler_TP1) runs {OTHER}, not {TREE[:19]}."
-    assert answer(ask(TREE[:19])) == (1, said)
+FAKE_START = 1  # of an earlier process of the same pid
+FIRST, SECOND = "sglang::scheduler_TP0", "sglang::scheduler_TP1"
 
 
-def test_one_left_no_record(start: Start, ask: Ask) -> None:
-    """An unpatched release writes none."""
-    start("sglang::scheduler_TP0", TREE)
-    pid = start("sglang::scheduler_TP1")
-    assert answer(ask(TREE)) == (
-        3,
-        f"Process {pid} (sglang::scheduler_TP1) left no record: it runs an unpatched sglang, or its"
-        " graph is not decided yet (1 of 2 schedulers).",
-    )
-
-
-def test_a_record_of_an_earlier_process_is_none(start: Start, ask: Ask) -> None:
-    """Of the same pid: a server that was started anew, unpatched."""
-    start("sglang::scheduler", TREE, started=1)
-    assert answer(ask(TREE))[0] == 3
-
-
-def test_no_server(start: Start, ask: Ask) -> None:
-    start("sglang::detokenizer")
-    assert answer(ask(TREE)) == (4, "No scheduler of an sglang server runs here.")
+@pytest.mark.parametrize(
+    ("running", "code", "said"),
+    [
+        ([(FIRST, TREE), (SECOND, OTHER), (SECOND,)], 1, f"runs {OTHER}, not {TREE[:19]}."),
+        # an unpatched release writes no record
+        ([(FIRST, TREE), (SECOND,)], 3, "left no record: it runs an unpatched sglang, or its"),
+        ([(FIRST, TREE, FAKE_START)], 3, "left no record: "),
+        ([("sglang::detokenizer",)], 4, "No scheduler of an sglang server runs here."),
+    ],
+)
+def test_what_a_server_without_the_tree_is_told(start: Start, ask: Ask, running, code, said):
+    for process in running:
+        start(*process)
+    found, sentence = answer(ask(TREE[:19]))
+    assert found == code and said in sentence
 
 
 def test_only_what_descends_from_a_process_is_asked(start: Start, ask: Ask) -> None:
@@ -144,15 +135,3 @@ def test_the_record_is_found_without_the_servers_variables(
     start("sglang::scheduler", TREE)
     done = ask(TREE, XDG_RUNTIME_DIR="", TMPDIR=str(tmp_path))
     assert answer(done)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--pid", "1"], "--pid goes with --require"),
-        (["--require", TREE, "--verify"], "not allowed with argument"),
-    ],
-)
-def test_help_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
-    done = fakes.run(sys.executable, "-I", "-S", FOLDER, *words)
-    assert done.returncode == 2 and told in done.stderr

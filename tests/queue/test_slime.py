@@ -1,8 +1,8 @@
 """Releases with edits where slime's patches change them: all patches of the queue apply but the two
-that docs/your-own-edits.md leaves out, and every edit comes back.
+that docs/your-own-edits.md leaves out, and every edit comes back. So do those of other frameworks.
 
-slime_hunks.toml has the places. Takes the releases from the machine's own cache
-(`scripts/nox check` fills it), and is skipped where that has none.
+slime_hunks.toml and framework_hunks.toml have the places. Takes the releases from the machine's own
+cache (`scripts/nox check` fills it), and is skipped where that has none.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from patchqueue.upstream import pins, source
 
 CACHE = source.cache_folder()  # read before it is redirected
 HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
+OTHERS = tomlkit.parse(Path(__file__).with_name("framework_hunks.toml").read_text()).unwrap()
 PAGE = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
 INSTALL = ("install", "--site-packages")
 LEFT_OUT = ("memory-saver/pause-index-keys", "moe/return-routed-experts-of-own-rank")
@@ -41,19 +42,32 @@ def edit(site: Path, name: str, hunks: str) -> None:
     file.write_text("".join(lines))
 
 
-@pytest.fixture(params=HUNKS)
-def slime(request, tmp_path, monkeypatch) -> tuple[str, Path]:
-    """A release, and the folder that has it with the edits."""
-    version = request.param
+def release_with(version: str, hunks: dict[str, str], site: Path, monkeypatch) -> None:
+    """A release with the edits, in the folder `site`."""
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
     pin = pins.load(ROOT).find(version)
     if not source.is_cached(pin):
         pytest.skip(f"{CACHE} does not hold {pin.tag}; `scripts/nox check` fetches it")
     with zipfile.ZipFile(source.fetch(pin, None).archive) as wheel:
-        wheel.extractall(tmp_path / "site")
-    for name, hunks in HUNKS[version].items():
-        edit(tmp_path / "site", name, hunks)
-    return version, tmp_path / "site"
+        wheel.extractall(site)
+    for name, text in hunks.items():
+        edit(site, name, text)
+
+
+@pytest.fixture(params=HUNKS)
+def slime(request, tmp_path, monkeypatch) -> tuple[str, Path]:
+    """A release, and the folder that has it with the edits."""
+    release_with(request.param, HUNKS[request.param], tmp_path / "site", monkeypatch)
+    return request.param, tmp_path / "site"
+
+
+def conflicts(site: Path) -> set[str]:
+    """The patches that an installation names, without their variants."""
+    with pytest.raises(Refused) as caught:
+        inplace.install(ROOT, site)
+    assert "--without PATCH" in caught.value.problems[0].hint
+    where = (each.where.split()[0] for each in caught.value.problems)
+    return {re.sub(r"patches/|(@[\d.]+)?\.patch", "", patch) for patch in where}
 
 
 def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
@@ -61,13 +75,7 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     before = exactly(site)
     files, hunks = len(HUNKS[version]), len(" ".join(HUNKS[version].values()).split())
     assert f"\n| {version} | {files} | {hunks} | " in PAGE
-    with pytest.raises(Refused) as caught:
-        inplace.install(ROOT, site)
-    patches = {
-        re.sub(r"@[\d.]+(?=\.patch)", "", each.where.split()[0]) for each in caught.value.problems
-    }
-    assert patches == {f"patches/{name}.patch" for name in LEFT_OUT}
-    assert "--without PATCH" in caught.value.problems[0].hint and exactly(site) == before
+    assert conflicts(site) == {*LEFT_OUT} and exactly(site) == before
     words = ["--without", LEFT_OUT[0], "--without", LEFT_OUT[1]]
     code, out, _ = tool(fakes.Project(ROOT, CACHE, site), *INSTALL, site, *words, "--check")
     assert code == 0 and f"{site} {' '.join(words)}` does that" in out and exactly(site) == before
@@ -81,3 +89,20 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(slime, tool):
     assert inplace.install(ROOT, site, without=LEFT_OUT).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_edits_of_other_frameworks_stay(name, tmp_path, monkeypatch):
+    """docs/frameworks.md leaves out the patches that a framework has itself."""
+    hunks = dict(OTHERS[name])
+    left_out = tuple(hunks.pop("left_out", "").split())
+    release_with(name.partition(" ")[2], hunks, tmp_path, monkeypatch)
+    before, page = exactly(tmp_path), (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
+    if left_out:
+        assert conflicts(tmp_path) == {*left_out}
+        assert all(f"`scripts/nox install --without {each}`" in page for each in left_out)
+    report = inplace.install(ROOT, tmp_path, without=left_out)
+    assert set(report.before) == {f"sglang/srt/{file}" for file in hunks}
+    assert inplace.verify(ROOT, tmp_path).outcome is Outcome.APPLIED
+    inplace.uninstall(ROOT, tmp_path)
+    assert exactly(tmp_path) == before

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import zipfile
-from pathlib import Path
 
 import fakepip
 import fakes
@@ -67,7 +66,10 @@ def test_fetched_by_pip_once_and_offline_after(project, said):
     assert len(said) == 1
 
 
-def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said):
+def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said, tmp_path):
+    """And what a killed run left in the cache is removed."""
+    left = project.cache / "tmp-left"
+    (left / "half").mkdir(parents=True)
     path = cached(project)
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
@@ -75,14 +77,10 @@ def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said):
     path.write_bytes(content)
     origin = source.fetch(project.pin, None)
     assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
-    assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256
-
-
-def test_what_a_killed_run_left_in_the_cache_is_removed(project):
-    left = project.cache / "tmp-left"
-    (left / "half").mkdir(parents=True)
-    source.fetch(project.pin, str(project.wheels))
-    assert not left.exists()
+    assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256 and not left.exists()
+    project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
+    origin.pin = pins.load(project.root).find(TAG)
+    assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
 
 
 def test_an_index_that_serves_another_file_is_refused(project):
@@ -104,9 +102,23 @@ def offline(started_pip, monkeypatch):
 def test_an_index_that_cannot_be_reached_is_asked_once(project, offline, said):
     name, text = refused(release.add_pin, project.root, "9.9.2", None)
     assert name == "not-fetched" and "cannot be reached: Connection refused" in text
+    assert f"; asked: http://127.0.0.1:1/simple, {project.wheels} [" in text
     assert said == ["asking for the wheels of sglang 9.9.2"]
     project.newer("9.9.3")
     assert release.add_pin(project.root, "9.9.3", None).tag == "v9.9.3"
+
+
+def test_a_wheel_that_cannot_be_fetched_names_the_index_without_its_password(
+    project, offline, monkeypatch
+):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://alice:secret@127.0.0.1:1/simple")
+    shutil.rmtree(project.cache / "archives")
+    (project.wheels / WHEEL).unlink()
+    _, text = refused(source.fetch, project.pin, None)
+    assert "Connection refused; asked: http://127.0.0.1:1/simple, " in text and "secret" not in text
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    _, text = refused(source.fetch, project.pin, None)
+    assert f"No matching distribution found for sglang==9.9.1; asked: {project.wheels} [" in text
 
 
 @pytest.fixture
@@ -169,35 +181,6 @@ def test_the_fake_of_pip_answers_as_pip_does(project, started_pip, tmp_path):
     assert answers[:3] == answers[3:] and WHEEL in answers[2][0]
 
 
-NO_NAME = "[Errno -3] Temporary failure in name resolution"
-REFUSED = "Tunnel connection failed: 403 Forbidden"
-
-
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        (f"x: Failed to resolve 'pypi.org' ({NO_NAME})\")': /simple", NO_NAME),
-        (
-            "'ConnectTimeoutError(<x>, 'Connection to pypi.org timed out. (connect timeout=15)')'",
-            "Connection to pypi.org timed out",
-        ),
-        (f"'ProxyError('Cannot connect to proxy.', OSError('{REFUSED}'))'", REFUSED),
-        ("ERROR: No matching distribution found for sglang==9.9.2", ""),
-    ],
-)
-def test_causes(said, cause):
-    found = index.unreachable(subprocess.CompletedProcess([], 1, "", said))
-    assert found == (f"the package index cannot be reached: {cause}" if cause else "")
-
-
-@pytest.mark.parametrize("where", [WHEEL, ""], ids=["file", "folder"])
-def test_from_a_wheel(project, where):
-    shutil.rmtree(project.cache / "archives")
-    origin = source.fetch(project.pin, str(project.wheels / where))
-    assert (origin.kind, origin.name, origin.archive) == ("wheel", WHEEL, cached(project))
-    assert (project.wheels / WHEEL).is_file()  # copied, not taken
-
-
 def archive_of(*members: tuple[zipfile.ZipInfo | str, str]) -> zipfile.ZipFile:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as archive:
@@ -237,35 +220,21 @@ def test_members_that_are_refused(member):
     assert name == "bad-member" and WHEEL in text
 
 
-@pytest.mark.parametrize(
-    ("kind", "names", "taken"),
-    [
-        (
-            "wheel",
-            "sglang/ sglang/a.py sglang/a.so sglang/__pycache__/a.pyc sglang_other/a.py"
-            " sglang-9.9.1.dist-info/RECORD test/a.py",
-            ["python/sglang/a.py"],
-        ),
-        (
-            "git",
-            "python/sglang/a.py test/a.py setup.py python/pyproject.toml",
-            ["python/sglang/a.py", "test/a.py"],
-        ),
-    ],
-)
-def test_members_of_the_tree_only(kind, names, taken):
-    links = [(link("python/sglang/l"), "a.py")] if kind == "git" else []
-    archive = archive_of(*((name, "") for name in names.split()), *links)
-    assert list(source.members(archive, kind, WHEEL)) == taken
-
-
 @pytest.fixture
 def checkout(project, tmp_path):
     return project.checkout(tmp_path / "checkout")
 
 
 @pytest.mark.parametrize("kind", ["checkout", "bare", "url", "inside"])
-def test_from_git(project, checkout, tmp_path, kind):
+def test_from_git(project, tmp_path, kind):
+    """The tests come along, and links do not."""
+    checkout = project.checkout(tmp_path / "checkout", tag=None)
+    (checkout / "test").mkdir()
+    (checkout / "test/test_it.py").write_text("")
+    (checkout / "python/sglang/link").symlink_to("version.py")
+    git(checkout, "add", "-A")
+    git(checkout, "commit", "-q", "-m", "more")
+    git(checkout, "tag", TAG)
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "-q", "--bare", str(checkout), str(bare))
     (checkout / "python/sglang/version.py").write_text("edited, not committed\n")
@@ -274,18 +243,7 @@ def test_from_git(project, checkout, tmp_path, kind):
     commit = git(checkout, "rev-parse", f"{TAG}^{{commit}}").strip()
     assert (origin.kind, origin.name) == ("git", commit)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
-    assert set(origin.listing()) == members_of_the_tree(".so", "_version.py")
-
-
-def test_from_git_brings_the_tests_and_leaves_links_out(project, tmp_path):
-    folder = project.checkout(tmp_path / "checkout", tag=None)
-    (folder / "test").mkdir()
-    (folder / "test/test_it.py").write_text("")
-    (folder / "python/sglang/link").symlink_to("version.py")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "more")
-    git(folder, "tag", TAG)
-    origin = source.fetch(project.pin, str(folder))
+    assert {*origin.listing()} - {"test/test_it.py"} == members_of_the_tree(".so", "_version.py")
     assert origin.read("test/test_it.py") == b"" and origin.read("python/sglang/link") is None
 
 
@@ -301,9 +259,6 @@ def test_no_filter_of_a_repository_runs(project, checkout, tmp_path):
     origin = source.fetch(project.pin, str(checkout))
     assert origin.read("python/sglang/version.py") == RELEASE["sglang/version.py"].encode()
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_repository_without_a_files_content_is_refused(project, checkout):
     blob = git(checkout, "rev-parse", f"{TAG}:python/sglang/version.py").strip()
     (checkout / ".git/objects" / blob[:2] / blob[2:]).unlink()
     name, text = refused(source.fetch, project.pin, str(checkout))
@@ -401,72 +356,3 @@ def test_a_kept_archive_that_is_no_good_is_not_taken(lonely, tmp_path, how, said
     assert refused(source.fetch, lonely.pin, None)[0] == "not-fetched"
     assert kept.exists() == (how == "another tree")
     assert ("is damaged" in said[1]) == (how == "damaged")
-
-
-def test_git_is_asked_without_the_users_configuration(project, checkout, tmp_path, monkeypatch):
-    attributes = tmp_path / "attributes"
-    attributes.write_text("*.py export-ignore\n* text=auto eol=crlf\n")
-    settings = f"[core]\n autocrlf = true\n eol = crlf\n attributesFile = {attributes}\n"
-    (tmp_path / "home/.gitconfig").write_text(settings)
-    for name, value in {
-        "DIR": str(tmp_path / "nowhere"),
-        "WORK_TREE": str(tmp_path),
-        "CONFIG_COUNT": "1",
-        "CONFIG_KEY_0": "core.autocrlf",
-        "CONFIG_VALUE_0": "true",
-    }.items():
-        monkeypatch.setenv(f"GIT_{name}", value)
-    found = source.fetch(project.pin, str(checkout)).read("python/sglang/version.py")
-    assert found == b'__version__ = "9.9.1"\n'
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.delenv("PATCHQUEUE_CACHE")
-    assert source.cache_folder() == tmp_path / "home/.cache/sglang-patch-queue"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert source.cache_folder() == tmp_path / "x/sglang-patch-queue"
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(tmp_path / "own"))
-    assert source.cache_folder() == tmp_path / "own"
-
-
-def test_unpack_refuses_another_tree(project, tmp_path):
-    origin = source.fetch(project.pin, None)
-    project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
-    origin.pin = pins.load(project.root).find(TAG)
-    assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
-
-
-def test_this_machines_wheel_is_preferred():
-    machine = os.uname().machine
-    other = "aarch64" if machine == "x86_64" else "x86_64"
-    names = [
-        f"sglang-9.9.1-{python}-{python}-manylinux_2_34_{name}.whl"
-        for name in (other, machine)
-        for python in ("cp310", "cp311")
-    ]
-    first, *_ = source._preferred(tuple(pins.Wheel(name, "0" * 64) for name in names))
-    assert first.file == f"sglang-9.9.1-cp311-cp311-manylinux_2_34_{machine}.whl"
-
-
-@pytest.mark.parametrize(
-    ("tags", "words"),
-    [
-        ("cp310-cp310-manylinux_2_34_x86_64", ["310", "--platform", "--implementation", "cp310"]),
-        ("cp39-abi3-manylinux_2_34_x86_64", ["39", "--platform", "--implementation", "abi3"]),
-        ("py3-none-any", ["3.11", "--platform"]),
-    ],
-)
-def test_pip_is_asked_for_just_this_wheel(monkeypatch, tmp_path, tags, words):
-    """A wheel without an ABI is asked for without one."""
-    asked: list[str] = []
-
-    def pip(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-        asked.extend(command)
-        return subprocess.CompletedProcess(command, 1, "", "first line\nlast line\n")
-
-    monkeypatch.setattr(index, "_pip", pip)
-    done = index.download("9.9.1", f"sglang-9.9.1-{tags}.whl", tmp_path)
-    assert asked[asked.index("--python-version") + 1] == words[0]
-    assert [word in asked for word in words] == [True] * len(words)
-    assert ("--abi" in asked) == ("--implementation" in words)
-    assert index.why(done) == "last line"

@@ -1,4 +1,4 @@
-"""New releases told of: the reports, and the workflow that keeps an issue for each."""
+"""New releases told of: the report, and the workflow that keeps an issue of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import fakes
 import pytest
 from fakes import ROOT
 
-from patchqueue.rebasing import forecast
-
 WORKFLOW = (ROOT / ".github/workflows/watch.yml").read_text(encoding="utf-8")
 NEXT = "9.9.2"
+TITLE = "sglang has releases that are not pinned"
 GH = """#!/bin/bash
 echo "$@" >> gh.log
 case "$2" in
@@ -25,75 +24,24 @@ esac
 """
 
 
-@pytest.fixture
-def watch(project, tool):
-    """Ask for reports in a folder: exit code, standard output and errors."""
-    return lambda *out: tool(project, "rebase", "--newer", *out)
-
-
-def test_each_new_release_gets_a_report(project, watch, tmp_path):
-    """No prerelease does. It is the same one each time, so that the issue's history shows what
-    changed, and no times."""
+def test_each_new_release_is_reported(project, tool):
+    """No prerelease is."""
     project.newer(NEXT, runner=fakes.numbered(40, "_other_"))
     for version in ("9.9.0", "9.9.3rc1", "10.0"):
         project.newer(version)
-    code, out, _ = watch(tmp_path / "reports")
-    assert code == 0 and f"{tmp_path}/reports/{NEXT}.md: the report on {NEXT}" in out
-    found = {path.name: path.read_text() for path in (tmp_path / "reports").iterdir()}
-    assert found.keys() == {f"{NEXT}.md", "10.0.md"}
-    text = found[f"{NEXT}.md"]
-    assert text.startswith(
-        f"sglang {NEXT}, with the patches of {fakes.TAG}: 1 as they are, 0 to refresh, 0 merged"
-        " upstream, 1 in conflict.\n\n| patch | outcome | why |\n| --- | --- | --- |\n"
-    )
-    row = "| `steps/count-once-more` | conflict | python/sglang/srt/runner.py: hunk 1 fits nowhere;"
-    assert row in text
-    assert text.endswith(f"`scripts/nox pin {NEXT}`, then `scripts/nox rebase {NEXT}`.\n")
-    assert watch(tmp_path / "again")[0] == 0
-    assert (tmp_path / f"again/{NEXT}.md").read_text() == text
+    code, out, _ = tool(project, "rebase", "--newer")
+    assert code == 0
+    named = [line.split()[1] for line in out.splitlines() if line.startswith("sglang ")]
+    assert named == [f"{NEXT},", "10.0,"]
+    counts = "1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict"
+    assert f"sglang {NEXT}, with the patches of {fakes.TAG}: {counts}\n" in out
+    assert "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere;" in out
+    assert out.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
 
 
-@pytest.mark.parametrize("new", [True, False])
-def test_without_a_folder_or_a_release_no_report_is_written(
-    project, watch, tmp_path, monkeypatch, new
-):
-    if new:
-        project.newer(NEXT)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    code, out, _ = watch(*([] if new else ["reports"]))
-    assert code == 0 and ("no release is newer" in out) is not new
-    assert not [*(tmp_path / "here").iterdir()]
-
-
-def test_a_release_that_cannot_be_tried_has_a_report_and_hides_no_other(project, watch, tmp_path):
-    (project.wheels / f"sglang-{NEXT}-py3-none-any.whl").write_text("no archive")
-    project.newer("10.0")
-    code, out, err = watch(tmp_path / "reports")
-    assert code == 1 and "sglang 10.0, with the patches" in out and NEXT in err
-    text = (tmp_path / f"reports/{NEXT}.md").read_text()
-    assert text.startswith(f"sglang {NEXT} could not be tried:\n\n- ")
-    assert (tmp_path / "reports/10.0.md").exists()
-
-
-def test_a_file_is_no_folder_for_reports(watch, tmp_path):
-    (tmp_path / "reports").write_text("mine")
-    code, _, err = watch(tmp_path / "reports")
-    assert code == 1 and f"{tmp_path}/reports: is a file" in err
-    assert (tmp_path / "reports").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("why", "cell"),
-    [
-        ("begins 'a: int | None'", "begins 'a: int \\| None'"),
-        ("srt/__init__.py is gone", "srt/\\_\\_init\\_\\_.py is gone"),
-        ("see `a_b | c`", "see `a_b \\| c`"),
-        ("begins '<b>*x*'", "begins '\\<b>\\*x\\*'"),
-    ],
-)
-def test_code_stays_as_it_is_in_a_table(why, cell):
-    assert forecast._escaped(why) == cell
+def test_without_a_newer_release_that_is_said(project, tool):
+    code, out, _ = tool(project, "rebase", "--newer")
+    assert (code, out) == (0, f"no release is newer than {fakes.TAG}, the newest pin\n")
 
 
 # The workflow.
@@ -106,8 +54,7 @@ def script() -> str:
 
 def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess[str]:
     """Run that step where these issues are known."""
-    (folder / "reports").mkdir(exist_ok=True)
-    (folder / "reports/9.9.2.md").write_text("the report")
+    (folder / "report.txt").write_text("the report\n")
     (folder / "gh.log").write_text("")
     listed = [{"number": number, "title": title} for number, title in known]
     (folder / "gh.issues").write_text(json.dumps(listed))
@@ -116,22 +63,17 @@ def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess
     return fakes.run("bash", "-e", "-c", script(), cwd=folder, env=environment)
 
 
-@pytest.mark.parametrize(
-    ("known", "issue"),
-    [((4, "sglang 9.9.2 died"), "new"), ((7, "sglang 9.9.2 is not pinned"), "7")],
-)
-def test_a_release_has_one_issue_which_is_written_anew(tmp_path, known, issue):
-    done = issues(tmp_path, (3, "sglang 9.9.20 is not pinned"), known)
+@pytest.mark.parametrize(("known", "issue"), [((4, "sglang has died"), "new"), ((7, TITLE), "7")])
+def test_there_is_one_issue_which_is_written_anew(tmp_path, known, issue):
+    done = issues(tmp_path, (3, f"{TITLE} yet"), known)
     assert done.returncode == 0, done.stderr
     (written,) = tmp_path.glob("issue.*")
-    assert (written.name, written.read_text()) == (f"issue.{issue}", "the report")
-    created = "issue create --title sglang 9.9.2 is not pinned" in (tmp_path / "gh.log").read_text()
+    text = "```\nthe report\n```\n"
+    assert (written.name, written.read_text()) == (f"issue.{issue}", text)
+    created = f"issue create --title {TITLE}" in (tmp_path / "gh.log").read_text()
     assert created is (issue == "new")
-
-
-def test_no_second_issue_is_opened_where_the_first_could_not_be_looked_for(tmp_path):
     (tmp_path / "gh.broken").touch()
-    assert issues(tmp_path).returncode != 0
+    assert issues(tmp_path).returncode != 0, "it could not be looked for"
     assert "create" not in (tmp_path / "gh.log").read_text()
 
 

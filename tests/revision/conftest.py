@@ -55,8 +55,6 @@ def pytest_configure(config):
             " python/ first on PYTHONPATH, or use `nox -s test`"
         )
     standin_packages.install()
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        os.environ[interpreted.SHARED] = interpreted.start_server()  # one for all processes
 
 
 def pytest_report_header(config):
@@ -88,7 +86,7 @@ def pytest_collection_modifyitems(config, items):
 @functools.lru_cache
 def _starts_interpreter(file):
     text = Path(file).read_text(encoding="utf-8")
-    return "interpreted.run(" in text or "\nREFERENCE = " in text
+    return any(words in text for words in ("interpreted.run(", "\nREFERENCE = ", "\ndef compare("))
 
 
 def _is_quick(item):
@@ -143,20 +141,6 @@ def revision():
     return Version(os.environ["PATCHQUEUE_REVISION"])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _only_the_tree():
-    """No module of sglang may come from the pristine release, however a test imported it."""
-    yield
-    strays = {
-        name: module.__file__
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "sglang"
-        and getattr(module, "__file__", None)
-        and not _inside(module.__file__, _tree())
-    }
-    assert not strays, f"imported from outside of the tree under test: {strays}"
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _modules_of_the_release(request):
     """Before a file's first test changes anything that they look at."""
@@ -165,10 +149,11 @@ def _modules_of_the_release(request):
 
 @pytest.fixture(scope="module")
 def compared(request):
-    """What each of the file's CASES comes to in the program of host/references that its REFERENCE
-    names."""
+    """What each of the file's CASES comes to: in its own compare(), or in that of the program of
+    host/references that its REFERENCE names."""
     module = request.module
-    return interpreted.run(f"host.references.{module.REFERENCE}", module.CASES)
+    named = getattr(module, "REFERENCE", None)
+    return interpreted.run(f"host.references.{named}" if named else module.__name__, module.CASES)
 
 
 @pytest.fixture(scope="session")

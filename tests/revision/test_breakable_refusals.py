@@ -89,13 +89,6 @@ def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeyp
     assert runner.prefill_graph_refusal is None
 
 
-def test_a_model_without_layers_is_refused_with_what_was_probed():
-    model = SimpleNamespace(language_model=SimpleNamespace(model=SimpleNamespace()))
-    assert refused(model).reason.startswith(
-        "no decoder layers in the model (SimpleNamespace), language_model (SimpleNamespace)"
-    )
-
-
 class Stack:
     layers = [SimpleNamespace(self_attn=SimpleNamespace(attn=None))]
 
@@ -103,30 +96,16 @@ class Stack:
         self.forward = forward
 
 
-def by_name(input_ids, forward_batch, positions, inputs_embeds=None):
-    """As Phi and Persimmon."""
-
-
-def without_default(input_ids, positions, forward_batch, inputs_embeds):
-    """As Phi3Small."""
-
-
-def in_order(input_ids, positions, forward_batch, inputs_embeds=None):
-    pass
-
-
-def of_other_names(positions, hidden_states):
-    pass
-
-
 @pytest.mark.parametrize(
     ("forward", "callable_by"),
     [
-        (in_order, {"name", "order"}),
-        (by_name, {"name"}),
-        (without_default, {"name"}),
-        (of_other_names, set()),
+        (lambda input_ids, positions, forward_batch, inputs_embeds=None: None, {"name", "order"}),
+        # as Phi and Persimmon, and as Phi3Small
+        (lambda input_ids, forward_batch, positions, inputs_embeds=None: None, {"name"}),
+        (lambda input_ids, positions, forward_batch, inputs_embeds: None, {"name"}),
+        (lambda positions, hidden_states: None, set()),
     ],
+    ids=["in order", "by name", "without a default", "of other names"],
 )
 def test_a_stack_is_refused_that_a_runner_could_not_call(forward, callable_by):
     model = SimpleNamespace(model=Stack(forward))
@@ -188,6 +167,16 @@ CONFLICTS = {
     "EPLB": ({"enable_eplb": True}, "padded rows would count"),
     "recorded experts": ({"expert_distribution_recorder_mode": "stat"}, "padded rows would count"),
     "diffusion": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm"),
+    "the switch that turns the graph off": pytest.param(
+        {"disable_piecewise_cuda_graph": True},
+        "--disable-piecewise-cuda-graph is given",
+        marks=OPT_OUT,
+    ),
+    "a rule of the release alone": pytest.param(
+        {"debug_cuda_graph": True, "enable_hierarchical_cache": True},
+        "debug_cuda_graph",
+        marks=OWN_RULE,
+    ),
 }
 
 
@@ -198,14 +187,6 @@ def test_arguments_that_cannot_go_together_are_an_error_that_names_them(changes,
     ):
         breakable_arguments.check_breakable(arguments(**changes))
     breakable_arguments.check_breakable(arguments(enable_breakable_cuda_graph=False, **changes))
-
-
-@OPT_OUT
-def test_the_switch_that_turns_the_graph_off_is_named():
-    with pytest.raises(
-        ValueError, match="cannot be honoured: --disable-piecewise-cuda-graph is given"
-    ):
-        breakable_arguments.check_breakable(arguments(disable_piecewise_cuda_graph=True))
 
 
 @pytest.mark.revision("<0.5.13")
@@ -220,14 +201,6 @@ def test_enforcing_the_graph_lifts_no_rule_that_it_rests_on(changes, named):
     enforced = process.offered(enforce_piecewise_cuda_graph=True)
     with pytest.raises(ValueError, match=named):
         breakable_arguments.check_breakable(arguments(**changes, **enforced))
-
-
-@OWN_RULE
-def test_a_rule_of_the_release_alone_is_an_error():
-    with pytest.raises(ValueError, match="cannot be honoured: .*debug_cuda_graph"):
-        breakable_arguments.check_breakable(
-            arguments(debug_cuda_graph=True, enable_hierarchical_cache=True)
-        )
 
 
 TRACED = {  # what the release keeps from its graph because torch.compile cannot trace it
@@ -326,29 +299,6 @@ def test_a_server_with_hicache_starts_with_the_graph_that_can_be_captured(asked,
     assert args.disable_piecewise_cuda_graph is not asked
     assert args.enable_hierarchical_cache
     assert args.load_format == "auto"
-
-
-@OPT_OUT
-def test_arguments_that_the_release_sets_are_checked_too(monkeypatch):
-    """While it resolves them, it turns some on; those count like typed ones."""
-    calls = []
-    monkeypatch.setattr(
-        "sglang.srt.prefill_graph.breakable.arguments.check_breakable",
-        lambda args: calls.append("check"),
-    )
-    monkeypatch.setattr(
-        server_args.ServerArgs,
-        "_handle_other_validations",
-        lambda self: calls.append("the release's last rules"),
-    )
-    for name in [
-        name
-        for name in vars(server_args.ServerArgs)
-        if name.startswith("_handle_") and name != "_handle_other_validations"
-    ]:
-        monkeypatch.setattr(server_args.ServerArgs, name, lambda self, *_, **__: None)
-    server_args.ServerArgs(model_path="/model", device="cuda", enable_breakable_cuda_graph=True)
-    assert calls[-2:] == ["the release's last rules", "check"]
 
 
 @OWN_FLAG

@@ -49,12 +49,6 @@ def test_sizes_that_do_not_fit_leave_the_rest_the_default():
     assert made.tokens == [512, 544, 576, 608, 640] and "default" in made.why
 
 
-@pytest.mark.parametrize("tokens", [[1024, 2048], [512], [16, 4096, 8192]])
-def test_sizes_that_a_user_gave_stay(tokens):
-    made = chosen(args_of(8192, tokens))
-    assert made.tokens == tokens and made.why == "those that were asked for"
-
-
 def test_arguments_that_are_not_resolved_have_no_default_sizes():
     unresolved = process.default_server_args(piecewise_cuda_graph_tokens=[64])
     assert not arguments.has_default_sizes(unresolved)

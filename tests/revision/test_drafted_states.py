@@ -1,7 +1,9 @@
 """The states of hybrid models behind a verification of drafts, and the slots that it writes: the
 release's own scheduler and workers, on the CPU."""
 
-from contextlib import nullcontext
+import ast
+import inspect
+import textwrap
 from itertools import product
 from types import SimpleNamespace
 
@@ -26,6 +28,7 @@ INTERVAL, DRAFTS = 8, 4
 BOUNDARIES = pytest.mark.revision(">=0.5.7,<0.5.11")
 STALE = pytest.mark.revision(">=0.5.7,<0.5.10")
 LIGHTNING = pytest.mark.revision(">=0.5.10,<0.5.13")
+ENTRIES = pytest.mark.revision(">=0.5.5,<0.5.10")
 ENDED = pytest.mark.revision(">=0.5.13,<0.5.22")
 DFLASH = pytest.mark.revision(">=0.5.14,<0.5.20")
 
@@ -60,55 +63,52 @@ def test_the_key_of_a_kept_state_is_its_length(monkeypatch, before, accepted):
 
 
 @LIGHTNING
-@pytest.mark.parametrize("config", ["gdn", "mamba2", "lightning", None])
-def test_a_verification_moves_the_states_of_every_hybrid(monkeypatch, config):
-    class Updated(Exception):
-        """The states have been moved."""
+@pytest.mark.parametrize("config", ["hybrid_gdn", "mamba2", "hybrid_lightning", None])
+def test_a_verification_moves_the_states_of_every_hybrid(config):
+    """The condition under which EAGLEWorkerV2.verify does."""
+    source = textwrap.dedent(inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.verify))
+    [moving] = [
+        part
+        for part in ast.walk(ast.parse(source))
+        if isinstance(part, ast.If) and "self._mamba_verify_update(" in ast.unparse(part.body[0])
+    ]
+    names = "hybrid_gdn", "mamba2", "hybrid_lightning"
+    configs = {f"{name}_config": object() if name == config else None for name in names}
+    target = SimpleNamespace(model_runner=SimpleNamespace(**configs))
+    worker = SimpleNamespace(target_worker=target)
+    assert eval(ast.unparse(moving.test), {"self": worker}) is bool(config)
 
-    def update(*_, **__):
-        raise Updated
 
-    names = {"gdn": "hybrid_gdn_config", "mamba2": "mamba2_config"}
-    configs = dict.fromkeys([*names.values(), "hybrid_lightning_config"])
-    if config:
-        configs[names.get(config, "hybrid_lightning_config")] = object()
-    # AttributeError: behind the states; the worker has no more than them
-    with pytest.raises(Updated if config else AttributeError):
-        verify(configs, update, monkeypatch)
+# --- entries
 
 
-def verify(configs, update, monkeypatch):
-    """EAGLEWorkerV2.verify for one request; its worker has what the states need."""
-    backend = SimpleNamespace(update_verify_buffers_to_fill_after_draft=lambda *_: None)
-    runner = SimpleNamespace(attn_backend=backend, **configs)
-    logits = SimpleNamespace(next_token_logits=None, hidden_states=None)
-    output = SimpleNamespace(
-        logits_output=logits, can_run_cuda_graph=False, routed_experts_output=None
+def batch_of(ended, entries, mode):
+    """A batch behind its forward. ended: whether each request has; entries: the tokens that their
+    drafts begin with."""
+    flags = dict.fromkeys(("return_logprob", "stream", "grammar", "return_hidden_states"), False)
+    requests = [SimpleNamespace(finished=lambda end=end: end, **flags) for end in ended]
+    rows, drafts = torch.arange(len(ended)), torch.tensor(entries)
+    columns = dict.fromkeys(("topk_p", "topk_index", "hidden_states"), drafts[:, None])
+    return schedule_batch.ScheduleBatch(
+        **dict(reqs=requests, device="cpu", forward_mode=mode, enable_overlap=False),
+        **dict(req_pool_indices=rows, seq_lens=rows, seq_lens_cpu=rows, orig_seq_lens=rows),
+        **dict(output_ids=rows, spec_algorithm=SimpleNamespace(is_none=lambda: False)),
+        model_config=SimpleNamespace(is_encoder_decoder=False),
+        sampling_info=SimpleNamespace(filter_batch=lambda *_: None),
+        spec_info=eagle_info.EagleDraftInput(verified_id=drafts, **columns),
     )
-    worker = SimpleNamespace(
-        target_worker=SimpleNamespace(
-            model_runner=runner, forward_batch_generation=lambda *_, **__: output
-        ),
-        speculative_num_steps=1,
-        plan_stream=None,
-        plan_stream_ctx=nullcontext(),
-        enable_nan_detection=False,
-        req_to_token_pool=None,
-        device="cpu",
-        _mamba_verify_update=update,
-    )
-    worker._target_worker = worker.target_worker
-    lengths = torch.ones(1)
-    sampled = (lengths, lengths, lengths)
-    drafts = SimpleNamespace(
-        prepare_for_v2_verify=lambda *_: (None, False), sample=lambda *_: sampled
-    )
-    batch = SimpleNamespace(seq_lens=lengths, spec_info=drafts, has_grammar=False)
-    stream = SimpleNamespace(current_stream=lambda: None)
-    monkeypatch.setattr(eagle_worker_v2.torch, "get_device_module", lambda *_: stream)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(eagle_worker_v2, "maybe_detect_nan", lambda *_: None, raising=False)
-    eagle_worker_v2.EAGLEWorkerV2.verify(worker, batch)
+
+
+@ENTRIES
+def test_a_request_goes_on_from_its_own_token():
+    """The first of three ends with the prefill; behind a verification none is left of it."""
+    prefill = batch_of([True, False, False], [10, 11, 12], forward_batch_info.ForwardMode.EXTEND)
+    prefill.filter_batch(chunked_req_to_exclude=[])
+    assert prefill.spec_info.verified_id.tolist() == [11, 12]
+    decoded = batch_of([True, False, False], [11, 12], forward_batch_info.ForwardMode.DECODE)
+    taken = inspect.signature(decoded.filter_batch).parameters.keys() & {"v1_spec_info_filtered"}
+    decoded.filter_batch(**dict.fromkeys(taken, True))
+    assert decoded.spec_info.verified_id.tolist() == [11, 12]
 
 
 # --- slots

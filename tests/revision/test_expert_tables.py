@@ -92,15 +92,6 @@ def test_the_release_reads_the_sweep_s_table(sweep, release, monkeypatch, tmp_pa
     assert release.tables.get_moe_configs(512, 512, None) is None
 
 
-def test_the_default_of_each_shape_is_a_whole_tile(sweep):
-    """table_of writes it where no tile is faster."""
-    release = sweep.Release()
-    for group in sweep.SHAPES.values():
-        for count in sweep.TOKENS:
-            default = release.default(count, group[0])
-            assert {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"} <= {*default}
-
-
 # --- where the release has none
 
 
@@ -121,17 +112,11 @@ def test_the_queue_s_table_comes_where_the_release_has_none(sweep, release, tile
     assert release.tables.get_moe_configs(512, 512, "fp8_w8a8") is None
 
 
-@pytest.mark.parametrize("version", [None, "3.3.1"])
+@pytest.mark.parametrize("version", [None, "3.3.1", "3.5.1"])
 def test_a_table_of_the_release_comes_first(sweep, release, tiles, tmp_path, version):
+    """For any Triton: up to 0.5.11 the release's own search ends at 3.4.0."""
     write(tmp_path / "queue" / own(), sweep.as_words(OTHER))
     write(tmp_path / "release/configs" / own(version), sweep.as_words(GOOD))
-    assert release.tables.get_moe_configs(512, 512, None)[16] == sweep.as_words(GOOD)
-
-
-def test_the_release_s_tables_for_any_triton_are_found(sweep, release, tiles, tmp_path):
-    """Up to 0.5.11 its own search ends at 3.4.0."""
-    write(tmp_path / "queue" / own(), sweep.as_words(OTHER))
-    write(tmp_path / "release/configs" / own("3.5.1"), sweep.as_words(GOOD))
     assert release.tables.get_moe_configs(512, 512, None)[16] == sweep.as_words(GOOD)
 
 
@@ -271,29 +256,3 @@ def test_what_is_laid_fits_and_is_chosen(sweep, monkeypatch):
         release.tables.get_moe_configs.cache_clear()
         assert release.tables.get_moe_configs(int(experts), int(size), None)
     release.tables.get_moe_configs.cache_clear()
-
-
-BAD = {
-    "fits": (GOOD, ""),
-    "is too large": ((128, 256, 128, 1, 8, 4), "bytes of shared memory"),
-    "lacks numbers of tokens": (GOOD, "each number of tokens"),
-    "has another field": (GOOD, "is no tile"),
-    "is for no known shape": (GOOD, "no published model's shape"),
-    "is miscompiled": (GOOD, "is miscompiled"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_table_is_refused_that(case, sweep, tmp_path, monkeypatch):
-    """The machine code's check itself is tried on kernels of Mamba2 (test_mamba2_tiles.py)."""
-    tile, fault = BAD[case]
-    words = sweep.as_words(tile) | ({"BLOCK": 1} if case == "has another field" else {})
-    counts = sweep.TOKENS[1:] if case == "lacks numbers of tokens" else sweep.TOKENS
-    file = tmp_path / (FILE.replace("512", "511") if case == "is for no known shape" else FILE)
-    file.write_text(json.dumps({str(count): words for count in counts}))
-    if case == "is miscompiled":
-        made = SimpleNamespace(shared=0, miscompiled=["HGMMA"])
-        monkeypatch.setitem(globals(), "compiled", lambda *_: made)
-    found = faults(sweep, sweep.Release(), file)
-    assert bool(found) == bool(fault)
-    assert all(fault in one for one in found)

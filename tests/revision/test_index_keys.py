@@ -1,6 +1,7 @@
 """Keys of a sparse attention's indexer: the release's own way of turning, writing and reading
 them."""
 
+import importlib
 import inspect
 from types import SimpleNamespace
 
@@ -17,6 +18,12 @@ ROPE = 4
 FIRST_LAYER, LAYER = 3, 5
 
 
+@pytest.fixture(autouse=True)
+def whole_circle():
+    """On 0.5.5 linear layers and quantization import each other: this order works."""
+    importlib.import_module("sglang.srt.layers.quantization")
+
+
 def in_place(positions, query, key):
     """A RoPE that writes both, one behind the other, as the CUDA kernel does. Here it adds."""
     query += positions[:, None]
@@ -24,7 +31,7 @@ def in_place(positions, query, key):
     return query, key
 
 
-@pytest.mark.revision(">=0.5.9,<0.5.19")
+@pytest.mark.revision(">=0.5.5,<0.5.19")
 def test_a_key_is_turned_once(monkeypatch):
     """That of a prompt that needs no queries."""
     attention = "sglang.srt.layers.attention"  # with the latter up to 0.5.12
@@ -37,6 +44,7 @@ def test_a_key_is_turned_once(monkeypatch):
         rope_head_dim=2,
         head_dim=6,
         rotary_emb=in_place,
+        fuse_wk_and_weights_proj=False,  # on 0.5.5
         _update_rope_guarded=update,
     )
     x, positions = torch.zeros(3, 6), torch.tensor([1.0, 2.0, 3.0])
@@ -45,6 +53,29 @@ def test_a_key_is_turned_once(monkeypatch):
     taken = {name: asked[name] for name in inspect.signature(compute).parameters if name in asked}
     key = compute(indexer, **taken)
     assert key[:, :2].eq(positions[:, None]).all() and not key[:, 2:].any()
+
+
+@pytest.mark.revision(">=0.5.5,<0.5.19")
+def test_deepseeks_kernel_is_the_one_that_writes_in_place():
+    """Its own RoPE scales the angles alone."""
+    package = "sglang.srt.layers.rotary_embedding"  # a module up to 0.5.9
+    module = late.first(f"{package}.rope_variant", package)
+    scaled = module.DeepseekScalingRotaryEmbedding
+    assert scaled.forward_cuda is module.RotaryEmbedding.forward_cuda
+
+
+@pytest.mark.revision(">=0.5.5,<0.5.10")
+def test_an_index_turns_halves_against_each_other(monkeypatch):
+    """0.5.5 turned neighbours, as the attention beside the index does."""
+    made, arguments = {}, SimpleNamespace(device="cpu", pp_size=1)
+    monkeypatch.setattr(nsa_indexer, "get_rope_wrapper", lambda *_, **words: made.update(words))
+    monkeypatch.setattr(nsa_indexer, "ReplicatedLinear", lambda *_, **__: torch.nn.Identity())
+    monkeypatch.setattr(nsa_indexer, "get_global_server_args", lambda: arguments)
+    monkeypatch.setattr(nsa_indexer, "is_nsa_enable_prefill_cp", lambda: False, raising=False)
+    sizes = dict(hidden_size=8, index_n_heads=2, index_head_dim=6, rope_head_dim=2, index_topk=4)
+    more = dict(q_lora_rank=4, max_position_embeddings=16, rope_theta=1e4, layer_id=0)
+    nsa_indexer.Indexer(**sizes, **more, scale_fmt=None)
+    assert made["is_neox_style"]
 
 
 def write_back(key, rotated):

@@ -103,14 +103,15 @@ def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
     return {name: found[name] for name in ("fuse_diagonal", "fuse_recompute")}
 
 
-@pytest.mark.parametrize("chunks", [1, 32, 33])
-def test_an_unbounded_gate_gets_no_clamped_decays(monkeypatch, chunks):
+@pytest.mark.parametrize(
+    ("chunks", "bound", "fused"),
+    [
+        *((chunks, None, False) for chunks in (1, 32, 33)),
+        *((chunks, -5.0, chunks < 33) for chunks in (1, 32, 33)),
+    ],
+)
+def test_a_bounded_gate_alone_gets_clamped_decays(monkeypatch, chunks, bound, fused):
     """Kimi-Linear's gate has no lower bound. A channel may forget more than the clamp in 16
-    tokens, and did in a small random model."""
-    assert not any(chosen(monkeypatch, chunks, None).values())
-
-
-@pytest.mark.parametrize(("chunks", "fused"), [(1, True), (32, True), (33, False)])
-def test_a_bounded_gate_is_fused_as_it_was(monkeypatch, chunks, fused):
-    """Kimi-K3's is at least -5: 108 powers of two in 15 steps, which the clamp leaves alone."""
-    assert {*chosen(monkeypatch, chunks, -5.0).values()} == {fused}
+    tokens, and did in a small random model. Kimi-K3's is at least -5: 108 powers of two in 15
+    steps, which the clamp leaves alone."""
+    assert {*chosen(monkeypatch, chunks, bound).values()} == {fused}

@@ -84,7 +84,6 @@ MIXER = {
     "chunks of 128": dict(lengths=[130, 3], prefixes=[2, 0], chunk=128),
 }
 RELEASE = {"the release's own": dict(lengths=[20, 3], prefixes=[0, 2], release=True)}
-SPLIT = {"NaN behind the batch": dict(lengths=[5, 3, 9], prefixes=[0, 4, 2], rows=24, poison="nan")}
 TRACKED = {
     "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
     "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
@@ -103,8 +102,6 @@ def compared(revision):
     ways = dict(kernels=KERNELS, mixer=MIXER | RELEASE)
     if revision.micro >= 13:
         ways["tracked"] = TRACKED | SMALLER
-    if revision.micro < 10:
-        ways["split_op"] = SPLIT
     found = interpreted.run(
         "host.references.compare_scan",
         {
@@ -118,18 +115,14 @@ def compared(revision):
 
 @pytest.mark.parametrize("case", KERNELS)
 def test_the_kernels_equal_the_recurrence(case, compared):
-    """Largest differences from float64; outputs and states are of order 10."""
+    """Largest differences from float64; outputs and states are of order 10. A request has the same
+    bits alone and among others."""
     found = compared["kernels"][case]
     allowed = dict(output=1e-3, state=1e-3, tracked=1e-3)
     if "float16" in (KERNELS[case].get("dtype"), KERNELS[case].get("pool")):
         allowed = dict(output=0.1, state=0.03, tracked=0.03)
     assert all(found[name] < most for name, most in allowed.items()), found  # false for NaN
-    assert found["others"] == 0
-
-
-@pytest.mark.parametrize("case", [name for name, case in KERNELS.items() if "alone" in case])
-def test_a_request_has_the_same_bits_alone_and_among_others(case, compared):
-    assert compared["kernels"][case]["alone"] == 0
+    assert found["others"] == found["alone"] == 0
 
 
 @pytest.mark.parametrize("case", MIXER)
@@ -229,10 +222,6 @@ def turned(tensor):
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def no_tile_for(name):
-    return lambda kernel, *_: {} if kernel == name else dict(BLOCK_P=16)
-
-
 def lengths(values):
     return lambda given: setattr(given["metadata"].mixed_metadata, "extend_seq_lens_cpu", values)
 
@@ -264,25 +253,15 @@ def test_the_release_s_scan_is_taken_elsewhere(case, monkeypatch):
     assert not taken(given)
 
 
-@pytest.mark.parametrize("own", [lambda *_: None, no_tile_for("scan")], ids=["none", "scan"])
-def test_the_release_s_scan_is_taken_without_tiles(own, monkeypatch):
+@pytest.mark.parametrize("asked", [False, True], ids=["without tiles for a kernel", "where asked"])
+def test_the_release_s_scan_is_taken(asked, monkeypatch):
     given = prefill(monkeypatch)
-    monkeypatch.setattr(tiles, "own", own)
+    if asked:
+        monkeypatch.setenv("SGLANG_MAMBA2_SCAN", "release")
+    else:
+        no_tile = lambda kernel, *_: {} if kernel == "scan" else dict(BLOCK_P=16)  # noqa: E731
+        monkeypatch.setattr(tiles, "own", no_tile)
     assert not taken(given)
-
-
-def test_the_release_s_scan_is_taken_where_it_is_asked_for(monkeypatch):
-    given = prefill(monkeypatch)
-    monkeypatch.setenv("SGLANG_MAMBA2_SCAN", "release")
-    assert not taken(given)
-
-
-def test_ours_is_taken_where_kept_states_end_chunks(monkeypatch):
-    given = prefill(monkeypatch)
-    kept(wanted_states=wanted(256))(given)
-    assert taken(given)
-    plan = given["metadata"].scan_plan
-    assert plan.track_rows.tolist() == [128, 0] and plan.track_slots.tolist() == [3, 0]
 
 
 # --- the plan
@@ -316,24 +295,6 @@ def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request(lengths, chunk
     for table in tables:
         assert table.dtype == torch.int32 and table.is_contiguous()
         assert table.storage_offset() * 4 % 16 == 0
-
-
-@pytest.mark.parametrize(
-    "size, parts",
-    [
-        (16, (16, 0)),
-        (80, (64, 16)),
-        (64, (64, 0)),
-        (128, (128, 0)),
-        (96, (64, 32)),
-        (20, None),
-        (8, None),
-        (112, None),
-        (72, None),
-    ],
-)
-def test_a_head_is_split_into_powers_of_two(size, parts):
-    assert ssd.split_size(size) == parts
 
 
 # --- compiled for the GPU that the tiles were measured on

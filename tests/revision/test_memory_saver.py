@@ -21,7 +21,6 @@ with late.modules():
     from sglang.srt.compilation import cuda_piecewise_backend
     from sglang.srt.mem_cache import dsa_cache_layer_split, mamba_checkpoint_pool, memory_pool
     from sglang.srt.model_executor import cuda_graph_runner
-    from sglang.srt.prefill_graph.compat import pausing
     from sglang.srt.utils import torch_memory_saver_adapter
 
 BREAKABLE = pytest.mark.revision(">=0.5.9")  # before 0.5.11 the overlay's own
@@ -309,16 +308,6 @@ def test_int8_states_are_paused_and_their_free_slots_are_not(memory, enabled):
     assert [made.regions[id(one)] for one in states] == [KV_REGION if enabled else None] * 3
     assert made.regions[id(pool.allocator.free_slots)] is None
     assert pool.available_size() == 6
-
-
-@BREAKABLE
-def test_the_cache_is_emptied_inside_of_the_region_too(memory, monkeypatch):
-    """Up to torch_memory_saver 0.0.9.post1 cudaFree only knows there what the region allocated."""
-    pausing.empty_cache()
-    assert memory.library.freed_inside == [True, False] and memory.library.region is None
-    monkeypatch.delenv(VARIABLE)
-    pausing.empty_cache()
-    assert memory.library.freed_inside == [True, False, False]
 
 
 @BACKENDS

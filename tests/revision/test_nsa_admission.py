@@ -137,9 +137,10 @@ def admit(runner, caplog):
     return admitted, logged.warnings(caplog)
 
 
-def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, caplog):
-    given = runner()
-    assert admit(given, caplog) == (True, [])
+def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, build_model, caplog):
+    """Those of a draft do not replace the target's, though both number their layers from 0."""
+    given, draft = runner(), runner(model=build_model("deepseek_v32", num_hidden_layers=2))
+    assert admit(given, caplog) == admit(draft, caplog) == (True, [])
     for layer in given.model.model.layers:
         assert nsa._indexers[layer.self_attn.attn_mqa] is layer.self_attn.indexer
         assert layer.self_attn.attn_mha.kv_b_proj is layer.self_attn.kv_b_proj, (
@@ -169,14 +170,6 @@ def test_default_sizes_end_where_eager_prefill_is_as_fast(runner, caplog, larges
     assert args.piecewise_cuda_graph_tokens == [size for size in before if size <= end]
     assert args.piecewise_cuda_graph_tokens[-1] == end and before[-1] == largest
     assert ("up to 1024 tokens those beyond 512" in caplog.text) is (largest > end)
-
-
-def test_a_drafts_indexers_do_not_replace_the_targets(runner, build_model, caplog):
-    """Both number their layers from 0."""
-    target, draft = runner(), runner(model=build_model("deepseek_v32", num_hidden_layers=2))
-    assert admit(target, caplog)[0] and admit(draft, caplog)[0]
-    layer = target.model.model.layers[0].self_attn
-    assert nsa._indexers[layer.attn_mqa] is layer.indexer
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The two split ops of sparse attention: their promises, their errors, and the release's own
-indexer inside of one."""
+"""The two split ops of sparse attention: their promises and their errors. The release's own indexer
+and attention behind them are in test_nsa_pieces.py."""
 
 import contextlib
 import math
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from host import graph, late, sparse
+from host import graph, late
 
 with late.modules():
     from sglang.srt.layers import radix_attention
@@ -86,7 +86,14 @@ def select(indexer, x=None, q_lora=None):
 
 
 def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(context):
-    indexer, given = Indexer(), batch()
+    """Nor does it store keys of padded rows: their slots are another request's, or nobody's."""
+
+    class Notes(Indexer):
+        def __call__(self, **words):
+            self.slots = words["forward_batch"].out_cache_loc.tolist()
+            return super().__call__(**words)
+
+    indexer, given = Notes(), batch()
     with context(indexer, given):
         topk = select(indexer)
     assert topk.dtype == torch.int32 and topk.shape == (ROWS, TOPK)
@@ -95,6 +102,7 @@ def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(co
     assert words["layer_id"] == 1 and words["forward_batch"] is given
     assert [words[name].shape[0] for name in ("x", "q_lora", "positions")] == [TOKENS] * 3
     assert words["x"].isfinite().all() and words["q_lora"].isfinite().all()
+    assert indexer.slots == [100, 101, 102, 103, 104] and len(given.out_cache_loc) == ROWS
 
 
 def test_the_padded_slots_come_back_when_the_indexer_fails(context):
@@ -291,143 +299,3 @@ def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, 
 def test_an_op_writes_its_output_alone(name, written):
     arguments = getattr(torch.ops.sglang, name).default._schema.arguments
     assert [one.name for one in arguments if one.alias_info] == [written]
-
-
-@pytest.fixture
-def traced(context, layer):
-    """traced(rows): both ops in one forward, compiled whole with a symbolic number of rows, against
-    what they do eagerly."""
-    seen = []
-
-    def keep(module, inputs):
-        seen.append(module)
-        return module.forward
-
-    def forward(indexer, x, positions):
-        topk = nsa.select(indexer, x, x * 2, positions, 1)
-        query = x[:, None].expand(-1, HEADS, -1).contiguous()
-        return topk, nsa.attend(
-            layer, query, x[:, None], x[:, None], True, topk, q_rope=query, k_rope=x[:, None]
-        )
-
-    indexer, backend = Indexer(), Backend((TOKENS, HEADS * RANK))
-    torch._dynamo.reset()
-    compiled = torch.compile(forward, backend=keep, fullgraph=True, dynamic=True)
-
-    def run(rows):
-        x, positions = hidden(RANK)[:1].repeat(rows, 1), torch.arange(rows)
-        torch._dynamo.mark_dynamic(x, 0)
-        torch._dynamo.mark_dynamic(positions, 0)
-        with (
-            context(indexer, batch(attn_backend=backend)),
-            graph.context_module().enable_piecewise_cuda_graph(),
-        ):
-            return compiled(indexer, x, positions), forward(indexer, x, positions)
-
-    run.graphs = seen
-    return run
-
-
-def test_one_trace_serves_every_number_of_rows(traced):
-    for rows in (6, 8, 7):
-        compiled, eager = traced(rows)
-        assert [tuple(part.shape) for part in compiled] == [(rows, TOPK), (rows, HEADS * RANK)]
-        assert all(torch.equal(a, b) for a, b in zip(compiled, eager))
-    assert len(traced.graphs) == 1
-    ops = [str(node.target) for node in traced.graphs[0].graph.nodes if "nsa" in str(node.target)]
-    assert ops == ["sglang.nsa_topk_with_output", "sglang.nsa_attention_with_output"]
-
-
-# The release's own indexer
-
-
-@pytest.fixture
-def own(build_model, context):
-    """The indexer of a small DeepSeek-V3.2 with random weights, and a pool."""
-    model = build_model("deepseek_v32", device="cpu", index_topk=16)
-    indexer = model.model.layers[1].self_attn.indexer
-    indexer._forward_method, indexer.rotary_emb = indexer.forward_cuda, sparse.Rope()
-    indexer.weights_proj.bfloat16()  # as on a GPU; elsewhere 0.5.9 makes it float32
-    with torch.no_grad(), sparse.kernels():
-        yield indexer, sparse.Pool(8 * sparse.PAGE)
-
-
-def ask(own, context, metadata, parts, rows):
-    """The op on a batch of these (x, q_lora), padded with NaN to `rows`, as the release's own
-    indexer answers."""
-    indexer, pool = own
-    x, q_lora = (
-        torch.cat(
-            [
-                torch.cat(column),
-                torch.full(
-                    (rows - len(metadata.slots), column[0].shape[1]), math.nan, dtype=torch.bfloat16
-                ),
-            ]
-        )
-        for column in zip(*parts)
-    )
-    positions = torch.zeros(rows, dtype=torch.int64)
-    positions[: len(metadata.slots)] = metadata.positions
-    with context(indexer, sparse.batch_of(metadata, pool, rows)):
-        return nsa.select(indexer, x, q_lora, positions, 1)
-
-
-def prompts(lengths, indexer):
-    source = torch.Generator().manual_seed(5)
-    return [
-        tuple(
-            torch.randn(length, width, generator=source).to(torch.bfloat16)
-            for width in (indexer.hidden_size, indexer.q_lora_rank)
-        )
-        for length in lengths
-    ]
-
-
-def sets(topk):
-    return [{position for position in row if position >= 0} for row in topk.tolist()]
-
-
-@pytest.mark.parametrize("rows", [40, 64], ids=["full", "padded"])
-def test_the_releases_own_indexer_selects_what_the_definition_says(own, context, rows):
-    """Three requests: one shorter than index_topk, one longer, one behind a cached prefix that an
-    earlier batch stored."""
-    indexer, _ = own
-    whole = prompts((5, 30, 45), indexer)
-    cached = 40
-    first = sparse.Metadata([0], [cached], [4])
-    ask(own, context, first, [tuple(part[:cached] for part in whole[2])], cached + 3)
-    metadata = sparse.Metadata([0, 0, cached], [5, 30, 5], [1, 2, 4])
-    topk = ask(
-        own, context, metadata, [*whole[:2], tuple(part[cached:] for part in whole[2])], rows
-    )
-    plain = sparse.selected_plainly(indexer, whole)
-    wanted = [*plain[:35], *plain[35 + cached :]]
-    assert sets(topk[:40]) == wanted
-    assert topk[40:].eq(-1).all()
-    assert max(map(len, wanted)) == indexer.index_topk < 30, "something must have been left out"
-
-
-def test_prompts_shorter_than_the_selection_are_selected_whole(own, context):
-    """The release skips the scores there and only stores keys."""
-    indexer, pool = own
-    metadata = sparse.Metadata([0, 0], [9, 4], [1, 2])
-    topk = ask(own, context, metadata, prompts((9, 4), indexer), 16)
-    assert sets(topk[:13]) == [set(range(n + 1)) for n in (*range(9), *range(4))]
-    assert topk[13:].eq(-1).all()
-    stored = pool.layers[1][1].nonzero().view(-1).tolist()
-    assert stored == metadata.slots.tolist(), "keys of padded rows reached the cache"
-
-
-def test_traced_in_the_graph_the_indexer_is_the_op_and_eager_it_is_itself(own, monkeypatch):
-    indexer, _ = own
-    monkeypatch.setattr(nsa, "is_traced", lambda: True)
-    monkeypatch.setattr(nsa, "select", lambda *given: given)
-    x, q_lora = prompts((3,), indexer)[0]
-    given = indexer.forward_cuda(x, q_lora, "positions", "batch", 7)
-    assert given[0] is indexer
-    assert given[1] is x
-    assert given[2] is q_lora
-    assert given[3:] == ("positions", 7)
-    monkeypatch.undo()
-    assert not nsa.is_traced()

@@ -92,6 +92,7 @@ def test_split_at_the_indexer_and_at_the_attention_of_every_layer(traced):
         "",
         *(op for _ in range(LAYERS) for op in (TOPK, "", ATTENTION, "")),
     ]
+    assert all(piece.has_size for piece in result.pieces if not piece.op), "one trace for all sizes"
 
 
 def test_attention_gets_the_real_tokens_and_what_was_selected(traced, model):
@@ -109,9 +110,9 @@ def test_attention_gets_the_real_tokens_and_what_was_selected(traced, model):
     assert all(output.isfinite().all() for output in result.outputs)
 
 
-@pytest.fixture
-def decide(monkeypatch):
-    """decide(): use_mha, as the release's backend sets it for a short prompt on a Hopper GPU."""
+def test_the_dense_branch_for_short_prompts_is_off_in_the_graph_only(monkeypatch):
+    """A replay knows the branch that was captured: a backend that prepares the other one would
+    leave it without metadata. The prompt is short, and the GPU one of Hopper's."""
     monkeypatch.setattr(utils, "get_device_sm", lambda: 90)
     batch = graph.prefill_batch(
         4, seq_lens_cpu=torch.tensor([4]), token_to_kv_pool=SimpleNamespace(dtype=torch.bfloat16)
@@ -124,16 +125,10 @@ def decide(monkeypatch):
         _force_attn_forward_mla=False,
     )
 
-    def ask():
+    def decide():
         nsa_backend.NativeSparseAttnBackend.set_nsa_prefill_impl(backend, batch)
         return backend.use_mha
 
-    return ask
-
-
-def test_the_dense_branch_for_short_prompts_is_off_in_the_graph_only(decide):
-    """A replay knows the branch that was captured: a backend that prepares the other one would
-    leave it without metadata."""
     assert decide() is True
     with (
         contextlib.suppress(ZeroDivisionError),

@@ -41,19 +41,6 @@ def test_the_layers_that_can_be_captured_are_those_that_are_not_split_at():
     assert set(ops.RECURRENT) == set(layers.RUN)
 
 
-def test_an_op_is_not_split_at_for_runners_that_are_built_inside():
-    import sglang.srt.layers.radix_linear_attention
-    import sglang.srt.models.nemotron_h  # noqa: F401
-
-    before = list(graph.split_ops())
-    targets = {f"sglang.{name}" for name in ops.RECURRENT}
-    assert targets < set(before)
-    with pytest.raises(ZeroDivisionError), ops.not_split_at(ops.RECURRENT):
-        assert [op for op in before if op not in targets] == graph.split_ops()
-        raise ZeroDivisionError
-    assert graph.split_ops() == before
-
-
 @pytest.mark.parametrize("op", [MAMBA2, NET])
 def test_an_op_fills_its_output_while_its_layer_is_captured(op, monkeypatch):
     """A custom op must not give another memory to its argument; a break does."""
@@ -144,14 +131,18 @@ def states():
 
 
 def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_layers(states):
-    told = []
+    import sglang.srt.layers.radix_linear_attention
+    import sglang.srt.models.nemotron_h  # noqa: F401
+
+    told, before = [], list(graph.split_ops())
+    recurrent = {f"sglang.{name}" for name in ops.RECURRENT}
 
     class Release:
         """As the release's runner goes about it."""
 
         def __init__(self, runner):
             self.device = "cpu"
-            told.append(set(graph.split_ops()))
+            told.append(list(graph.split_ops()))
             self.capture_one_batch_size(16)
             self.capture_one_batch_size(8)
 
@@ -160,7 +151,8 @@ def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_laye
             told.append((num_tokens, now.tables.tokens, now.states(3)))
 
     with_states._class(Release)(None, states)
-    assert told[0].isdisjoint(f"sglang.{name}" for name in ops.RECURRENT)
+    assert recurrent < set(before) and graph.split_ops() == before
+    assert told[0] == [op for op in before if op not in recurrent]
     assert told[1:] == [(16, 16, "the states of layer 3"), (8, 8, "the states of layer 3")]
     assert tables.current() is None and sorted(states.tables) == [8, 16]
 
@@ -273,24 +265,17 @@ def of(monkeypatch, caplog):
     return ask
 
 
-def test_a_server_with_such_layers_captures_them(of):
+def test_a_server_captures_such_layers_or_is_split_as_before_and_says_why(of):
+    said = "The prefill graph is split at layers with recurrent states: "
     found = layers.Captured(state_pool.Named())
     made, told = of(found)
     assert made.captured is found and not told
-
-
-def test_a_server_that_cannot_is_split_as_before_and_says_why(of):
-    said = "The prefill graph is split at layers with recurrent states: "
-    assert of("SGLANG_PREFILL_GRAPH_STATES=break is set") == (
-        None,
-        [said + "SGLANG_PREFILL_GRAPH_STATES=break is set"],
-    )
-    assert of("no tiles", tp_rank=1) == (None, [])
-    assert of(None) == (None, [])
-    made, told = of(layers.Captured(state_pool.Named()), enable_dp_attention=True)
-    assert made is None and told == [
-        said + "layers gather tokens of other ranks, which may be idle"
-    ]
+    switched_off = "SGLANG_PREFILL_GRAPH_STATES=break is set"
+    assert of(switched_off) == (None, [said + switched_off])
+    assert of("no tiles", tp_rank=1) == of(None) == (None, [])
+    made, told = of(found, enable_dp_attention=True)
+    assert made is None
+    assert told == [said + "layers gather tokens of other ranks, which may be idle"]
 
 
 @pytest.fixture

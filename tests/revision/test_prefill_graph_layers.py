@@ -91,37 +91,37 @@ def test_the_runner_captures_with_the_tables_lists(name, table_of, decided, revi
     assert not warnings
 
 
-def another_mixer(layers):
-    layers[4].mixer, layers[5].mixer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+DAMAGED = {  # a model, what becomes of its layers, and how the first one is named that is refused
+    "another mixer": (
+        "nemotron_h",
+        lambda layers: [setattr(one, "mixer", torch.nn.Linear(4, 4)) for one in layers[4:6]],
+        "layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)",
+    ),
+    # an MLP by its attributes, but with a Mamba2 mixer inside that no split op would run
+    "a state inside": (
+        "nemotron_h",
+        lambda layers: setattr(layers[1].mixer, "helper", layers[0].mixer),
+        "layer 1 (NemotronHMLPDecoderLayer): its mixer",
+    ),
+    "another place": (
+        "nemotron_h",
+        lambda layers: setattr(layers[2], "layer_id", 4),
+        "layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4",
+    ),
+    "no attention": (
+        "llama",
+        lambda layers: delattr(layers[2], "self_attn"),
+        "layer 2 (LlamaDecoderLayer): is an MLP",
+    ),
+    "Mamba2 alone": (
+        "nemotron_h",
+        lambda layers: layers.__delitem__(slice(3, None)),
+        "no attention layer among 3; first is layer 0 (NemotronHMamba",
+    ),
+}
 
 
-def hidden_state(layers):
-    """An MLP by its attributes, but with a Mamba2 mixer inside that no split op would run."""
-    layers[1].mixer.helper = layers[0].mixer
-
-
-def wrong_place(layers):
-    layers[2].layer_id = 4
-
-
-def no_attention(layers):
-    del layers[2].self_attn
-
-
-def only_mamba(layers):
-    del layers[3:]
-
-
-@pytest.mark.parametrize(
-    "damage, kind, named",
-    [
-        (another_mixer, "nemotron_h", "layer 4 (NemotronHMambaDecoderLayer): its mixer (Linear)"),
-        (hidden_state, "nemotron_h", "layer 1 (NemotronHMLPDecoderLayer): its mixer"),
-        (wrong_place, "nemotron_h", "layer 2 (NemotronHMambaDecoderLayer) calls itself layer 4"),
-        (no_attention, "llama", "layer 2 (LlamaDecoderLayer): is an MLP"),
-        (only_mamba, "nemotron_h", "no attention layer among 3; first is layer 0 (NemotronHMamba"),
-    ],
-)
+@pytest.mark.parametrize("kind, damage, named", DAMAGED.values(), ids=DAMAGED)
 def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(
     damage, kind, named, build_model, decided
 ):

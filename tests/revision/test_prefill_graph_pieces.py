@@ -86,15 +86,9 @@ def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, tra
     result, backend = traced(nemotron(pattern))
     ops = [PATTERN_OPS[layer] for layer in pattern if layer in PATTERN_OPS]
     assert [piece.op for piece in result.pieces] == ["", *(name for op in ops for name in (op, ""))]
+    assert all(piece.has_size for piece in result.pieces if not piece.op), "one trace for all sizes"
     once = [(i, (REAL, 128)) for i, layer in enumerate(pattern) if layer == "M"]
     assert backend.calls == 3 * once  # to trace, and two runs
-
-
-def test_every_captured_piece_knows_the_number_of_tokens(nemotron, traced):
-    """The release's runner captures a piece per number of tokens, which it reads from a symbolic
-    size among the inputs."""
-    result, _ = traced(nemotron(DENSE))
-    assert [piece.has_size for piece in result.pieces if not piece.op] == [True] * 5
 
 
 def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced, monkeypatch):
@@ -116,19 +110,17 @@ def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced,
         assert output.isfinite().all()
 
 
-@pytest.fixture
-def streams(monkeypatch):
-    """NemotronH's MoE with both of its ways stood in for, on what it takes for CUDA: which one is
-    asked for."""
+@WITH_EXPERTS
+def test_experts_leave_the_second_stream_alone_in_the_graph_only(monkeypatch):
+    """Both ways of NemotronH's MoE are stood in for, on what it takes for CUDA."""
     monkeypatch.setattr(nemotron_h, "_is_cuda", True)
     moe = SimpleNamespace(
         _forward_core_shared_routed_overlap=lambda _: "two", _forward_core_normal=lambda _: "one"
     )
-    return lambda: nemotron_h.NemotronHMoE._forward_core(moe, None)
 
+    def streams():
+        return nemotron_h.NemotronHMoE._forward_core(moe, None)
 
-@WITH_EXPERTS
-def test_experts_leave_the_second_stream_alone_in_the_graph_only(streams):
     assert streams() == "two"
     with graph.context_module().enable_piecewise_cuda_graph():
         assert streams() == "one"

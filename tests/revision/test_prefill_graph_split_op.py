@@ -70,41 +70,6 @@ def test_outside_of_the_graph_is_an_error(op):
         op.call(torch.zeros(2, 4), torch.zeros(2, 4), 1)
 
 
-def test_schema_fake_and_every_device(op):
-    overload = getattr(torch.ops.sglang, op.name).default
-    assert (
-        str(overload._schema)
-        == f"sglang::{op.name}(Tensor hidden_states, Tensor(a1!) output, SymInt layer_id) -> ()"
-    )
-    for device in ("CPU", "CUDA", "Meta"):
-        assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(
-            f"sglang::{op.name}", device
-        ), device
-    meta = torch.zeros(8, 4, device="meta")
-    assert op.call(meta, torch.empty_like(meta), 1) is None
-
-
-def test_what_the_compiler_traces_is_what_the_release_splits_at(op):
-    """One node named sglang.<op> in the traced graph, and the same name in the configuration made
-    for the compiler."""
-    seen = []
-
-    def backend(traced, inputs):
-        seen.extend(str(node.target) for node in traced.graph.nodes if node.op == "call_function")
-        return traced.forward
-
-    def forward(hidden_states):
-        output = torch.empty_like(hidden_states)
-        op.call(hidden_states, output, 1)
-        return output * 2
-
-    with graph.forward_context(SimpleNamespace(tokens=5), LAYERS):
-        output = torch.compile(forward, fullgraph=True, backend=backend)(torch.ones(8, 4))
-    assert output[:5].eq(4).all() and output[5:].eq(0).all()
-    assert seen.count(f"sglang.{op.name}") == 1
-    assert graph.split_ops().count(f"sglang.{op.name}") == 1
-
-
 def test_registering_twice_changes_nothing(op):
     again = split_op.split_op(op.name, tokens=lambda batch: batch.tokens)(add_one)
     assert again is op.call is getattr(torch.ops.sglang, op.name)

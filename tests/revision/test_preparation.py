@@ -86,17 +86,6 @@ def test_lengths_of_an_earlier_batch_are_not_kept(backend):
     assert updater.known_lengths is None
 
 
-@pytest.mark.revision("<0.5.19")
-@pytest.mark.parametrize("padded", [0, 1])
-def test_a_request_made_of_padding_is_planned_by_the_release(backend, padded):
-    """In its piecewise graph 0.5.10 appends one; no other release does."""
-    batch, updater = batch_of(*BATCHES["cold"]), backend.indices_updater_prefill
-    attention_plans.know(updater, batch)
-    there = [torch.zeros(4 + padded, dtype=torch.int32, device="meta") for _ in range(2)]
-    found = attention_plans.offsets(updater, [], batch.seq_lens, batch.seq_lens, *there)
-    assert [new is old for new, old in zip(found, there)] == [bool(padded)] * 2
-
-
 @pytest.mark.revision(">=0.5.10,<0.5.11")
 def test_the_request_that_0_5_10_makes_of_padding_is_asked_for(backend):
     """Its own code, in a graph of 64 rows: to copy what it sums up there fails here."""

@@ -1,14 +1,12 @@
 """What a patched tree says about itself: one line at a server's start, and a comparison with what
 the queue made."""
 
-import inspect
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from unittest.mock import MagicMock
 
 import pytest
 from host import interpreted, late
@@ -52,34 +50,8 @@ class Arguments:
         raise Stop
 
 
-def started(monkeypatch):
-    """What a server calls up to where it has set up its process, by name."""
-    called = []
-
-    def stop(*_, **__):
-        called.append("_set_envs_and_config")
-        raise Stop
-
-    monkeypatch.setattr(
-        engine, "configure_logger", lambda *_, **__: called.append("configure_logger")
-    )
-    monkeypatch.setattr(engine, "_set_envs_and_config", stop)
-    launch = getattr(engine, "_launch_subprocesses", None) or engine.Engine._launch_subprocesses
-    needed = [
-        one.name
-        for one in inspect.signature(launch).parameters.values()
-        if one.default is one.empty
-    ]
-    with pytest.raises(Stop):
-        # which checks itself in between, up to 0.5.9
-        launch(**dict.fromkeys(needed) | {"server_args": MagicMock()})
-    return called
-
-
 def test_a_server_says_at_its_start_that_its_tree_is_patched(monkeypatch, caplog, tree, revision):
     """In the function that it calls right after its logging is set up."""
-    with monkeypatch.context() as patch:
-        assert started(patch) == ["configure_logger", "_set_envs_and_config"]
     if hasattr(engine, "resolving_view"):  # it only reads, from 0.5.20 on
         monkeypatch.setattr(engine, "resolving_view", lambda arguments: arguments)
     with caplog.at_level(logging.INFO), pytest.raises(Stop):
@@ -120,28 +92,6 @@ def test_every_file_that_differs_is_named(copy):
         "edits of others since then (1):",
         "  added    sglang/srt/utils/left_behind.py",
     ]
-
-
-def test_edits_of_others_are_told_apart_from_the_queues(copy):
-    """A fork's line in a file that the queue changes is no fault; the queue's line gone is."""
-    engine = copy / "sglang/srt/entrypoints/engine.py"
-    text = engine.read_text()
-    write(engine, "# theirs\n" + text + "\n# theirs\n")
-    (copy / "sglang/srt/models/llama.py").unlink()
-    done = verify(copy)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-3:] == [
-        "edits of others since then (2):",
-        "  changed  sglang/srt/entrypoints/engine.py",
-        "  missing  sglang/srt/models/llama.py",
-    ]
-    own = next(line for line in text.splitlines(keepends=True) if "log_tree()" in line)
-    write(engine, text.replace(own, ""))
-    done = verify(copy, "--json")
-    assert done.returncode == 1
-    found = json.loads(done.stdout)["verification"]
-    assert found["faults"] == [["sglang/srt/entrypoints/engine.py", "changed"]]
-    assert found["others"] == [["sglang/srt/models/llama.py", "missing"]]
 
 
 def test_without_what_was_laid_every_difference_is_a_fault(copy):
@@ -203,16 +153,3 @@ def test_upstream_lists_and_calls_the_plugin(plugins, caplog):
     [own] = [line for line in caplog.messages if line.startswith("The prefill graph queue's")]
     assert own.endswith(f" patches, tree {provenance.tree_hash()}")
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
-
-
-@pytest.mark.revision(">=0.5.11")
-def test_the_plugin_changes_nothing(plugins, monkeypatch):
-    """It registers no hook; and users who name their plugins leave it out without harm."""
-    hooks = plugins.HookRegistry
-    before = {name: repr(value) for name, value in vars(hooks).items() if name.startswith("_")}
-    plugins.load_plugins()
-    after = {name: repr(value) for name, value in vars(hooks).items() if name.startswith("_")}
-    assert before == after
-    monkeypatch.setattr(plugins, "_plugins_loaded", False)
-    monkeypatch.setenv("SGLANG_PLUGINS", "another")
-    assert plugins.load_plugins_by_group("sglang.srt.plugins") == {}

@@ -1,5 +1,7 @@
 """NemotronH's squared ReLU: one kernel with the bits of PyTorch's two."""
 
+import math
+
 import pytest
 import torch
 from host import late
@@ -19,7 +21,6 @@ SHAPES = {
     "one": (1,),
     "programs": (9, 1111),
 }
-REFERENCE = "compare_relu2"
 CASES = {
     f"{name}, {dtype}": dict(shape=shape, dtype=dtype)
     for name, shape in SHAPES.items()
@@ -27,14 +28,56 @@ CASES = {
 }
 
 
+NUMBERS = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 255.9, 256.1]
+SQUARES_AT_LIMITS = [1e-38, -1e-38, 1e-22, 1e-23, 3e38, 2e-4]  # of what a dtype can hold
+EDGES = NUMBERS + SQUARES_AT_LIMITS
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU; the interpreter takes it from where it is."""
+
+    is_cuda = True
+
+
+def values(shape, dtype):
+    """Numbers over the dtype's whole range, denormal ones too, and EDGES."""
+    torch.manual_seed(1)
+    count = torch.Size(shape).numel()
+    least, most = {
+        torch.bfloat16: (-135, 128),
+        torch.float16: (-26, 16),
+        torch.float32: (-150, 128),
+    }[dtype]
+    made = (
+        torch.randn(count, dtype=torch.float64)
+        * torch.empty(count, dtype=torch.float64).uniform_(least, most).exp2()
+    )
+    edges = torch.tensor(EDGES[:count], dtype=torch.float64)
+    made[: len(edges)] = edges
+    return made.to(dtype).view(shape)
+
+
+def compare(shape, dtype):
+    """Returns how many elements the layer gives other bits than the two operations (NaN is NaN),
+    and how many launches it takes: each goes through the module's launch()."""
+    x = values(shape, getattr(torch, dtype))
+    launched, launch = [], relu2.launch
+    relu2.launch = lambda x: (launched.append(x), launch(x))[1]
+    try:
+        got = activation.ReLU2()(x.as_subclass(OnGpu)).as_subclass(torch.Tensor)
+    finally:
+        relu2.launch = launch
+    clipped = torch.nn.functional.relu(x)
+    expected = clipped * clipped
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    bits = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    same = (got.view(bits) == expected.view(bits)) | (got.isnan() & expected.isnan())
+    return dict(other=(~same).sum().item(), launches=len(launched))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_layer_launches_one_kernel_with_the_same_bits(case, compared):
     assert compared[case] == dict(other=0, launches=1)
-
-
-def on_gpu(tensor):
-    """The tensor, which says that it is on a GPU."""
-    return tensor.as_subclass(type("OnGpu", (torch.Tensor,), {"is_cuda": True}))
 
 
 def refused():
@@ -42,11 +85,11 @@ def refused():
     x = torch.randn(6, 8)
     return {
         "CPU": x,
-        "columns of a wider tensor": on_gpu(x)[:, :4],
-        "transposed": on_gpu(x).t(),
-        "float64": on_gpu(x.double()),
-        "empty": on_gpu(x[:0]),
-        "needs a gradient": on_gpu(x.clone().requires_grad_()),
+        "columns of a wider tensor": x.as_subclass(OnGpu)[:, :4],
+        "transposed": x.as_subclass(OnGpu).t(),
+        "float64": x.double().as_subclass(OnGpu),
+        "empty": x[:0].as_subclass(OnGpu),
+        "needs a gradient": x.clone().requires_grad_().as_subclass(OnGpu),
     }
 
 
@@ -56,7 +99,7 @@ def test_what_the_kernel_does_not_take_is_computed_as_before(what, monkeypatch):
     x = refused()[what]
     clipped = torch.relu(x)
     assert torch.equal(activation.ReLU2()(x), clipped * clipped)
-    assert relu2.fits(on_gpu(torch.randn(6, 8)))
+    assert relu2.fits(torch.randn(6, 8).as_subclass(OnGpu))
 
 
 def test_a_traced_graph_keeps_the_two_operations(monkeypatch):

@@ -216,19 +216,22 @@ def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
     check(output, given, tokens)
 
 
-def check_replays(monkeypatch, op, layer, given, forward):
-    """Capture forward(layer, batch), whose layer calls `op`, and replay it for other batches.
-    given: what it reads."""
-    backend, own = Backend(), runner.primitive()
-    body = op_of(layer.__module__.removeprefix("sglang.srt."), op, monkeypatch)
-    with recorded.recording(monkeypatch, **{op: body}):
+@REPLAYED
+@GATES
+def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
+    """Captured, it would go on with the capture's own batch: the state slots and lengths of one
+    request."""
+    given, (a, b) = torch.zeros(ROWS, HEADS * DIM), map(torch.zeros, gates)
+    backend, own, layer = Backend(), runner.primitive(), linear_attention()
+    body = op_of("layers.radix_linear_attention", LINEAR, monkeypatch)
+    with recorded.recording(monkeypatch, **{LINEAR: body}):
         made, placeholder = own.graph(), host_served.batch_of(ROWS, backend)
         with (
             own.capturing(),
             host_served.served(placeholder, layer, backend),
             own.capture(made, (0, 1), None),
         ):
-            output = forward(layer, placeholder) + 1
+            output = layer(placeholder, given * 1, a * 1, b * 1) + 1
         for tokens in (5, ROWS, 1):
             given.copy_(rows(tokens))
             batch, backend.calls = host_served.batch_of(tokens, backend), []
@@ -236,30 +239,6 @@ def check_replays(monkeypatch, op, layer, given, forward):
                 made.replay()
             assert backend.calls == [tokens]
             check(output - 1, given, tokens)
-
-
-@REPLAYED
-@SHAPES
-def test_attention_leaves_zero_in_a_replay(monkeypatch, shape):
-    given = torch.zeros(ROWS, HEADS * DIM)
-
-    def forward(layer, batch):
-        return layer((given * 1).view(shape), KEYS * 1, KEYS * 1, batch)
-
-    check_replays(monkeypatch, ATTENTION, attention(), given, forward)
-
-
-@REPLAYED
-@GATES
-def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
-    """Captured, it would go on with the capture's own batch: the state slots and lengths of one
-    request."""
-    given, (a, b) = torch.zeros(ROWS, HEADS * DIM), map(torch.zeros, gates)
-
-    def forward(layer, batch):
-        return layer(batch, given * 1, a * 1, b * 1)
-
-    check_replays(monkeypatch, LINEAR, linear_attention(), given, forward)
 
 
 def attend(monkeypatch, tokens, handed, backend, given, output, **more):

@@ -9,8 +9,7 @@ from test_mamba2_scan import launched
 
 with late.modules():
     from sglang.srt.prefill_graph.captured import mamba2
-    from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
-    from sglang.srt.prefill_graph.report import verdict
+    from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 
@@ -91,12 +90,6 @@ def test_chunks_are_those_of_the_tiles(sizes, on):
         assert rows == (tiles.CHUNK if measured else tiles.SAFE_CHUNK)
 
 
-def test_a_head_of_128_with_states_of_256_is_scanned_in_halves():
-    assert ssd.Shape.of(8, 1, 128, 256, 64).blocks == (64, 64)
-    assert ssd.Shape.of(8, 1, 128, 128, 64).blocks == (128, 0)
-    assert ssd.Shape.of(8, 1, 80, 256, 64).blocks == (64, 16)
-
-
 def test_a_mixer_breaks_on_a_gpu_without_measurements_and_names_the_switch(on, monkeypatch):
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     weight = SimpleNamespace(weight=torch.zeros(96, 1, 4))
@@ -109,10 +102,3 @@ def test_a_mixer_breaks_on_a_gpu_without_measurements_and_names_the_switch(on, m
     on((8, 0), "capture")
     assert mamba2.why_not(mixer, cache, torch.bfloat16) is None
     assert mamba2.chunk(cache) == 64
-
-
-def test_the_report_says_that_nothing_was_measured():
-    graph = SimpleNamespace(capture_num_tokens=[64, 128])
-    for note, words in ((None, ""), ("not measured on this GPU", "; not measured on this GPU")):
-        found = verdict._of_graph(graph, note)
-        assert found.reason == f"captured 2 sizes, 64 to 128 tokens{words}"

@@ -77,18 +77,13 @@ def llama(build_model):
 # What is found
 
 
-@pytest.mark.parametrize("name", TEXT)
-def test_a_text_model(name):
-    model = build(name)
-    assert stack.find(model).owner is model.model
-    assert len(stack.find(model).layers) == 2
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_multimodal_wrapper(name):
-    model = build(name)
-    assert stack.find(model).owner is model.language_model.model
-    assert stack.find(model).path == "language_model.model"
+@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
+def test_a_model_and_a_multimodal_wrapper(name):
+    model, wrapped = build(name), name in WRAPPERS
+    found = stack.find(model)
+    assert found.path == ("language_model.model" if wrapped else "model")
+    assert found.owner is model.get_submodule(found.path)
+    assert wrapped or len(found.layers) == 2
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -124,13 +119,6 @@ def looped():
 def test_a_walk_ends(make):
     with pytest.raises(stack.NoStack, match="no decoder layers in the model"):
         stack.find(make())
-
-
-def test_a_loop_with_layers(llama):
-    inner = SimpleNamespace(language_model=llama)
-    model = SimpleNamespace(model=inner)
-    inner.model = model
-    assert stack.find(model).path == "model.language_model.model"
 
 
 def test_the_language_model_is_tried_before_other_layers(llama):
@@ -190,12 +178,6 @@ def test_a_model_is_captured_silently(name, caplog):
     assert warned(caplog) == []
 
 
-@SET_UP
-def test_what_the_model_says_is_captured(llama):
-    model = SimpleNamespace(get_layer_stack=lambda: llama.model)
-    assert prefill.set_up(model).layer_model is llama.model
-
-
 def says_nothing():
     return SimpleNamespace(get_layer_stack=lambda: None)
 
@@ -212,16 +194,6 @@ def test_where_no_layers_are_found_one_warning_says_so(make, caplog):
     [text] = warned(caplog)
     assert f"{type(model).__name__}: {str(reason.value).partition(',')[0]}" in text
     assert prefill.set_up(make(), tp_rank=1) is None and len(warned(caplog)) == 1
-
-
-@SET_UP
-@pytest.mark.parametrize("name", WITHOUT)
-def test_one_warning_lists_what_was_probed(name, caplog):
-    model = build(name)
-    assert prefill.set_up(model) is None
-    [text] = warned(caplog)
-    assert f"the model ({type(model).__name__})" in text
-    assert not hasattr(model, "model") or f"model ({type(model.model).__name__})" in text
 
 
 @SET_UP

@@ -11,19 +11,15 @@ import sys
 PLAN = "patchqueue_libraries.json"
 
 
-class Missing(Exception):
-    """A library that the bundle counts on is not on this host."""
-
-
-def link(site: pathlib.Path, folders: list[pathlib.Path]) -> int:
-    """Make the links, and say how many. folders: where this Python has packages. Raises Missing
-    before any link is made."""
+def link(site: pathlib.Path, folders: list[pathlib.Path]) -> None:
+    """Make the links. folders: where this Python has packages. Ends the run before any link is made
+    where a library that the bundle counts on is not on this host."""
     plan = json.loads((site / PLAN).read_text())
     found = {}
     for name in plan["libraries"]:
         there = [folder / name for folder in folders if (folder / name).is_file()]
         if not there:
-            raise Missing(
+            sys.exit(
                 f"{sys.executable} has no {name}, which torch {plan['torch']} brings. Put the"
                 " Python that has it first on PATH, or pack the bundle for this host (--host)."
             )
@@ -33,7 +29,6 @@ def link(site: pathlib.Path, folders: list[pathlib.Path]) -> int:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         place.symlink_to(library)
-    return len(found)
 
 
 def folders_of_nvidia() -> list[pathlib.Path]:
@@ -43,7 +38,4 @@ def folders_of_nvidia() -> list[pathlib.Path]:
 
 
 if __name__ == "__main__":
-    try:
-        link(pathlib.Path(sys.argv[1]), folders_of_nvidia())
-    except Missing as missing:
-        sys.exit(str(missing))
+    link(pathlib.Path(sys.argv[1]), folders_of_nvidia())

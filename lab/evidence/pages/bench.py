@@ -17,7 +17,8 @@ PAGE = Path("docs/bench.md")
 SHAPES = ("1x64", "1x512", "1x4096")
 LONG = SHAPES[-1]
 HEAD = ("release", "prefill", "64", "512", "4096", "busy", "/floor", "tokens/s")
-LOADS = ("gsm8k", "chat-16", "chat-32", "long", "prefill")
+LOADS = ("gsm8k", "chat-16", "chat-32", "long", "prefill", "turns")
+LOADED = "NVIDIA-Nemotron-Nano-9B-v2"  # the model of all loads but those that name theirs
 USUAL_GPU = "NVIDIA H200"
 
 
@@ -84,15 +85,23 @@ def _line(row: Row, before: Row | None) -> list[str]:
 def _loads(run: Sequence[Row]) -> list[list[str]]:
     """A line for each patched engine that took loads, beside each untouched one."""
     lines = []
-    for patched in (row for row in run if row.name == PATCHED and row.loads):
+    for patched in (row for row in run if row.name == PATCHED and row.mode != "eager"):
         for untouched in (row for row in run if row.name == UNTOUCHED):
             cells = [load_pair(untouched, patched, kind) for kind in LOADS]
-            lines.append([_release(patched), _way(patched, untouched), *cells])
+            if any(cell != "-" for cell in cells):
+                lines.append([_loaded(patched), _way(patched, untouched), *cells])
     return lines
 
 
+def _loaded(row: Row) -> str:
+    """The release, and the model where it is another one than the other loads'."""
+    drafts = " with MTP" if "(MTP)" in row.model else ""
+    model = "" if row.model == LOADED else f", {row.model.partition(',')[0]}{drafts}"
+    return _release(row) + model
+
+
 def load_pair(untouched: Row, patched: Row, kind: str) -> str:
-    """Tokens a second; of chats the median milliseconds to the first token."""
+    """Tokens a second; of chats and turns the median milliseconds to the first token."""
     before, after = (_load(row, kind) for row in (untouched, patched))
     return _pair(before, after) if before and after else "-"
 
@@ -101,7 +110,7 @@ def _load(row: Row, kind: str) -> float | None:
     load = row.loads.get(kind)
     if load is None:
         return None
-    return load.first_p50_ms if kind.startswith("chat") else load.tokens_per_s
+    return load.first_p50_ms if kind.startswith(("chat", "turns")) else load.tokens_per_s
 
 
 def _release(row: Row) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from patchqueue.hint import to_type
+from patchqueue.outcome import to_type
 
 
 def render(template: str, **values: Any) -> str:

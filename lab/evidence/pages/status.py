@@ -7,27 +7,19 @@ from itertools import islice
 from pathlib import Path
 
 from patchqueue.files import atomic
-from patchqueue.hint import to_type
-from patchqueue.outcome import Problem, Refused
-from patchqueue.upstream.pins import Pin, Pins
+from patchqueue.outcome import Refused, to_type
+from patchqueue.upstream.pins import Pin
 
 from .. import cells
-from ..cells import Cells, Question
-from ..matrix import Cell, State, answers, matrix
+from ..matrix import Cell, State
 from .render import render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
-ASKED = "Repairs that a script asks for by itself"
 
 
-def markdown(
-    cells: Cells,
-    rows: Sequence[tuple[Pin, list[Cell]]],
-    questions: Iterable[Question] = (),
-    asked: Iterable[tuple[Pin, list[Cell]]] = (),
-) -> str:
-    """The matrix as tables, and one of what scripts ask beside it. Numbers lead to the reasons of
-    failures below them."""
+def tables(root: Path, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
+    """The matrix as tables. Numbers lead to the reasons of failures below them. rows: the cells of
+    every release."""
     reasons: dict[Cell, int] = {}
 
     def word(one: Cell) -> str:
@@ -41,19 +33,17 @@ def markdown(
         """A column of two graphs shows both states, or one where they are the same."""
         return " / ".join(dict.fromkeys(map(word, states)))
 
-    tables = []
+    shown_tables = []
+    known = cells.load(root)
     left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
-    for table in cells.tables:
-        columns = cells.of(table)
+    for table in known.tables:
+        columns = known.of(table)
         made = {
             version: [shown(islice(row, len(one))) for one in columns.values()]
             for version, row in left.items()
         }
-        tables.append({"title": table.title, "columns": [*columns], "rows": made})
-    if titles := [one.title for one in questions]:
-        made = {pin.version: [shown([cell]) for cell in cells] for pin, cells in asked}
-        tables.append({"title": ASKED, "columns": titles, "rows": made})
-    return render("status.md", tables=tables, reasons=[*reasons])
+        shown_tables.append({"title": table.title, "columns": [*columns], "rows": made})
+    return render("status.md", tables=shown_tables, reasons=[*reasons])
 
 
 def in_page(text: str, made: str) -> str:
@@ -61,27 +51,16 @@ def in_page(text: str, made: str) -> str:
     before, opened, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not opened or not closed:
-        raise Refused(
-            Problem(
-                "no-markers",
-                str(PAGE),
-                f"has no place for what {to_type('status')} makes",
-                f"put {BEGIN.strip()} and {END} where it belongs",
-            )
-        )
+        what = f"has no place for what {to_type('status')} makes"
+        step = f"put {BEGIN.strip()} and {END} where it belongs"
+        raise Refused.of("no-markers", str(PAGE), what, step)
     return before + BEGIN + made + END + after
 
 
-def tables(root: Path, pins: Pins) -> str:
-    """The matrix of today."""
-    asked = cells.questions(root).values()
-    return markdown(cells.load(root), matrix(root, pins), asked, answers(root, pins))
-
-
-def write(root: Path, pins: Pins) -> tuple[Path, ...]:
-    """Put the matrix into its page. Returns the pages that this changed."""
+def write(root: Path, made: str) -> tuple[Path, ...]:
+    """Put the tables into their page. Returns the pages that this changed."""
     old = (root / PAGE).read_text(encoding="utf-8")
-    new = in_page(old, tables(root, pins))
+    new = in_page(old, made)
     if new == old:
         return ()
     atomic.write(root / PAGE, new.encode())

@@ -14,19 +14,17 @@ from typing import Any
 
 from ..files import atomic
 from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
-from ..hint import some, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
 from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
-from ..upstream.edits import Edited, open_tree
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes
 from . import quilt as quilts
 from .matching import listing_with
-from .selection import NO_REASON, Finding, Plan, Selection, probe, select, settle
+from .selection import Finding, Plan, Selection, probe, select
 from .worktree import RECORD, Inspection, State, WorkTree, write_patches
 
 
@@ -66,19 +64,17 @@ def apply(
     pin: Pin,
     origin: str | None,
     discard: bool = False,
-    base: Path | None = None,
     only: str = "",
 ) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
-    discard: throw away edits in the tree that no patch holds. base: a folder with this release and
-    edits of others, in place of the release. only: the profile whose patches are applied, "" for
-    every patch.
+    discard: throw away edits in the tree that no patch holds. only: the profile whose patches are
+    applied, "" for every patch.
     Raises Refused, with nothing changed, for a broken queue, a source that is not the pinned one, a
     hunk that does not fit, and edits that would be lost.
     """
     selection = select(load_queue(root, only), pin)
-    pristine, selection = begin(selection, origin, base)
+    pristine = source.fetch(pin, origin)
     planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)
     quilt = quilts.find(source.cache_folder())
@@ -92,21 +88,6 @@ def apply(
             outcome = Outcome.APPLIED
     rows = tuple(_rows(selection, pristine, outcome))
     return Report(pin, outcome, tree.path, rows, record)
-
-
-def begin(
-    selection: Selection, origin: str | None, base: Path | None
-) -> tuple[Source | Edited, Selection]:
-    """The files that the queue is applied to, and the selection for them. Raises Refused where a
-    hunk does not fit edits of others."""
-    if base is None:
-        return source.fetch(selection.pin, origin), selection
-    tree = open_tree(selection.pin, base, selection.touched)
-    step = (
-        "nothing was written; change one of the two so that both fit, or lay both sides out with"
-        f" {to_type('backport', '--onto', base, 'BRANCH')} and `git merge`"
-    )
-    return tree, settle(selection, tree.read, str(base), step)
 
 
 def unapply(root: Path, pin: Pin) -> Report:
@@ -170,7 +151,7 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 
 def _build(
-    tree: WorkTree, pristine: Source | Edited, planned: Plan, quilt: quilts.Quilt, lock: int
+    tree: WorkTree, pristine: Source, planned: Plan, quilt: quilts.Quilt, lock: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
     listing."""
@@ -184,18 +165,15 @@ def _build(
         what = f"quilt and the replay made different files: {some(differing(after, expected))}"
         raise Refused.of("engines-disagree", tree.tag, what, "report this")
     record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
-    edits = pristine.edits if isinstance(pristine, Edited) else own_changes.NONE
-    if edits.paths:
-        record |= {"edits": edits.as_record(), "there": [*planned.selection.already_present]}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:
-        about = own_changes.described(planned.files, pristine.read, after, edits)
+        about = own_changes.described(planned.files, pristine.read, after)
         for path, content in own_changes.records(about, after).items():
             (aside / path).write_bytes(content)
     return record, after
 
 
-def _rows(selection: Selection, pristine: Source | Edited, outcome: Outcome) -> Iterator[Finding]:
+def _rows(selection: Selection, pristine: Source, outcome: Outcome) -> Iterator[Finding]:
     """Every patch of the queue. outcome: of those that the tree has."""
     queue = selection.queue
     selected = {queue.base(patch.name) for patch in selection.patches}
@@ -203,7 +181,5 @@ def _rows(selection: Selection, pristine: Source | Edited, outcome: Outcome) -> 
         if finding.patch in selected:
             subject = queue.header(finding.patch).get("Subject")
             yield replace(finding, outcome=outcome, why=subject)
-        elif finding.outcome is Outcome.APPLIED:  # of a tree of others, which has it already
-            yield replace(finding, outcome=Outcome.NOT_SELECTED, why=NO_REASON)
         else:
             yield finding

@@ -18,8 +18,7 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.tree import hash_python
-from ..hint import counted, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, counted, to_type
 from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes
@@ -82,6 +81,8 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
         LOG.info(
             f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
         )
+    for pin in lacking:  # one at a time: the cache has one lock
+        source.fetch(pin, None)
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
     with _processes() as processes:  # reading their directories does not

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 
 from ..files.tree import sha256
-from ..hint import to_type
-from ..outcome import Outcome, Problem
+from ..outcome import Outcome, Problem, to_type
 from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]
@@ -242,7 +241,7 @@ def _misfit(text: str, spot: Spot, where: str, tag: str, edited: str) -> Problem
         what = f"its text is at {len(spot.lines)} places: lines {shown}"
         step = "change what tells them apart, so that its text is at one place"
         return Problem(conflict, where, what, edited or step)
-    step = edited or f"{to_type('rebase', tag)} lays the conflict out; or correct the guard"
+    step = edited or f"{to_type('rebase', tag)} shows both sides; or correct the guard"
     if not edited and places(text, "".join(hunk.old)):
         what = "its text is before the end of the hunk that comes first"
         return Problem(conflict, where, what, step)

@@ -19,7 +19,7 @@ from typing import Any
 from ..files.record import text_of as record_text
 from ..files.tree import LAID, LISTING, PREFIX, hash_python, own_listing, sha256, to_sha256sum
 from ..queue.series import PACKAGE, PROVENANCE
-from ..upstream.edits import Edits
+from ..upstream.release import Edits
 from .matching import Read, split_lines
 
 NONE = Edits()

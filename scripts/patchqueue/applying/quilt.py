@@ -6,35 +6,32 @@ removed), messages are in English, no hunk is ever applied with fuzz.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache as kept
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic, disk, run
-from ..outcome import Refused
+from ..files import atomic, run
+from ..outcome import Refused, disk_step
 
 LOG = logging.getLogger(__name__)
 
-FIRST_DESCRIPTOR = 64
+PLAIN_PATH = re.compile(r"[\w./@%+,-]+")
+INSTALL = run.QUILT.install
 NOTHING_TO_DO = 2  # quilt's exit code for "already at the top (or bottom) of the series"
 
 
 @dataclass(frozen=True)
 class Quilt:
-    """A quilt that works. variables: what its environment needs besides the scrubbed one. opened:
-    descriptors that a process of it needs, by the same numbers."""
+    """A quilt that works. variables: what its environment needs besides the scrubbed one."""
 
     command: str
     variables: dict[str, str] = field(default_factory=dict)
-    opened: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without anything that configures quilt or patch."""
@@ -57,12 +54,12 @@ class Quilt:
         killed parent.
         """
         how: dict[str, Any] = {"folder": tree, "more": self.variables, "held": lock}
-        how |= {"program": self.command, "opened": self.opened}
+        how |= {"program": self.command}
         how["good"] = (0, NOTHING_TO_DO) if check else None
         try:
             return run.run(run.QUILT, "--quiltrc", "-", *arguments, **how)
         except run.Failed as failure:
-            where, step = f"quilt {' '.join(arguments)}", disk.said(failure.said)
+            where, step = f"quilt {' '.join(arguments)}", disk_step(failure.said)
             raise Refused.of("quilt-failed", where, failure.said, step) from None
 
 
@@ -109,61 +106,18 @@ def content(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
 
 
-# what quilt itself writes below .pc/ of a tree that has no patches yet
-DATABASE = {".version": "2\n", ".quilt_patches": "patches\n", ".quilt_series": "series\n"}
-
-
-def begin(tree: Path, patch: str) -> None:
-    """Put an empty patch on top, as `quilt new` does, which is killed with half a series, or with a
-    patch that is listed and not applied. Killed here, `finish_begun` does the rest."""
-    shutil.rmtree(tree / ".pc" / patch, ignore_errors=True)
-    (tree / ".pc" / patch).mkdir(parents=True)
-    for name, text in DATABASE.items():
-        if not (tree / ".pc" / name).exists():
-            _put(tree / ".pc" / name, [text])
-    series, done = tree / "patches/series", applied(tree)
-    lines = _lines(series)
-    at = 1 + [_name(line) for line in lines].index(done[-1]) if done else 0
-    try:
-        _put(series, [*lines[:at], f"{patch}\n", *lines[at:]])
-    finally:
-        finish_begun(tree)
-
-
-def finish_begun(tree: Path) -> None:
-    """Call a patch applied that `begin`, or `quilt new`, was killed before it did. Its folder is
-    there and empty, and it has no text."""
-    for name in listed(tree):
-        done = applied(tree)
-        if name not in done and is_begun(tree, name):
-            _put(tree / ".pc/applied-patches", [f"{each}\n" for each in (*done, name)])
-
-
 def is_begun(tree: Path, patch: str) -> bool:
-    """Whether a patch has neither a text nor a file yet."""
+    """Whether a patch is on top, and has neither a text nor a file yet."""
     folder = tree / ".pc" / patch
-    return folder.is_dir() and not any(folder.iterdir()) and not (tree / "patches" / patch).exists()
+    holds = (folder.is_dir() and any(folder.iterdir())) or (tree / "patches" / patch).exists()
+    return applied(tree)[-1:] == [patch] and not holds
 
 
 def listed(tree: Path) -> list[str]:
     """The patches of the tree's series, bottom first."""
-    return [name for line in _lines(tree / "patches/series") if (name := _name(line))]
-
-
-def _lines(series: Path) -> list[str]:
-    return series.read_text().splitlines(keepends=True) if series.is_file() else []
-
-
-def _name(line: str) -> str:
-    """The patch of a line of quilt's series."""
-    return "".join(line.partition("#")[0].split()[:1])
-
-
-def _put(file: Path, lines: Iterable[str]) -> None:
-    """Write it whole or not at all. A name that ends in ~ is no part of a tree."""
-    aside = file.with_name(f"{file.name}~")
-    atomic.put(aside, "".join(lines).encode())
-    os.replace(aside, file)
+    series = tree / "patches/series"
+    lines = series.read_text().splitlines() if series.is_file() else []
+    return [words[0] for line in lines if (words := line.partition("#")[0].split())]
 
 
 def find(cache: Path) -> Quilt:
@@ -176,37 +130,23 @@ def find(cache: Path) -> Quilt:
     installed = Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
     if shutil.which("quilt") and shutil.which("patch") and installed.works():
         return installed
-    home = cache / "quilt"
+    home = (cache / "quilt").resolve()
+    if not PLAIN_PATH.fullmatch(str(home)):
+        what = "holds a character that quilt's scripts would hand to a shell"
+        raise Refused.of("no-quilt", str(home), what, f"PATCHQUEUE_CACHE=FOLDER; or {INSTALL}")
     if not _unpacked(home).works():
         with atomic.locked(cache / ".lock"):
             fault = "" if _unpacked(home).works() else _fetch(home, cache)
         if fault:
-            raise Refused.of("no-quilt", "quilt", fault, run.QUILT.install)
+            raise Refused.of("no-quilt", "quilt", fault, INSTALL)
     return _unpacked(home)
 
 
 def _unpacked(home: Path) -> Quilt:
-    """The one in the cache, called by the number of its folder's descriptor: quilt pastes QUILT_DIR
-    into shell text as it is, so that a space there ends a word, and `$(command)` runs."""
-    if not home.is_dir():
-        return Quilt(str(home / "usr/bin/quilt"))
-    descriptor = _opened(home.resolve(), home.stat().st_ino)
-    usr = f"/proc/self/fd/{descriptor}/usr"
+    """The one in the cache."""
+    usr = f"{home}/usr"
     path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
-    variables = {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path}
-    return Quilt(f"{usr}/bin/quilt", variables, (descriptor,))
-
-
-@kept
-def _opened(folder: Path, inode: int) -> int:
-    """A descriptor of the folder, for as long as this process lives. inode: `_fetch` may have put
-    another folder there. The number is above those that quilt's scripts open themselves, as
-    `exec 4> /dev/null` in scripts/backup-files."""
-    low = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR)
-    finally:
-        os.close(low)
+    return Quilt(f"{usr}/bin/quilt", {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path})
 
 
 def _fetch(home: Path, cache: Path) -> str:

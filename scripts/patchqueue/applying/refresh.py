@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ..files import atomic
 from ..files.tree import differing, sha256
-from ..hint import some, to_type
-from ..outcome import Refused
+from ..outcome import Refused, some, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch, of_files
@@ -60,11 +59,11 @@ def new(root: Path, pin: Pin, name: str) -> Path:
         state = tree.inspect().state
     if state in (State.ABSENT, State.UNAPPLIED):
         apply(root, pin, None)
-    with tree.locked():
+    with tree.locked() as lock:
         if tree.inspect().state is State.FOREIGN:
             raise foreign(pin)
         file = tree.path / "patches" / patch
-        if [patch] != quilts.applied(tree.path)[-1:] or not quilts.is_begun(tree.path, patch):
+        if not quilts.is_begun(tree.path, patch):
             if patch in quilts.listed(tree.path) or file.exists():
                 what = f"{patch} is in the tree already"
                 raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
@@ -72,7 +71,10 @@ def new(root: Path, pin: Pin, name: str) -> Path:
                 what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
                 step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
                 raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
-            quilts.begin(tree.path, patch)
+            # beside the tree: a killed `quilt new` leaves half a series, or a patch that is listed
+            # and not applied
+            quilts.find(source.cache_folder()).run(tree.start(copy=True), "new", patch, lock=lock)
+            tree.finish(tree.finished_listing())
         # of a new topic: `quilt header -e` makes none
         file.parent.mkdir(parents=True, exist_ok=True)
     return file
@@ -130,10 +132,6 @@ def _made_of(root: Path, pin: Pin) -> Source:
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         record = read_record(tree.path)
-    if record and record["source"].get("kind") == "edited":
-        what = "carries edits of others, and a patch is written for the release"
-        step = f"{to_type('apply', pin.tag, '--discard')} lays it on the release"
-        raise Refused.of("edited-base", f"work/{pin.tag}", what, step)
     kept = source.kept(pin, record["source"]["sha256"]) if record else None
     return kept or source.fetch(pin, None)
 

@@ -16,8 +16,7 @@ from typing import Any
 from .. import RELEASE
 from ..files import record
 from ..files.tree import hash_python, sha256
-from ..hint import some, to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, some, to_type
 from ..queue.header import NOT_NEEDED, ProbeLine
 from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
@@ -153,12 +152,9 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     Raises Refused where no patch is for it, and for patches that cannot be left out.
     """
     selection = Selection(_less(queue, pin, without) if without else queue, pin)
-    if not selection.patches and queue.profile:
-        what, step = f"no patch of the profile {queue.profile} is for it", "leave --only out"
-        raise Refused.of("nothing-to-do", pin.tag, what, step)
-    if not selection.patches and without:
-        what = "no patch is left: --without names all that are for it"
-        raise Refused.of("nothing-to-do", pin.tag, what, "leave fewer out")
+    if not selection.patches and (queue.profile or without):
+        what = "no patch for it is in the profile of --only, or all are named by --without"
+        raise Refused.of("nothing-to-do", pin.tag, what, "leave --only out, or leave fewer out")
     if not selection.patches:
         what = "no patch of the series is for this release"
         raise Refused.of(str(Outcome.EMPTY), pin.tag, what, to_type("rebase", pin.tag))

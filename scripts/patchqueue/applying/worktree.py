@@ -23,8 +23,7 @@ from msgspec import Struct
 from ..files import tree as trees
 from ..files.atomic import locked
 from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..queue import patchfile
 from ..queue.series import OVERLAY_PATCH
 from ..upstream.pins import Pin
@@ -83,7 +82,6 @@ class WorkTree:
             self._put_back()
             for left in (self._aside("building"), self._aside("old")):
                 _remove(left)
-            quilt.finish_begun(self.path)
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..hint import PACKAGED, in_wheel
-from . import handover, install, maintain, rebase, terminal, testing, trees
+from ..outcome import PACKAGED, in_wheel
+from . import handover, install, rebase, terminal, testing, trees
 from .terminal import Command
 
 COMMANDS: tuple[Command, ...] = (
     *trees.COMMANDS,
     *testing.COMMANDS,
-    *maintain.COMMANDS,
     *handover.COMMANDS,
     *install.COMMANDS,
     *rebase.COMMANDS,
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     packaged = in_wheel()
     parser = terminal.parser(
-        "Lay the patch queue on pinned sglang releases.",
+        "Apply the patch queue to pinned sglang releases.",
         install.COMMANDS if packaged else COMMANDS,
         PACKAGED if packaged else None,
     )

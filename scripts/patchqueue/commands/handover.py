@@ -12,8 +12,7 @@ from pathlib import Path
 from ..applying.apply import load_queue
 from ..files import atomic
 from ..handover import backport, pull_requests, release
-from ..hint import counted
-from ..outcome import Outcome
+from ..outcome import Outcome, counted
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
 from ..wheels import build
@@ -23,14 +22,11 @@ from .terminal import ERR, FROM, ONLY, OUT, WITHOUT, Command, chosen_releases, f
 MB = 10**6
 DIST = Path("dist")
 PULL_REQUESTS = DIST / "pull-requests"
-OF_RELEASE_BRANCHES = ("--release", "--without", "--only", "--report")
-ONE_WHEEL = ("--from", "--python", "--machine", "--only")  # options of a single wheel
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _build(options: argparse.Namespace) -> int:
     if options.release:
-        terminal.refuse_ineffective(options, "with --release, which makes every wheel", *ONE_WHEEL)
         return _release(options)
     target = build.Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
@@ -40,9 +36,9 @@ def _build(options: argparse.Namespace) -> int:
         built = build.build(
             options.root, pin, target, options.origin, options.root / DIST, options.only
         )
-        wheel = shlex.quote(shown(built.path.relative_to(options.root)))
+        wheel = shlex.quote(shown(built.path))
         OUT.print(
-            f"{shown(built.path.relative_to(options.root))}: version {built.version},"
+            f"{shown(built.path)}: version {built.version},"
             f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
             f"tree {built.record['tree']['after']}\n"
             f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
@@ -74,7 +70,7 @@ def _release(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
     made = release.make(options.root, chosen)
-    folder = terminal.relative(made.folder, options.root)
+    folder = shown(made.folder)
     OUT.print(
         f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
         f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
@@ -85,8 +81,6 @@ def _release(options: argparse.Namespace) -> int:
 
 def _backport(options: argparse.Namespace) -> int:
     if options.pull_requests is not None:
-        beside = "with --pull-requests, which names its branches"
-        terminal.refuse_ineffective(options, beside, *OF_RELEASE_BRANCHES)
         return _pull_requests(options)
     if not options.branch:
         options.parser.error("the following arguments are required: BRANCH")
@@ -115,7 +109,8 @@ def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     options.releases = [options.release] if options.release else []
     (pin,) = chosen_releases(options, pins)
-    out = options.out or DIST / f"sglang-{build.local_version(pin, options.only)}.patch"
+    name = f"sglang-{build.local_version(pin, options.only)}.patch"
+    out = options.out or options.root / DIST / name
     console = ERR if atomic.is_output(out) else OUT
     made = release.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
@@ -127,10 +122,10 @@ def _patches(options: argparse.Namespace) -> int:
         console.print(f"it is for {options.base}, {others}")
     console.print(f"sha256 {made.sha256}")
     console.print(f"tree {made.tree}")
-    name = shlex.quote(str(made.path.absolute()))
+    file = shlex.quote(str(made.path.absolute()))
     console.print(
-        f"next: `git apply {name}` in the root of sglang's own repository; elsewhere `patch -p1 <"
-        f" {name}`"
+        f"next: `git apply {file}` in the root of sglang's own repository; elsewhere `patch -p1 <"
+        f" {file}`"
     )
     return 0
 
@@ -140,17 +135,14 @@ def _pull_requests(options: argparse.Namespace) -> int:
     words = [*options.pull_requests, *([options.branch] if options.branch else [])]
     pins = pinning.load(options.root)
     made = pull_requests.make(options.root, pins, options.onto, words, options.base)
-    other = f"is no pinned release: the patches of {made.pin.tag} were laid on it"
+    other = f"is no pinned release: the patches of {made.pin.tag} were applied to it"
     OUT.print(
         f"{options.base}, at {made.base[:12]}, {f'is {made.pin.tag}' if made.exact else other}"
     )
     for patch in made.merged:
         OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
-    if made.template is None:
-        name = pull_requests.TEMPLATE
-        OUT.print(f"  warning: it has no {name}: fill in upstream's own checklist")
     for request in made.requests:
-        body = pull_requests.write(queue, made, request, PULL_REQUESTS)
+        body = pull_requests.write(queue, request, options.root / PULL_REQUESTS)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"
@@ -159,7 +151,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     OUT.print(
         f"next: `git -C {shlex.quote(options.onto)} log -p"
         f" {made.base[:12]}..{made.requests[0].branch}`;"
-        " read the texts, and run the tests and upstream's pre-commit, before you push"
+        " read the texts, run the tests and upstream's pre-commit, and add upstream's checklist"
     )
     return 0
 
@@ -168,8 +160,6 @@ def _show_parts(request: pull_requests.PullRequest) -> None:
     """The commits of a pull request, and what its sender has to know."""
     for part in request.parts:
         OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}")
-        for theirs, ours in part.renamed.items():
-            OUT.print(f"  {theirs} is upstream's: our cases are in {ours}")
         if part.own and request.text is None:
             OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
 
@@ -197,11 +187,13 @@ COMMANDS = (
                 "for this machine, x86_64 or aarch64 (default: this host's)",
                 type=terminal.machine,
             ),
-            ONLY,
-            flag(
-                "--release",
-                "make the files of a release of the queue instead, in dist/release-N/: wheels,"
-                " patch files, sums",
+            (
+                ONLY,
+                flag(
+                    "--release",
+                    "make the files of a release of the queue instead, in dist/release-N/: wheels,"
+                    " patch files, sums",
+                ),
             ),
         ),
     ),
@@ -234,17 +226,19 @@ COMMANDS = (
             ),
             WITHOUT,
             ONLY,
-            flag(
-                "--report",
-                "also the patches that report on the graph: its verdict, counts of prefills, and"
-                " which tree a server runs",
-            ),
-            option(
-                "--pull-requests PATCH",
-                "make a branch and a text for the pull request of each patch that is Pending"
-                " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic, as"
-                f" breakable (default: every one). The texts go to {PULL_REQUESTS}/",
-                nargs="*",
+            (
+                flag(
+                    "--report",
+                    "also the patches that report on the graph: its verdict, counts of prefills,"
+                    " and which tree a server runs",
+                ),
+                option(
+                    "--pull-requests PATCH",
+                    "make a branch and a text for the pull request of each patch that is Pending"
+                    " instead; PATCH is one of them, as breakable/keep-break-tensors, or a topic,"
+                    f" as breakable (default: every one). The texts go to {PULL_REQUESTS}/",
+                    nargs="*",
+                ),
             ),
         ),
         "Make a release branch in a git checkout of sglang, with a commit for each patch. The"
@@ -259,7 +253,7 @@ COMMANDS = (
             option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
                 "--out FILE",
-                f"the file to write, - to print it (default: {DIST}/sglang-VERSION.patch)",
+                f"the file to write, - to print it (default: {DIST}/sglang-RELEASE.patch)",
                 type=terminal.file,
             ),
             ONLY,

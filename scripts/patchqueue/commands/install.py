@@ -6,13 +6,14 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from ..hint import counted, some, to_type
-from ..install import inplace, launch, undo
+from ..install import inplace, undo
+from ..install.changes import named_tree
 from ..install.installed import Report, site_packages
-from ..install.ownership import named_tree
-from ..outcome import Outcome
+from ..outcome import Outcome, counted, some, to_type
+from ..queue.header import SPEED
 from . import terminal
 from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
 
@@ -37,13 +38,9 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
 def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
-        beside = "with --verify, which writes no file of yours"
-        others = "--discard", "--pristine", "--check", "--only", "--without"
-        terminal.refuse_ineffective(options, beside, *others)
         return _verify(options)
-    chosen = (options.release, options.pristine, options.only, options.without)
+    chosen = (options.release, options.only, options.without)
     if options.check:
-        terminal.refuse_ineffective(options, "with --check, which writes nothing", "--discard")
         return _check(options, inplace.check(options.root, options.site, *chosen))
     report = inplace.install(options.root, options.site, options.discard, *chosen)
     for note in report.notes:
@@ -59,14 +56,15 @@ def _install(options: argparse.Namespace) -> int:
             f" {time.monotonic() - started:.1f} s"
         )
     _show_edits(report)
-    if options.pristine and not report.before:
-        OUT.print("without the queue every file is the release's own")
     _show_named(report)
+    version = Version(record["version"])
     OUT.print(
-        f"next: {launch.advice(Version(record['version']), options.only)};"
+        f"next: {launch_advice(version, options.only)};"
         f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
         " again"
     )
+    for line in launch_exceptions(version, options.only):
+        OUT.print(f"  {line}")
     return 0
 
 
@@ -170,8 +168,48 @@ def _show_named(report: Report) -> None:
         OUT.print(f"tree {named}, as the server's first line and --require have it")
 
 
+BREAKABLE = "--enable-breakable-cuda-graph"
+ARGUMENTS = {  # from 0.5.15 on, the graph is the default
+    "<0.5.9": "--enable-piecewise-cuda-graph",
+    ">=0.5.9,<0.5.10": BREAKABLE,
+    ">=0.5.10,<0.5.14": BREAKABLE,
+    ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
+}
+SPARSE = "DeepSeek-V3.2, GLM-5"
+KINDS = (  # releases, models that need something else, and what; the page has the same
+    (">=0.5.10,<0.5.14", "Qwen3-Next", "add --enforce-piecewise-cuda-graph"),
+    (">=0.5.19", "Qwen3-Next, Qwen3.5 on Hopper", "add --linear-attn-prefill-backend triton"),
+    (">=0.5.9,<0.5.10", SPARSE, "--enable-piecewise-cuda-graph instead"),
+    (">=0.5.10,<0.5.14", SPARSE, "no flag, the piecewise graph is the default"),
+    (">=0.5.16,<0.5.22", SPARSE, "--cuda-graph-backend-prefill tc_piecewise"),
+)
+
+
+def launch_argument(version: Version) -> str:
+    """What to add to the launch command; empty where the graph is the default."""
+    of_release = (each for each in ARGUMENTS if SpecifierSet(each).contains(version))
+    return ARGUMENTS.get(next(of_release, ""), "")
+
+
+def launch_advice(version: Version, only: str = "") -> str:
+    """One sentence for a user who starts a server with a profile of the queue, "" for all of it."""
+    if only not in ("", SPEED):
+        return f"start the server as before: the profile {only} brings no graph"
+    wanted = launch_argument(version)
+    return f"start the server with {wanted}" if wanted else "start the server: the graph is on"
+
+
+def launch_exceptions(version: Version, only: str = "") -> list[str]:
+    """A line for each kind of model that needs another argument, or one more."""
+    of_release = [each for each in KINDS if SpecifierSet(each[0]).contains(version)]
+    return [f"{models}: {what}" for _, models, what in of_release] if only in ("", SPEED) else []
+
+
 def _command(
-    name: str, run: Callable[[argparse.Namespace], int], help: str, *more: Argument
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    help: str,
+    *more: Argument | tuple[Argument, ...],
 ) -> Command:
     """A command on one installed sglang."""
     which = (
@@ -189,11 +227,11 @@ def _command(
             type=terminal.path,
         ),
     )
-    discard = flag("--discard", "throw away edits of the files that install made or changed")
     example = "--site-packages /sgl-workspace/sglang/python"
-    return Command(
-        name, lambda options: _guarded(run, options), help, example, (which, discard, *more)
-    )
+    return Command(name, lambda options: _guarded(run, options), help, example, (which, *more))
+
+
+DISCARD = flag("--discard", "throw away edits of the files that install made or changed")
 
 
 COMMANDS = (
@@ -201,14 +239,17 @@ COMMANDS = (
         "install",
         _install,
         "patch an installed sglang in place: a pinned release, with or without edits of others",
-        flag(
-            "--verify",
-            "install nothing; finish what a killed call began, then compare every file",
+        (
+            DISCARD,
+            flag(
+                "--verify",
+                "install nothing; finish what a killed call began, then compare every file",
+            ),
+            flag(
+                "--check",
+                "write nothing; say what install would do, and what would keep it from that",
+            ),
         ),
-        flag(
-            "--check", "write nothing; say what install would do, and what would keep it from that"
-        ),
-        flag("--pristine", "refuse an sglang that carries edits of others"),
         ONLY,
         WITHOUT,
         option(
@@ -217,5 +258,5 @@ COMMANDS = (
             default="",
         ),
     ),
-    _command("uninstall", _uninstall, "take the patches off again: every file as it was"),
+    _command("uninstall", _uninstall, "take the patches off again: every file as it was", DISCARD),
 )

@@ -4,64 +4,49 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..environments.testing import has_environment
-from ..files import atomic
-from ..hint import counted, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, counted, to_type
 from ..rebasing import forecast as report
 from ..rebasing import rebase
-from ..rebasing.conflictrepo import Repository
 from ..rebasing.forecast import Forecast, forecast
 from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
-from ..upstream.release import Release, find, newer, version_of
-from . import terminal
-from .terminal import FROM, OUT, Command, flag, option, show_rows, shown
+from ..upstream.release import find, newer
+from .terminal import FROM, OUT, Command, flag, option, show_rows
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-VERSION/, a git repository. Nothing is written to the queue yet. Solve the conflict
+The first conflict is laid out in work/rebase-RELEASE/, a git repository. Nothing is written to the queue yet. Solve the conflict
 there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
 
 
 def _rebase(options: argparse.Namespace) -> int:
-    started = time.monotonic()
     root, pins = options.root, pinning.load(options.root)
-    if options.newer is not None:
-        terminal.refuse_ineffective(options, "with --newer, which names no release", "--from")
-        return _show_newer(root, pins, options.newer or None)
+    if options.newer:
+        return _show_newer(root, pins)
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-        with find(pins, options.release, options.origin) as release:
-            progress = rebase.begin(
-                root,
-                pins,
-                release,
-                lambda found: _show_forecast(pins, found, time.monotonic() - started),
-            )
-        _show_next(root, pins, progress, _named(options))
+        with find(pins, pinning.version(options.release), options.origin) as release:
+            progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
+        _show_next(root, pins, progress, begun=True)
         return 0
-    version = _version(root, pins, options.release)
+    version = _version(root, options.release)
     if options.abort:
-        terminal.refuse_ineffective(options, "with --abort, which reads no release", "--from")
         rebase.abort(root, version)
         OUT.print(
             f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
             " shows it)"
         )
         return 0
-    with _release(root, pins, options, version) as release:
-        progress = rebase.proceed(root, pins, version, release, options.skip)
+    progress = rebase.proceed(root, pins, version, options.skip)
     for change in progress.changes:
         OUT.print(f"{change.path}: {change.why}")
     if not progress.changes:
@@ -70,116 +55,53 @@ def _rebase(options: argparse.Namespace) -> int:
     return 0
 
 
-def _named(options: argparse.Namespace) -> list[object]:
-    """The words that name the release, to be typed again: what is begun without a conflict is kept
-    nowhere."""
-    typed = Path(options.release) if os.sep in options.release else options.release
-    origin = (
-        []
-        if options.origin is None
-        else ["--from", Path(options.origin) if Path(options.origin).exists() else options.origin]
-    )
-    return [typed, *origin]
-
-
-def _version(root: Path, pins: Pins, word: str | None) -> Version:
+def _version(root: Path, word: str | None) -> Version:
     """The release that --continue, --skip or --abort is about."""
-    under_way = rebase.under_way(root)
-    if word and (Path(word).is_dir() or word.endswith(".whl")):
-        return version_of(Path(word), pins)
     if word:
         return pinning.version(word)
+    under_way = rebase.under_way(root)
     if len(under_way) == 1:
         return under_way[0]
-    which = (
-        f"several rebases are under way: {' '.join(map(str, under_way))}"
-        if under_way
-        else "no rebase is under way"
-    )
-    hint = (
-        f"name the release: {to_type('rebase', under_way[0], '--continue')}"
-        if under_way
-        else f"{to_type('rebase', '0.5.24')} begins one"
-    )
-    raise Refused.of("nothing-to-continue", "work/", which, hint)
+    what = "several rebases are under way" if under_way else "no rebase is under way"
+    step = f"name the release, as in {to_type('rebase', '0.5.24', '--continue')}"
+    raise Refused.of("nothing-to-continue", "work/", what, step)
 
 
-@contextmanager
-def _release(
-    root: Path, pins: Pins, options: argparse.Namespace, version: Version
-) -> Iterator[Release | None]:
-    """The release, where no repository holds it."""
-    if Repository(root, version).state is not None:
-        terminal.refuse_ineffective(
-            options, f"here: work/rebase-{version} holds the release that was begun with", "--from"
-        )
-        yield None
-        return
-    with find(pins, options.release or str(version), options.origin) as release:
-        yield release
-
-
-def _show_newer(root: Path, pins: Pins, folder: Path | None) -> int:
+def _show_newer(root: Path, pins: Pins) -> int:
     """Say what the queue does on each release that is newer than the newest pin."""
-    found = newer(pins)
-    if folder and folder.exists() and not folder.is_dir():
-        step = "name a folder; it is made where it is missing"
-        raise Refused.of("not-a-folder", str(folder), "is a file", step)
-    if not found:
+    versions = newer(pins)
+    if not versions:
         OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
-    refusals = [_forecast(root, pins, version, folder) for version in found]
-    if found:
-        step = "carries it there, up to a first conflict"
-        OUT.print(f"next: {to_type('rebase', found[0])} {step}")
-    problems = [problem for each in refusals if each for problem in each.problems]
-    if problems:
-        raise Refused(problems)
+        return 0
+    queue = load_queue(root)
+    for version in versions:
+        with find(pins, version, None) as release:
+            _show_forecast(pins, forecast(queue, pins, release))
+    OUT.print(f"next: {to_type('rebase', versions[0])} carries it there, up to a first conflict")
     return 0
 
 
-def _forecast(root: Path, pins: Pins, version: Version, folder: Path | None) -> Refused | None:
-    """Show what the queue does on one release, and write its report to a folder. Returns why the
-    release could not be tried, so that the others are shown all the same."""
-    started, refused = time.monotonic(), None
-    try:
-        with find(pins, str(version), None) as release:
-            found = forecast(load_queue(root), pins, release)
-        _show_forecast(pins, found, time.monotonic() - started)
-        text = report.markdown(pins, found)
-    except Refused as error:
-        refused, text = error, report.markdown_of_refusal(version, error)
-    if folder:
-        written = folder / f"{version}.md"
-        atomic.write(written, text.encode())
-        OUT.print(f"{shown(written)}: the report on {version}")
-    return refused
-
-
-def _show_forecast(pins: Pins, found: Forecast, seconds: float) -> None:
+def _show_forecast(pins: Pins, outlook: Forecast) -> None:
     show_rows(
         replace(row, why="see below") if row.outcome is Outcome.CONFLICT else row
-        for row in found.rows
+        for row in outlook.rows
     )
-    for line in report.to_read(found):
+    for line in report.to_read(outlook):
         OUT.print(line)
-    OUT.print(f"{report.summary(pins, found)}; {seconds:.1f} s")
+    OUT.print(report.summary(pins, outlook))
 
 
-def _show_next(root: Path, pins: Pins, progress: Progress, named: Sequence[object] = ()) -> None:
-    """What is to be done now, and the command to type. named: what named the release that is begun
-    now, empty for one under way."""
-    begun = bool(named)
+def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:
+    """What is to be done now, and the command to type. begun: a release is begun now."""
     version, row = progress.found.version, progress.found.conflict
     if row is not None:
         _show_conflict(root, progress, row.patch, begun)
         return
-    if begun and progress.to_write:
-        write = to_type("rebase", *named, "--continue")
-        text = f"No patch conflicts: {write} writes the variants and guards."
+    if begun:
+        write = to_type("rebase", version, "--continue")
+        OUT.print(f"No patch conflicts: {write} writes the variants and guards.")
     else:
-        done = "No patch conflicts, and the queue holds it all."
-        text = f"{done if begun else 'No conflict is left.'} Next: {_after(root, pins, version)}."
-    OUT.print(text)
+        OUT.print(f"No conflict is left. Next: {_after(root, pins, version)}.")
 
 
 def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
@@ -221,11 +143,9 @@ COMMANDS = (
         "0.5.24",
         (
             option(
-                "release RELEASE|PATH",
-                "a version as 0.5.24, or a wheel or checkout of sglang as it stands; not"
-                " needed while one rebase is under way",
+                "release RELEASE",
+                "a version as 0.5.24; not needed while one rebase is under way",
                 nargs="?",
-                type=terminal.release,
             ),
             FROM,
             (
@@ -238,14 +158,10 @@ COMMANDS = (
                     "--skip REASON",
                     "leave this patch out of the release; REASON goes into its header, as a Gap",
                 ),
-                flag("--abort", "delete work/rebase-VERSION/; what was written to the queue stays"),
-                option(
-                    "--newer DIR",
-                    "say what the queue does on each release that is newer than the newest"
-                    " pin, and write a report on each to DIR/VERSION.md, in Markdown; no more",
-                    nargs="?",
-                    type=terminal.path,
-                    const=False,
+                flag("--abort", "delete work/rebase-RELEASE/; what was written to the queue stays"),
+                flag(
+                    "--newer",
+                    "say what the queue does on each release that is newer than the newest pin",
                 ),
             ),
         ),

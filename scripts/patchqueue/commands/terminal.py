@@ -1,8 +1,8 @@
 """The terminal: a command and its arguments, the parser, what commands print, and exit codes.
 
 A path is relative to the folder in which the user typed the command. nox changes into the queue's
-folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM.
-Without that variable the process's own folder counts.
+folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM:
+the tool goes back there. The queue's folder is --root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +25,10 @@ from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
-from ..files import atomic, disk
+from ..files import atomic
 from ..files.run import Failed
-from ..hint import program as typed_program
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, disk_step, system_problem, to_type
+from ..outcome import program as typed_program
 from ..queue.header import PROFILES
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import cache_folder
@@ -40,6 +38,8 @@ CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
 DEFAULT = "the one that upstream/pins.toml calls default"
 # git's rule: a colon before the first slash makes an address, https://… or host:path
 ADDRESS = re.compile(r"[^/]*:")
+# a hunk that does not fit: the patch, the place with what is there, what the patch needs
+HUNK = re.compile(r"(?s)^(.*?): (\S+: hunk \d+: line .*?); (the queue's patch needs .*) (\[\w+\])")
 OUTPUTS = ("out", "onto", "site")  # options that name a folder to write to
 COLOURS = {
     Outcome.APPLIED: "green",
@@ -118,21 +118,9 @@ def chosen_releases(
     return [pins.default]
 
 
-def refuse_ineffective(options: argparse.Namespace, beside: str, *names: str) -> None:
-    """Raise Refused for each of the options `names` that is given. beside: the reason why they have
-    no effect, as `with --take, which runs nothing`."""
-    command = options.parser.prog.rpartition(" ")[2]
-    for name in names:
-        dest = options.parser._option_string_actions[name].dest
-        if getattr(options, dest) != options.parser.get_default(dest):
-            step = f"leave {name} out; {to_type(command, '--help')} says what each option does"
-            raise Refused.of("bad-words", name, f"does nothing {beside}", step)
-
-
 def path(text: str) -> Path:
     """A file or folder."""
-    folder, typed = os.environ.get(CALLED_FROM) or ".", Path(os.path.expanduser(text))
-    return typed if _is_here(folder) else Path(_without_dots(os.path.join(folder, typed)))
+    return Path(os.path.expanduser(text))
 
 
 def file(text: str) -> Path:
@@ -144,12 +132,6 @@ def place(text: str) -> str:
     """A file or folder, or the unchanged address of a git repository."""
     typed = path(text)
     return text if not text or (ADDRESS.match(text) and not typed.exists()) else str(typed)
-
-
-def release(text: str) -> str:
-    """A wheel or a checkout; else a version, unchanged."""
-    typed = path(text)
-    return str(typed) if "/" in text or text.endswith(".whl") or typed.is_dir() else text
 
 
 def program(text: str) -> str:
@@ -194,24 +176,14 @@ WITHOUT = option(
 )
 
 
-def shown(written: Path) -> str:
-    """A path below the tool's own folder, as the user can type it."""
-    return str(written if _is_here(os.environ.get(CALLED_FROM) or ".") else Path.cwd() / written)
+def shown(path: Path) -> str:
+    """A path as the user can type it."""
+    return relative(path.absolute(), Path.cwd())
 
 
 def relative(path: Path, root: Path) -> str:
     """The path below `root`; a path elsewhere is unchanged."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-def _is_here(folder: str) -> bool:
-    return os.path.realpath(folder) == os.path.realpath(".")
-
-
-def _without_dots(name: str) -> str:
-    """The shorter name of the same file: behind a link, `..` is not the folder before it."""
-    plain = os.path.normpath(name)
-    return plain if os.path.realpath(plain) == os.path.realpath(name) else name
 
 
 class _Lines(RichHandler):
@@ -273,6 +245,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         top.addHandler(LINES)  # one object, so that a second call adds none
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
+    os.chdir(os.environ.pop(CALLED_FROM, "."))
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -282,13 +255,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         show_problems(refusal.problems)
     except Failed as failure:
         step = (
-            disk.said(str(failure))
+            disk_step(str(failure))
             or "see what git says of that repository; nothing but the branches named above was made"
         )
         show_problems([Problem("git-failed", "git", str(failure), step)])
     except OSError as error:
-        places = _places(options)
-        show_problems([disk.problem(error, places) or disk.other(error, places)])
+        named = [Path(vars(options)[name]) for name in OUTPUTS if vars(options).get(name)]
+        show_problems([system_problem(error, [options.root, cache_folder(), *named])])
     except KeyboardInterrupt as stop:
         state = "nothing half-done was put in place"
         if (options.root / atomic.JOURNAL).is_dir():
@@ -299,27 +272,27 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
-    """Print problems. A next step that several problems in a row share is printed once."""
+    """Print problems: a hunk that does not fit in three lines, a next step that several problems in
+    a row share once."""
     problems = _grouped(problems)
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint
-        ERR.print(str(Problem(problem.name, problem.where, problem.what) if shared else problem))
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            print(problem.as_github())
+        said = str(replace(problem, hint="") if shared else problem)
+        ERR.print(HUNK.sub(r"\1 \4\n    \2\n    \3", said))
 
 
 def _grouped(problems: Iterable[Problem]) -> list[Problem]:
     """The problems; those that differ in the release alone are joined."""
     groups: dict[Problem, list[str]] = {}
     for problem in problems:
-        file, _, tag = problem.where.rpartition(" on ")
+        file, on, tag = problem.where.rpartition(" on ")
         is_of_release = re.fullmatch(r"v\d\S*", tag)
-        key = replace(problem, where=f"{file} on" if is_of_release else problem.where)
-        groups.setdefault(key, []).append(tag)
+        key = replace(problem, where=f"{file}{on}") if is_of_release else problem
+        groups.setdefault(key, []).append(tag if is_of_release else "")
     joined = []
     for key, tags in groups.items():
         several = f"{len(tags)} releases, {tags[0]} to {tags[-1]}"
-        behind = f" {several if len(tags) > 1 else tags[0]}" if key.where.endswith(" on") else ""
+        behind = several if len(tags) > 1 and tags[0] else tags[0]
         joined.append(replace(key, where=f"{key.where}{behind}"))
     return joined
 
@@ -333,19 +306,3 @@ def show_rows(rows: Iterable[Any]) -> None:
         outcome = Text(str(row.outcome), COLOURS.get(row.outcome, "red"))
         table.add_row(row.patch.removesuffix(".patch"), outcome, row.why)
     OUT.print(table, soft_wrap=False)
-
-
-def _places(options: argparse.Namespace) -> list[disk.Place]:
-    """Where a command writes, and what a user can do where that is impossible."""
-    spare = "all in it is fetched again when it is needed"
-    places = [
-        disk.Place(options.root, "use another clone of the queue"),
-        disk.Place(cache_folder(), "name another cache: PATCHQUEUE_CACHE=FOLDER", spare),
-    ]
-    named = [Path(vars(options)[name]) for name in OUTPUTS if vars(options).get(name)]
-    places += [disk.Place(folder, "name another folder") for folder in named]
-    try:
-        temporary = Path(tempfile.gettempdir())
-    except OSError:  # no folder for temporary files can be written
-        return places
-    return [*places, disk.Place(temporary, "name another folder: TMPDIR=FOLDER")]

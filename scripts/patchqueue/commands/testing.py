@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rich.text import Text
 
 from ..environments import testing, upstream_tests
-from ..hint import counted, to_type
-from ..outcome import Problem, Refused
+from ..outcome import Problem, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from . import terminal
-from .maintain import show_check
 from .terminal import OUT, Command, chosen_releases, flag, option
-
-TOOL_MINUTES, RELEASE_MINUTES = 4, 1.5
-NARROW = ("--all", "--tool", "--plan")  # options that --upstream and --coverage make ineffective
+from .trees import show_check
 
 
 def _test(options: argparse.Namespace) -> int:
     if options.coverage:
-        beside = "with --coverage, which runs the tool's tests"
-        terminal.refuse_ineffective(options, beside, *NARROW, "--upstream", "-k")
         return testing.measure_coverage(options.root)
     if options.upstream:
-        beside = "with --upstream, which runs upstream's tests"
-        terminal.refuse_ineffective(options, beside, *NARROW)
         return _test_upstream(options)
     pins = pinning.load(options.root)
-    tool, chosen = _chosen(options, pins)
+    is_tool_tested, chosen = _chosen(options, pins)
     without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
     if without and not options.all:
         what, problems = "has no lock in upstream/locks/", list[Problem]()
@@ -44,21 +33,19 @@ def _test(options: argparse.Namespace) -> int:
             problems.append(Problem("no-environment", pin.tag, what, step))
         raise Refused(problems)
     chosen = [pin for pin in chosen if pin not in without]
-    _show_plan(options.root, tool, chosen)
-    if options.plan:
-        return 0
-    if tool and (not show_check(options.root, pins.all) or _test_tool(options.root, chosen)):
+    names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
+    OUT.print(f"to be tested: {', '.join(names)}")
+    if is_tool_tested and not _test_tool(options.root, pins):
         return 1
     prepared = [testing.prepare(options.root, pin) for pin in chosen]
-    codes = _test_releases(options, prepared)
-    passed = [code == 0 for code in codes]
-    for each, code, is_good in zip(prepared, codes, passed):
+    codes = [_test_release(options, each) for each in prepared]
+    for each, code in zip(prepared, codes):
         failed = Text(f"failed (pytest exit code {code})", "red")
         edits = "(the tree has edits of yours)" if each.as_it_stands else ""
-        OUT.print(f"{each.pin.tag}:", Text("passed", "green") if is_good else failed, edits)
+        OUT.print(f"{each.pin.tag}:", failed if code else Text("passed", "green"), edits)
     for pin in without:
         OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
-    return 0 if all(passed) else 1
+    return 1 if any(codes) else 0
 
 
 def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
@@ -75,65 +62,26 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
     return options.tool or not narrowed, chosen_releases(options, pins, default)
 
 
-def _test_tool(root: Path, chosen: Sequence[Pin]) -> int:
-    """Test the tool, and meanwhile build the environments that are needed next; pytest's exit
-    code."""
+def _test_tool(root: Path, pins: Pins) -> bool:
+    """Check the queue and test the tool; whether both passed."""
+    if not show_check(root, pins.all):
+        return False
     _begin("the tool")
-    with ThreadPoolExecutor(1) as beside:
-        built = [beside.submit(testing.build, root, pin) for pin in chosen]
-        if code := testing.test_tool(root):
-            beside.shutdown(cancel_futures=True)
-            return code
-        for environment in built:
-            environment.result()  # raises the reason of a failure
-    return 0
+    return testing.test_tool(root) == 0
 
 
-def _test_releases(options: argparse.Namespace, chosen: Sequence[testing.Prepared]) -> list[int]:
-    """Test releases in parallel; pytest's exit codes. The output of the first comes as it is
-    written, that of the others when they have ended."""
-    narrowed = ["-k", options.expression] if options.expression else []
-    colour = ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    parallel, workers = testing.share(len(chosen), os.cpu_count() or 1)
-    workers = 1 if narrowed else workers
-    with (
-        tempfile.TemporaryDirectory(prefix="patchqueue-tests-") as space,
-        ThreadPoolExecutor(parallel) as beside,
-    ):
-        logs = [None, *(Path(space, each.pin.tag) for each in chosen[1:])]
-        runs, codes = [], []
-        try:
-            for each, log in zip(chosen, logs):
-                if not log:
-                    _begin(each.pin.tag)
-                words = (options.root, each, [*narrowed, *colour], workers, log)
-                runs.append(beside.submit(testing.test_release, *words))
-            for each, run, log in zip(chosen, runs, logs):
-                codes.append(run.result())
-                if log:
-                    _begin(each.pin.tag)
-                    OUT.file.write(log.read_text(errors="replace"))
-        finally:
-            beside.shutdown(cancel_futures=True)
-    return codes
+def _test_release(options: argparse.Namespace, prepared: testing.Prepared) -> int:
+    """Test one release; pytest's exit code."""
+    words = ["-k", options.expression] if options.expression else []
+    words += ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
+    _begin(prepared.pin.tag)
+    workers = 1 if options.expression else min(os.cpu_count() or 1, testing.WORKERS)
+    return testing.test_release(options.root, prepared, words, workers)
 
 
 def _begin(title: str) -> None:
     OUT.rule(title, align="left", style="dim")
     OUT.file.flush()  # pytest writes next
-
-
-def _show_plan(root: Path, tool: bool, chosen: Sequence[Pin]) -> None:
-    """What is tested, and about how long that takes on two processors."""
-    names = [*(["the tool"] if tool else []), *(pin.tag for pin in chosen)]
-    minutes = TOOL_MINUTES * tool + RELEASE_MINUTES * len(chosen)
-    OUT.print(f"to be tested: {', '.join(names)} (about {minutes:.0f} minutes on two processors)")
-    lacking = [pin.tag for pin in chosen if not testing.find(root, pin)]
-    if lacking:
-        OUT.print(
-            f"to be built first: the environment of {', '.join(lacking)} ({testing.SIZE} each)"
-        )
-    OUT.file.flush()
 
 
 def _test_upstream(options: argparse.Namespace) -> int:
@@ -145,16 +93,16 @@ def _test_upstream(options: argparse.Namespace) -> int:
         step = f"{to_type('test', chosen[0].tag, '--upstream PATH')}, one after the other"
         raise Refused.of("bad-words", " ".join(options.releases), what, step)
     (pin,), checkout = chosen, options.upstream.absolute()
-    pristine = upstream_tests.pristine_of(options.root, pin, checkout)
-    files, others = upstream_tests.find(checkout)
-    files = [file for file in files if (options.expression or "") in file]
+    pristine = upstream_tests.pristine_of(pin, checkout)
+    files = [file for file in upstream_tests.find(checkout) if (options.expression or "") in file]
     if not files:
         what = "is in no path of a file of tests for CPUs"
         raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
     OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
     results: list[upstream_tests.Compared] = []
     with upstream_tests.trees(testing.prepare(options.root, pin), checkout, pristine) as run:
-        for result in upstream_tests.run_all(run, files, os.cpu_count() or 1):
+        for file in files:
+            result = upstream_tests.run_file(run, file)
             results.append(result)
             OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")
             OUT.file.flush()
@@ -166,8 +114,7 @@ def _test_upstream(options: argparse.Namespace) -> int:
         OUT.print(f"  {test}\n      {reason}")
     OUT.print(
         f"\n{pin.tag}: {counted(both, 'test')} passed on both trees, {len(broken)} on the pristine"
-        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s,"
-        f" {counted(others, 'other file')} of tests are not for this"
+        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s"
     )
     if not both and not broken:
         what = "no test passed on the pristine tree, so that nothing is compared"
@@ -185,24 +132,25 @@ COMMANDS = (
         (
             terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
             flag("--all", "every pinned release"),
-            flag(
-                "--tool",
-                "test the tool itself: check, and tests/queue; without a release nothing else",
-            ),
             option(
                 "-k TEXT",
                 "only the tests that pytest's -k selects; with --upstream, the files whose"
                 " path holds TEXT",
                 dest="expression",
             ),
-            flag("--plan", "run nothing: say which releases would be tested"),
-            option(
-                "--upstream PATH",
-                "run upstream's unit tests for CPUs instead, and list which the queue breaks;"
-                " PATH is a checkout of sglang at the release's tag, which is not written to",
-                type=terminal.path,
+            (
+                flag(
+                    "--tool",
+                    "test the tool itself: check, and tests/queue; without a release nothing else",
+                ),
+                option(
+                    "--upstream PATH",
+                    "run upstream's unit tests for CPUs instead, and list which the queue breaks;"
+                    " PATH is a checkout of sglang at the release's tag, which is not written to",
+                    type=terminal.path,
+                ),
+                flag("--coverage", "count the tool's lines that its tests run instead"),
             ),
-            flag("--coverage", "count the tool's lines that its tests run instead"),
         ),
     ),
 )

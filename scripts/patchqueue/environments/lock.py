@@ -20,8 +20,7 @@ import msgspec
 from packaging.specifiers import SpecifierSet
 
 from ..files import atomic, run
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_34"  # what sglang's own wheels ask for from 0.5.11 on

@@ -3,7 +3,6 @@ on the tool, tests/revision on a release in its environment."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -22,8 +21,7 @@ from ..applying import worktree
 from ..applying.apply import apply
 from ..files import run
 from ..files.atomic import locked
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..upstream.pins import Pin
 from . import cuda_stubs
 from .lock import PYTHON, version_of
@@ -38,7 +36,6 @@ SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
 # no more
 RECIPE = "1"
 HOME = Path(".nox/revisions")
-PARALLEL = 4  # releases, at most
 WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
 TOOL_WORKERS = 8  # at most, for tests/queue
 # what spreads tests over processes: plain Python, of the tool's own environment
@@ -105,8 +102,8 @@ def find(root: Path, pin: Pin) -> Environment | None:
 def build(root: Path, pin: Pin) -> Environment:
     """The release's environment, built from its lock unless it was already made from that.
 
-    It is built aside and renamed into place, under a lock file, so a second run waits, a killed run
-    leaves nothing that looks whole, and a failed one leaves the environment before it as it was.
+    It is built under a lock file, so that a second run waits, and its marker is written last, so
+    that a killed run leaves nothing that looks whole.
 
     Raises Refused with the reason.
     """
@@ -118,29 +115,19 @@ def build(root: Path, pin: Pin) -> Environment:
         what = f"the locks are for Linux on x86_64, this is {sys.platform} on {platform.machine()}"
         raise _refused(version, what, "run the tests there, or in CI")
     with locked(home / f".v{version}.lock") as held:
-        aside, old = home / f".building-v{version}", home / f".old-v{version}"
-        for leftover in (aside, old):
-            shutil.rmtree(leftover, ignore_errors=True)
         if found := find(root, pin):
             return found
         LOG.info(f"building the environment of {version} from {lock.name}, once ({SIZE})")
         folder = home / f"v{version}"
-        try:
-            # its scripts must survive the rename
-            make = ("venv", "--relocatable", "--python", PYTHON, str(aside))
-            _uv(version, held, f"make a Python {PYTHON} environment", *make)
-            install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
-            where = ("--python", str(aside / "bin/python"), "--requirement", str(lock))
-            _uv(version, held, f"install {lock}", *install, *where)
-            packages = next((aside / "lib").glob("python*/site-packages"))
-            _check(version, aside, cuda_stubs.write_stand_ins(packages, aside / STAND_INS))
-            (aside / MARKER).write_text(stamp(lock) + "\n")
-            if folder.exists():
-                folder.rename(old)
-            aside.rename(folder)
-        finally:
-            for leftover in (aside, old):
-                shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        make = ("venv", "--python", PYTHON, str(folder))
+        _uv(version, held, f"make a Python {PYTHON} environment", *make)
+        install = ("pip", "install", "--no-deps", "--no-build", "--require-hashes")
+        where = ("--python", str(folder / "bin/python"), "--requirement", str(lock))
+        _uv(version, held, f"install {lock}", *install, *where)
+        packages = next((folder / "lib").glob("python*/site-packages"))
+        _check(version, folder, cuda_stubs.write_stand_ins(packages, folder / STAND_INS))
+        (folder / MARKER).write_text(stamp(lock) + "\n")
         return _environment(folder)
 
 
@@ -243,41 +230,25 @@ def prepare(root: Path, pin: Pin) -> Prepared:
     return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
 
 
-def share(releases: int, processors: int) -> tuple[int, int]:
-    """How many releases are tested in parallel, and in how many processes each. Releases first: a
-    second process of one imports torch and sglang once more."""
-    parallel = max(1, min(releases, processors, PARALLEL))
-    return parallel, min(processors // parallel, WORKERS)
-
-
-def test_release(
-    root: Path, prepared: Prepared, words: Sequence[str], workers: int, log: Path | None
-) -> int:
-    """Run pytest in the release's environment; its exit code. words: further words for it; log: the
-    file for its output, None for standard output."""
+def test_release(root: Path, prepared: Prepared, words: Sequence[str], workers: int) -> int:
+    """Run pytest in the release's environment; its exit code. words: further words for it."""
     pin, tree = prepared.pin, prepared.tree
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    variables = (
-        kept
-        | prepared.environment.variables
-        | {
-            "PYTHONPATH": str(tree / "python"),
-            "PATCHQUEUE_TREE": str(tree),
-            "PATCHQUEUE_REVISION": str(pin.version),
-            # PyTorch's threads spin for each other wherever a processor has other work as well
-            "OMP_NUM_THREADS": "1",
-        }
-    )
+    own = {
+        "PYTHONPATH": str(tree / "python"),
+        "PATCHQUEUE_TREE": str(tree),
+        "PATCHQUEUE_REVISION": str(pin.version),
+        # PyTorch's threads spin for each other wherever a processor has other work as well
+        "OMP_NUM_THREADS": "1",
+    }
+    variables = kept | prepared.environment.variables | own
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
         command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
-        command += [*beside, *words]
-        with log.open("wb") if log else contextlib.nullcontext() as output:
-            done = subprocess.run(command, cwd=root, env=variables, stdout=output, stderr=output)
-    return done.returncode
+        return subprocess.run([*command, *beside, *words], cwd=root, env=variables).returncode
 
 
 def spread(folder: Path, workers: int) -> list[str]:

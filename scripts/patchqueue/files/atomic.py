@@ -14,11 +14,9 @@ import json
 import logging
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
 
 from ..outcome import Refused
 
@@ -29,9 +27,6 @@ MANIFEST = "files.json"
 JOURNAL = Path("work/.patchqueue/rebase.journal")
 # held while a file of the queue is read and rewritten
 QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
-# by file: this run's threads that hold it or wait for it
-_WITHIN: Counter[tuple[int, int]] = Counter()
-_COUNTING = Lock()
 
 
 def write(path: Path, content: bytes) -> None:
@@ -137,7 +132,7 @@ def recover(root: Path, journal: Path) -> list[str]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock on `path`, waiting (and saying so, once) while another process has it.
+    """Hold an exclusive lock on `path`, waiting (and saying so) while another has it.
 
     path: a file, made where there is none; or a folder itself, where no file may be left behind.
     Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a
@@ -149,20 +144,12 @@ def locked(path: Path) -> Iterator[int]:
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    status = os.fstat(descriptor)
-    file = status.st_dev, status.st_ino
     try:
-        with _COUNTING:  # no other thread of this run takes the lock between
-            is_news = not _WITHIN[file]  # else the lock is this run's own, or it was said
-            _WITHIN[file] += 1
-            with suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_news = False
-        if is_news:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             LOG.info(f"another run holds {path}; waiting for it")
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
         os.close(descriptor)
-        with _COUNTING:
-            _WITHIN[file] -= 1

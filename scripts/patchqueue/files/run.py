@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..hint import to_type
-from ..outcome import Problem, Refused
-from . import disk
+from ..outcome import Problem, Refused, disk_step, to_type
 
 Done = subprocess.CompletedProcess[bytes]
 
@@ -121,13 +119,11 @@ def run(
     good: tuple[int, ...] | None = (0,),
     held: int | None = None,
     program: str = "",
-    opened: tuple[int, ...] = (),
 ) -> Done:
     """Run one command of the tool in `folder`.
 
     more: further variables. good: its exit codes that are no failure; None for all.
     held: a locked descriptor that it holds too, so that the lock outlives a killed caller.
-    opened: descriptors of folders that it reaches through /proc/self/fd.
     program: where the tool is, unless its name says it.
     Raises Failed where it fails, and Refused where it is not installed.
     """
@@ -139,7 +135,7 @@ def run(
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if tool.merged else subprocess.PIPE,
-            pass_fds=[*opened, *([] if held is None else [held])],
+            pass_fds=[] if held is None else [held],
         )
     except FileNotFoundError:
         where = str(folder or tool.name)
@@ -208,9 +204,9 @@ def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -
     except Failed as failure:
         verb = words[2 * len(SETTINGS + OWN_SETTINGS)]
         step = (
-            disk.said(str(failure))
+            disk_step(str(failure))
             or "where it is a rebase's repository: "
-            f"{to_type('rebase', 'VERSION --abort')}, and begin again"
+            f"{to_type('rebase', 'RELEASE --abort')}, and begin again"
         )
         problem = Problem("git-failed", f"git {verb} in {folder.name}", str(failure), step)
         raise Refused(problem) from None

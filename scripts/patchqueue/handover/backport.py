@@ -16,14 +16,13 @@ from ..applying.matching import in_front, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files.tree import hash_python, sha256
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
+from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue.header import Header
 from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
-from ..upstream.edits import Edits, between, refuse_other
 from ..upstream.pins import Pin, Pins
+from ..upstream.release import Edits, between, refuse_other
 from ..wheels.build import local_version
 from .repository import Commit, Repository, open_repository
 
@@ -98,7 +97,7 @@ def _wanted(
     edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
     if edits.paths or not selection.queue.whole:  # patches stand at other lines
         branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-        merge = "`git merge BRANCH` into the fork lays both sides out"
+        merge = "`git merge BRANCH` in the fork merges both sides"
         step = f"{branch} begins at the release; {merge}" if edits.paths else BESIDE
         selection = settle(selection, read, where, step)
     return list(commits(selection, listing, read, edits)), edits
@@ -227,5 +226,5 @@ def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> P
     fetch = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
     hint = f"name a release: --base {here[0]}" if here else f"{fetch} {pins.default.tag}"
     what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
-    step = f"{hint}; or the one that it is made of: --release VERSION"
+    step = f"{hint}; or the one that it is made of: --release RELEASE"
     return Problem("no-pinned-release", f"{repository.shown}: {base}", what, step)

@@ -11,30 +11,28 @@ The same queue gives the same bytes. The record of a published release is its gi
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import html
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
-from ..applying.apply import begin, load_queue
-from ..applying.matching import Read, split_lines
+from ..applying.apply import load_queue
+from ..applying.matching import Read
 from ..applying.own_changes import NONE, in_git
-from ..applying.selection import Selection, select
+from ..applying.selection import Selection, select, settle
 from ..files import atomic, run
 from ..files.tree import hash_python, sha256
-from ..hint import counted, some
-from ..outcome import Refused
-from ..queue.patchfile import CONTEXT, NO_NEWLINE
-from ..upstream import source
-from ..upstream.edits import Edited
+from ..outcome import Refused, counted, some
+from ..queue.patchfile import CONTEXT
 from ..upstream.pins import Pin
+from ..upstream.release import Edited, open_tree
+from ..upstream.source import Source, fetch, file_sha256
 from ..wheels import build
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +40,6 @@ LOG = logging.getLogger(__name__)
 LINKS, SUMS = "index.html", "SHA256SUMS"
 TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
-NEW = "0" * 40  # git's name for no file
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,11 @@ def write_patch(
     base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
     where no patch is for the release, or a hunk does not fit.
     """
-    tree, selection = begin(select(load_queue(root, only), pin, without), None, base)
+    selection = select(load_queue(root, only), pin, without)
+    tree: Source | Edited = open_tree(pin, base, selection.touched) if base else fetch(pin, None)
+    if base:
+        step = "change one of the two so that both fit, or merge a branch of backport into it"
+        selection = settle(selection, tree.read, str(base), step)
     planned = selection.replay(tree.read)
     if planned.problems:
         raise Refused(planned.problems)
@@ -76,7 +77,7 @@ def write_patch(
     files = dict(planned.files)
     after = tree.listing() | {path: sha256(content) for path, content in files.items()}
     files |= in_git(planned.files, tree.read, after, edits)
-    content = (_head(selection) + diff(files, tree.read)).encode("utf-8", "surrogateescape")
+    content = _head(selection).encode() + diff(files, tree.read)
     atomic.write(out, content)
     new = sum(tree.read(path) is None for path in files)
     counts = len(selection.patches), len(files) - new, new, len(edits.paths), hash_python(after)
@@ -97,32 +98,21 @@ def _head(selection: Selection) -> str:
     )
 
 
-def diff(files: Mapping[str, bytes], read: Read) -> str:
+def diff(files: Mapping[str, bytes], read: Read) -> bytes:
     """What makes these files of those that `read` gives, in git's form, sorted by path."""
-    return "".join(
-        "".join(_one(path, read(path), content))
-        for path, content in sorted(files.items())
-        if read(path) != content
-    )
-
-
-def _one(path: str, before: bytes | None, after: bytes) -> Iterator[str]:
-    yield f"diff --git a/{path} b/{path}\n"
-    if before is None:
-        yield f"new file mode 100644\nindex {NEW}..{blob(after)}\n"
-    else:
-        yield f"index {blob(before)}..{blob(after)}\n"
-    old, new = (
-        split_lines((text or b"").decode("utf-8", "surrogateescape")) for text in (before, after)
-    )
-    names = ("/dev/null" if before is None else f"a/{path}", f"b/{path}")
-    for line in difflib.unified_diff(old, new, *names, n=CONTEXT):
-        yield line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n"
-
-
-def blob(content: bytes) -> str:
-    """git's name for a file's content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
+        space = Path(name)
+        run.own_git(space, "init", "-q")
+        for content_of in (read, files.get):
+            for path in files:
+                if (content := content_of(path)) is not None:
+                    (space / path).parent.mkdir(parents=True, exist_ok=True)
+                    (space / path).write_bytes(content)
+            run.own_git(space, "add", "--all", "--force")
+            if content_of is read:
+                before = run.own_git(space, "write-tree").stdout.decode().strip()
+        words = ("--cached", "--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
+        return run.own_git(space, "diff-index", *words, before).stdout
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
             _add(root, pin, unfinished)
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
         files = sorted(unfinished.iterdir(), key=lambda path: path.name)
-        sums = "".join(f"{source.file_sha256(path)}  {path.name}\n" for path in files)
+        sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
         (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
         size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +177,7 @@ def _add(root: Path, pin: Pin, folder: Path) -> None:
 def _links(folder: Path) -> str:
     """A page with a link to each wheel beside it, and its sha256, which pip and uv compare."""
     rows = [
-        f'<a href="{quote(path.name)}#sha256={source.file_sha256(path)}">'
+        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">'
         f"{html.escape(path.name)}</a><br>\n"
         for path in sorted(folder.glob("*.whl"))
     ]

@@ -15,8 +15,7 @@ from pathlib import Path
 from ..files import run
 from ..files.run import Failed
 from ..files.tree import is_part_of_tree, sha256
-from ..hint import some
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some
 
 LINK, SUBMODULE = "120000", "160000"
 
@@ -208,14 +207,12 @@ class Repository:
         self.refuse_taken(name, before, tip)
         if before == tip:
             return Outcome.ALREADY_APPLIED
-        where, ref = f"{self.shown}: {name}", f"refs/heads/{name}"
+        ref = f"refs/heads/{name}"
         try:
             self.git("update-ref", "-m", "patchqueue: created", ref, tip, "0" * len(tip))
         except Failed as failure:
-            what = f"git does not make it: {failure}"
+            what, where = f"git does not make it: {failure}", f"{self.shown}: {name}"
             raise Refused.of("bad-branch", where, what, "name another branch") from None
-        if self.branch(name) != tip:
-            raise Refused.of("bad-branch", where, "is not where it was put", "report this")
         return Outcome.APPLIED
 
     def refuse_taken(self, name: str, before: str | None, tip: str) -> None:

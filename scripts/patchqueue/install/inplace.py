@@ -11,7 +11,6 @@ their exact text is, and what is taken back is what was found.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -20,18 +19,15 @@ from pathlib import Path
 
 from ..applying.apply import load_queue
 from ..applying.selection import Selection, select, settle
-from ..files import disk
 from ..files.atomic import locked
 from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
-from ..hint import some, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, some, system_problem, to_type
 from ..queue.imports import by_line
 from ..queue.series import Queue
 from ..upstream import pins as pinning
-from . import installed, ownership, undo
-from .changes import plan
+from . import changes, installed, undo
+from .changes import Differing, plan
 from .installed import Identity, Installed, Report, read
-from .ownership import Differing
 from .undo import Journal, State
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +38,6 @@ def install(
     site: Path,
     discard: bool = False,
     release: str = "",
-    pristine: bool = False,
     only: str = "",
     without: Sequence[str] = (),
 ) -> Report:
@@ -50,8 +45,8 @@ def install(
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
-    of, where they do not say; pristine: they may carry no edits of others; only: the profile whose
-    patches are applied, "" for every patch; without: patches that are left out.
+    of, where they do not say; only: the profile whose patches are applied, "" for every patch;
+    without: patches that are left out.
     Raises Refused, with nothing changed, where the files are not those of a pinned release with or
     without edits of others, where a hunk does not fit them, where no patch is for it, where it
     cannot be written, or where it is patched by other means.
@@ -65,9 +60,9 @@ def install(
                 return _report(journal, Outcome.ALREADY_APPLIED, differ)
             _remove_earlier_install(journal, selection, differ, discard)
         here = installed.find(place)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.report(queue, pins)
-        known = _identify_release(here, queue, pins, release, pristine)
+        known = _identify_release(here, queue, pins, release)
         return _make_changes(select(queue, known.pin, without), here, known)
 
 
@@ -75,7 +70,6 @@ def check(
     root: Path,
     site: Path,
     release: str = "",
-    pristine: bool = False,
     only: str = "",
     without: Sequence[str] = (),
 ) -> Report:
@@ -88,11 +82,11 @@ def check(
         if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
             return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
         here = installed.find(site)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.report(queue, pins)
-        known = _identify_release(here, queue, pins, release, pristine)
-        changes, record = plan(select(queue, known.pin, without), here, known)
-        own = list(filter(_is_own, changes))
+        known = _identify_release(here, queue, pins, release)
+        planned, record = plan(select(queue, known.pin, without), here, known)
+        own = list(filter(_is_own, planned))
         added = sum(not (here.site / name).exists() for name in own)
         counts, before = (len(own) - added, added), names(known.edits.paths)
         return Report(here.site, Outcome.EMPTY, record, *counts, known.notes, before=before)
@@ -108,7 +102,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
-            if other := ownership.find_other_install(installed.find(place)):
+            if other := changes.find_other_install(installed.find(place)):
                 other.refuse_uninstall()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
@@ -148,7 +142,7 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
             state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
             return replace(_report(journal, state, differ), next_step=step)
         here = installed.find(place)
-        if other := ownership.find_other_install(here):
+        if other := changes.find_other_install(here):
             return other.verify()
         known = _identify_release(here, load_queue(root), pins, release)
         record = {"version": str(known.pin.version)}
@@ -167,11 +161,7 @@ def _exclusive_access(site: Path) -> Iterator[Path]:
             undo.sweep(place)
             yield place
     except OSError as error:
-        owner = place.stat().st_uid
-        other_user = error.errno in disk.DENIED and os.geteuid() not in (0, owner)
-        instead = disk.run_as(owner) if other_user else ""
-        places = [disk.Place(place, instead)]
-        raise Refused(disk.problem(error, places) or disk.other(error, places)) from error
+        raise Refused(system_problem(error, [place])) from error
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
@@ -221,27 +211,21 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
     return journal
 
 
-def _identify_release(
-    here: Installed, queue: Queue, pins: pinning.Pins, release: str, pristine: bool = False
-) -> Identity:
-    """Which release it is. release, pristine, Raises: as for `install`."""
+def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release: str) -> Identity:
+    """Which release it is. release, Raises: as for `install`."""
     known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
     if release and pins.find(release) != known.pin:
         what = f"is {known.pin.tag}, by its files, and not {release}"
         raise Refused.of("other-release", str(here), what, "leave --release out")
-    if pristine and known.edits.paths:
-        what = f"carries edits of others: {some(names(known.edits.paths))}"
-        step = f"{to_type('install', '--site-packages', here.site)} lays the queue beside them"
-        raise Refused.of("edited-release", str(here), what, step)
     return known
 
 
 def _make_changes(selection: Selection, here: Installed, known: Identity) -> Report:
     """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
     the next call."""
-    changes, record = plan(selection, here, known)
+    planned, record = plan(selection, here, known)
     try:
-        journal = undo.prepare(here.site, changes, record)
+        journal = undo.prepare(here.site, planned, record)
     except BaseException:
         undo.sweep(here.site)
         raise
@@ -284,7 +268,7 @@ def _remove_earlier_install(
             file = undo.kept(journal, name, changed[name])
             return file.read_bytes() if file else None
 
-        settle(selection, content, str(journal.site), ownership.resolve(selection.pin.tag))
+        settle(selection, content, str(journal.site), changes.resolve(selection.pin.tag))
     LOG.info(f"queue release {journal.record['release']} is taken off first")
     undo.back(journal, discard, remaining)
 
@@ -292,7 +276,7 @@ def _remove_earlier_install(
 def _without_changes(journal: Journal, differ: Differing) -> dict[str, bytes]:
     """The files that others edited since, without the queue's changes. Raises Refused."""
     applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
-    return ownership.without_changes(applied, differ.both, files_of, str(journal.site))
+    return changes.without_changes(applied, differ.both, files_of, str(journal.site))
 
 
 def _differing(journal: Journal) -> Differing:
@@ -304,7 +288,7 @@ def _differing(journal: Journal) -> Differing:
         wanted.pop(path, None)
     differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
     changed = {change.path for change in journal.changes}
-    return ownership.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
+    return changes.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
 
 
 def _is_own(name: str) -> bool:
@@ -322,5 +306,5 @@ def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
         len(changed) - sum(changed),
         faults=differ.ours,
         others=tuple(sorted((*differ.others, *differ.both))),
-        before=ownership.edited_before(journal.record),
+        before=changes.edited_before(journal.record),
     )

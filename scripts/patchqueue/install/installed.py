@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 import os
 import re
 import shutil
@@ -17,18 +16,14 @@ from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 from packaging.version import InvalidVersion, Version
 
-from ..files import disk
 from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
-from ..hint import to_type
-from ..outcome import Outcome, Problem, Refused
-from ..upstream.edits import Edits, between, pristine, refuse_other
+from ..outcome import Outcome, Problem, Refused, system_problem, to_type
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import described
+from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
 
 UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
@@ -196,25 +191,11 @@ def _install_in(*words: Path | str) -> str:
 
 def _elsewhere(where: str, site: Path, info: Path | None) -> Problem:
     """Why there is no sglang/ in the folder, and where it may be instead."""
-    try:
-        origin = json.loads((info / "direct_url.json").read_bytes()) if info else {}
-        is_editable = bool(origin["dir_info"]["editable"])
-    except (OSError, ValueError, KeyError, TypeError):
-        is_editable = False
-    if is_editable and "url" in origin:
-        checkout = Path(unquote(urlparse(origin["url"]).path))
-        what = f"has an editable install; its files are those of the checkout {checkout}"
-        step = (
-            f"{_install_in(checkout)} patches that checkout; a branch in it is the cleaner way"
-            " where it is your own"
-        )
-        return Problem("editable", where, what, step)
-    if info or any(site.glob("__editable__*sglang*")) or any(site.glob("sglang.egg-link")):
+    if info or any(site.glob("__editable__*sglang*")):
         what = "has an editable install, or what is left of one: no sglang/ is in it"
         return Problem("editable", where, what, _install_in("CHECKOUT/python"))
-    if site.name == "sglang" and (site / "srt").is_dir():
-        return Problem("no-sglang", where, "is the package itself", _install_in(site.parent))
     inside = [*site.glob("lib/python3*/*-packages/sglang"), *site.glob("python/sglang")]
+    inside += [site] if site.name == "sglang" else []  # the package itself
     step = _install_in(inside[0].parent) if inside else NAME_IT
     return Problem("no-sglang", where, "has no sglang in it", step)
 
@@ -226,7 +207,7 @@ def _version(info: Path | None) -> str:
     try:
         return str(message_from_string(file.read_text(encoding="utf-8"))["Version"] or "")
     except PermissionError as error:
-        raise Refused(disk.no_access(error, disk.Place(info, "run it as root"))) from None
+        raise Refused(system_problem(error, [info])) from None
     except (OSError, ValueError):
         step = "reinstall sglang"
         raise Refused.of("bad-metadata", str(file), "cannot be read", step) from None
@@ -274,7 +255,7 @@ def recognise(
         pin = (
             (pins.find(release) if release else _named(here.version, pins))
             or next(filter(None, (_named(version, pins) for version in own)), None)
-            or _named(described(here.site.parent)[0], pins)
+            or _named(nearest_tag(here.site.parent), pins)
             or _sibling(here.version, pins)
         )
         if pin is None:
@@ -312,8 +293,7 @@ def _sibling(version: str, pins: Pins) -> Pin | None:
 
 
 def _unknown(here: Installed, pins: Pins) -> Problem:
-    """The problem of files that are no pinned release's. Its step: a release can be pinned; a
-    development version (0.0.0.dev1+g…, what images of git commits show) cannot."""
+    """The problem of files that are no pinned release's."""
     known = " ".join(pin.tag for pin in pins.all)
     what = (
         f"is {here.version or 'of no stated version'}, and its files are those of no pinned"
@@ -321,15 +301,8 @@ def _unknown(here: Installed, pins: Pins) -> Problem:
     )
     step = (
         f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
-        " what fits a checkout of another commit,"
-        f" {to_type('rebase', 'VERSION --from CHECKOUT')} says"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits another one"
     )
-    parsed = _parsed(here.version)
-    if parsed and not parsed.is_devrelease and not parsed.local:
-        step = f"{to_type('pin', parsed)}, then {to_type('rebase', parsed)}"
-        if near := pins.near(parsed):
-            step = f"install sglang {near[-1].version}, which is pinned; or {step}"
-        step = f"{step} carries the queue to it; {_install_in(here.site)} then takes it"
     return Problem(UNKNOWN, str(here.site), what, step)
 
 

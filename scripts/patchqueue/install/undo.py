@@ -25,10 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic, disk
+from ..files import atomic
 from ..files.tree import digest, sha256
-from ..hint import some, to_type
-from ..outcome import Refused
+from ..outcome import Refused, some, system_problem, to_type
 from ..upstream.source import LEAVES_THE_TREE
 
 # beside sglang/; the dot keeps Python from importing it, and a person finds it
@@ -137,7 +136,7 @@ def read(site: Path) -> Journal | None:
         journal = Journal(site, state, changes, tuple(written["folders"]), record)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
-        raise Refused(disk.no_access(error, disk.Place(folder, "run it as root"))) from None
+        raise Refused(system_problem(error, [folder])) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"is no journal that this tool can read ({type(error).__name__})"
         raise Refused.of("bad-journal", str(folder), what, BY_HAND) from None

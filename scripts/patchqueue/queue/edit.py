@@ -171,13 +171,11 @@ def guard_for(version: Version, pinned: Iterable[Version]) -> str:
 
 
 def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | None:
-    """The guard with its end moved behind `version`, its begin before it, or a hole in it closed;
-    None where it is no plain range.
+    """The guard with its end moved behind `version`, or a hole in it closed; None where it is no
+    plain range.
 
     >>> extended(">=0.5.20,<0.5.21", Version("0.5.22"), [Version("0.5.20")])
     '>=0.5.20,<0.5.23'
-    >>> extended(">=0.5.18,<0.5.24", Version("0.5.17"), [Version("0.5.18")])
-    '>=0.5.17,<0.5.24'
     >>> extended(">=0.5.16,<0.5.24,!=0.5.17.*", Version("0.5.17"), [Version("0.5.16")])
     '>=0.5.16,<0.5.24'
     """
@@ -191,9 +189,6 @@ def extended(guard: str, version: Version, pinned: Iterable[Version]) -> str | N
     if not plain:
         return None
     begin = (plain.group(1) or plain.group(3)).strip()
-    if version < Version(begin):
-        end = plain.group(2) or guard_for(Version(begin), pinned).partition("<")[2]
-        return f">={lower_bound(version, pinned)},<{end.strip()}"
     return f">={begin},<{guard_for(version, pinned).partition('<')[2]}"
 
 

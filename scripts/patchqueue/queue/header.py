@@ -14,8 +14,7 @@ from email import message_from_string
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..hint import counted
-from ..outcome import Problem
+from ..outcome import Problem, counted
 
 VERSION = r"\d+\.\d+\.\d+(?:\.?(?:post|rc)\d+)?"
 TREE_PATH = r"(?:python/sglang|test)/[^\s:]+"
@@ -236,17 +235,6 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
             bound = f"needs {least} or more" if len(value) < least else f"may have {most}"
             what = f"{rule.field} has {counted(len(value), 'character')}, and {bound}"
             yield Problem("bad-field", where, f"{what}: {rule.meaning}")
-
-
-def documentation() -> str:
-    """The rules as a Markdown table, for CONTRIBUTING.md."""
-    rows = [
-        f"| `{rule.field}`{'' if rule.required else ' (optional)'}{' …' if rule.repeats else ''} |"
-        f" {rule.meaning} |"
-        for rule in RULES
-    ]
-    variants = f"| `Variant-Of` | (variants, instead of all that) {VARIANT_RULES[0].meaning} |"
-    return "\n".join(["| field | what it says |", "|---|---|", *rows, variants])
 
 
 def _bad_values(where: str, header: Header) -> Iterator[Problem]:

@@ -14,9 +14,7 @@ QUOTED = re.compile(r'"([^"/\s]+/[^"\s]+)\.patch"')
 NAMING = {  # files that name patches, and how
     "docs/patches.md": re.compile(r"(?m)^\| `([^`/\s]+/[^`\s]+)` \|"),
     "evidence/matrix.toml": QUOTED,
-    "evidence/questions.toml": QUOTED,
 }
-PULL_REQUESTS = re.compile(r"(?m)^(?:below = \[[^\]]*\]|step_to = .*)")  # names in their texts
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
@@ -131,13 +129,3 @@ def unlisted_names(root: Path, queue: Queue) -> Iterator[Problem]:
             if match[1] not in known:
                 line = content.count("\n", 0, match.start()) + 1
                 yield unknown(f"{file}:{line}", match[1])
-    folder = root / "pull-requests"
-    texts = {
-        file.parent.relative_to(folder).as_posix(): file.read_text("utf-8")
-        for file in sorted(folder.glob("*/*/pull-request.toml"))
-    }
-    known |= {name for name, text in texts.items() if re.search(r"(?m)^step_to = ", text)}
-    for name, text in texts.items():
-        named = re.findall(r'"([^"]+)"', "".join(PULL_REQUESTS.findall(text)))
-        for each in sorted({name, *named} - known):
-            yield unknown(f"pull-requests/{name}/pull-request.toml", each)

@@ -75,8 +75,8 @@ class Repository:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """The conflict that it shows; None where there is none, or it was not finished. Raises
-        Refused for a folder of the user's."""
+        """What it shows; None where there is none, or it was not finished. Raises Refused for a
+        folder of the user's."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
@@ -103,29 +103,28 @@ class Repository:
         return state is not None and hash_listing(_listing(self.path)) != state["as_left"]
 
     def lay_out(
-        self, queue: Queue, stages: Stages, release: Release, rows: list[Row]
+        self, queue: Queue, stages: Stages, release: Release, rows: list[Row], patch: str
     ) -> tuple[Region, ...]:
-        """Make it show the conflict that `rows` end with: the release with what is applied below
-        it, and the patch merged into that."""
+        """Make it show the release with what is applied of `rows`; and the patch in conflict that
+        they end with, "" for none, merged into that."""
         if self.state is None:
             self.remove()
             self._make(queue, stages, release)
         # a run that finds no state file makes the repository again
         (self._own / "state.json").unlink(missing_ok=True)
-        row = rows[-1]
         branch = b"".join(_branch(queue, release, rows))
         git(self.path, "fast-import", "--quiet", "--force", stdin=branch)
         git(self.path, "symbolic-ref", "HEAD", "refs/heads/rebase")  # wherever a person has gone
         git(self.path, "reset", "-q", "--hard")
         git(self.path, "clean", "-q", "-ffdx")
-        if queue.base(row.patch) in stages.of:
-            change = f"refs/patches/{queue.base(row.patch).removesuffix('.patch')}"
+        if patch and queue.base(patch) in stages.of:
+            change = f"refs/patches/{queue.base(patch).removesuffix('.patch')}"
             # its effect is looked at
             git(self.path, "cherry-pick", "--no-commit", "--allow-empty", change, check=False)
         state = {
             "name": release.name,
             "tree": release.tree,
-            "patch": row.patch,
+            "patch": patch,
             "below": digest(queue, rows),
             "as_left": hash_listing(_listing(self.path)),
         }
@@ -199,22 +198,12 @@ def _listing(folder: Path) -> dict[str, str]:
 
 
 def _markers(where: str, before: bytes, after: bytes) -> list[Problem]:
-    """Markers that are left: where regions begin, or else any line that is one and that the release
-    does not have."""
-    own = set(before.split(b"\n"))
-    marker_lines = [
-        (number, line)
+    """Markers that are left: lines that are one and that the release does not have."""
+    own, hint = set(before.split(b"\n")), "solve the region, remove its markers, then continue"
+    return [
+        Problem("markers-left", f"{where}:{number}", f"has a conflict marker: {line[:60]!r}", hint)
         for number, line in enumerate(after.split(b"\n"), 1)
         if MARKER.fullmatch(line) and line not in own
-    ]
-    starts = [each for each in marker_lines if each[1].startswith(b"<<<<<<<")] or marker_lines
-    hint = "solve the region, remove its markers, then continue"
-    said = "has a conflict marker: {}".format
-    return [
-        Problem(
-            "markers-left", f"{where}:{number}", said(line.decode("utf-8", "replace")[:60]), hint
-        )
-        for number, line in starts
     ]
 
 

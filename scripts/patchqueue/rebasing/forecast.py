@@ -1,11 +1,10 @@
 """A forecast of the queue on a release that has no variants yet: each patch applies, has moved, is
-merged upstream, or conflicts; and its report, in words and as Markdown.
+merged upstream, or conflicts; and its report.
 
 The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
 one place that matches its text; where that fails, git merges the change as it was made on
-the nearest pin, file by file. Where the release lies between two pins, the variants of the next
-one are tried before git is, and so are the patches that begin there. What needs no hand is laid, so
-that what builds on it can be judged too. Nothing is written.
+the nearest pin, file by file. What needs no hand is laid, so that what builds on it can be judged
+too. Nothing is written.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from ..applying.matching import Files, Read, Row, apply_patch, in_front, listing
 from ..applying.selection import Selection, passes
 from ..files import run
 from ..files.tree import hash_listing
-from ..hint import counted, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -41,13 +39,12 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """nearest: the pin whose patches were tried; rows: one for each of them, in the series' order.
-    behind: the next pin, whose variants and further patches were tried, where there is one."""
+    """nearest: the pin whose patches were tried; rows: one for each of them, in the series'
+    order."""
 
     version: Version
     nearest: Pin
     rows: tuple[Row, ...]
-    behind: Pin | None = None
 
     def count(self, outcome: Outcome) -> int:
         return sum(row.outcome is outcome for row in self.rows)
@@ -104,12 +101,9 @@ def forecast(
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
     nearest = nearest_to(pins, release.version)
-    behind = next((pin for pin in pins.all if pin.version > release.version), None)
     stages = Stages(queue, nearest)
-    tried_patches = candidates(queue, nearest, behind, release)
-    overlay = queue.overlay_for(
-        [queue.patches[entry.name] for candidate in tried_patches for entry in candidate.texts]
-    )
+    entries = _tried(queue, nearest, release.version)
+    overlay = queue.overlay_for([queue.patches[entry.name] for entry in entries])
     shadowed = [path for path in overlay if release.read(path) is not None]
     if shadowed:
         what = "upstream has this file"
@@ -120,8 +114,7 @@ def forecast(
     return Forecast(
         release.version,
         nearest,
-        tuple(_rows(queue, tried_patches, overlay, release, stages, decisions or {})),
-        behind,
+        tuple(_rows(queue, entries, overlay, release, stages, decisions or {})),
     )
 
 
@@ -147,52 +140,21 @@ def digest(queue: Queue, rows: Iterable[Row]) -> str:
     return hash_listing(listing_with({}, contents(queue, rows)))
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A patch to try. texts: its texts in the order in which they are tried; begins: the tag of the
-    pin that it begins with, where no older one has the patch."""
-
-    texts: tuple[Entry, ...]
-    begins: str = ""
-
-    @property
-    def entry(self) -> Entry:
-        return self.texts[0]
-
-
-def candidates(queue: Queue, nearest: Pin, behind: Pin | None, release: Release) -> list[Candidate]:
+def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
     """The patches to try on a release: those that are for it already, and those of the nearest pin
-    that have no such variant; then those that begin with the next pin, unless the release has their
-    change, or a Gap says why it goes without."""
-    version = release.version
+    that have no such variant."""
     readable = [entry for entry in queue.entries if entry.name in queue.patches]
-    own, old, new = (
-        {entry.base: entry for entry in readable if pin and entry.is_for(pin)}
-        for pin in (version, nearest.version, behind and behind.version)
+    own, old = (
+        {entry.base: entry for entry in readable if entry.is_for(each)}
+        for each in (version, nearest.version)
     )
-    tried_patches = []
-    for entry in readable:
-        base, after = entry.base, new.get(entry.base)
-        if entry is own.get(base):
-            tried_patches.append(Candidate((entry,)))
-        elif base in own:
-            continue
-        elif entry is old.get(base):
-            more = (after,) if behind and after and after is not entry else ()
-            tried_patches.append(Candidate((entry, *more)))
-        elif (
-            base not in old
-            and behind
-            and entry is after
-            and _decided(queue, entry, release, None, release.read) is None
-        ):
-            tried_patches.append(Candidate((entry,), behind.tag))
-    return tried_patches
+    chosen = old | own
+    return [entry for entry in readable if entry is chosen.get(entry.base)]
 
 
 def _rows(
     queue: Queue,
-    tried_patches: list[Candidate],
+    entries: list[Entry],
     overlay: Files,
     release: Release,
     stages: Stages,
@@ -200,24 +162,20 @@ def _rows(
 ) -> Iterator[Row]:
     files = dict(overlay)
     read = in_front(files, release.read)
-    for candidate in tried_patches:
-        row = _decided(queue, candidate.entry, release, decisions.get(candidate.entry.name), read)
-        row = row or _attempt(queue, candidate, stages, read, str(release.version))
+    for entry in entries:
+        row = _decided(queue, entry, release, decisions.get(entry.name), read)
+        row = row or _attempt(queue, entry, stages, read, str(release.version))
         files |= row.after
         yield row
 
 
-def _attempt(queue: Queue, candidate: Candidate, stages: Stages, read: Read, name: str) -> Row:
-    """A patch applied where one of its texts matches; else as git merges it."""
-    rows = [apply_patch(queue.patches[entry.name], read) for entry in candidate.texts]
-    applied = next((row for row in rows if row.outcome is not Outcome.CONFLICT), None)
-    if applied:
-        return applied
-    if candidate.begins:
-        why = f"begins with {candidate.begins}; its text does not stand here"
-        return Row(candidate.entry.name, Outcome.NOT_SELECTED, why)
-    names = (name, stages.pin.tag, candidate.entry.name.removesuffix(".patch"))
-    return _merge(rows[0], stages.of.get(candidate.entry.base, ({}, {})), read, names)
+def _attempt(queue: Queue, entry: Entry, stages: Stages, read: Read, name: str) -> Row:
+    """A patch applied where its text matches; else as git merges it."""
+    row = apply_patch(queue.patches[entry.name], read)
+    if row.outcome is not Outcome.CONFLICT:
+        return row
+    names = (name, stages.pin.tag, entry.name.removesuffix(".patch"))
+    return _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
 
 
 def _decided(
@@ -277,12 +235,8 @@ def summary(pins: Pins, outlook: Forecast) -> str:
     kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
     counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
     pinned = any(pin.version == outlook.version for pin in pins.all)
-    tags = " and ".join(pin.tag for pin in (outlook.nearest, outlook.behind) if pin)
-    tried = (
-        f"which is pinned, with its own patches and those of {tags}"
-        if pinned
-        else f"with the patches of {tags}"
-    )
+    own = "which is pinned, with its own patches and those of" if pinned else "with the patches of"
+    tried = f"{own} {outlook.nearest.tag}"
     return f"sglang {outlook.version}, {tried}: {counts}"
 
 
@@ -295,36 +249,3 @@ def to_read(outlook: Forecast) -> list[str]:
         f"{names[row.patch]}: merged without markers, which is no proof of meaning: read it"
         for row in merged
     ]
-
-
-def markdown(pins: Pins, outlook: Forecast) -> str:
-    """The forecast of a release that is to be pinned. The same forecast gives the same text."""
-    rows = "".join(
-        f"| `{row.patch.removesuffix('.patch')}` | {row.outcome} | {_escaped(row.why)} |\n"
-        for row in outlook.rows
-    )
-    table = f"| patch | outcome | why |\n| --- | --- | --- |\n{rows}"
-    return f"{summary(pins, outlook)}.\n\n{table}\n{_next_steps(outlook.version)}"
-
-
-def markdown_of_refusal(version: Version, refused: Refused) -> str:
-    """The text for a release that could not be tried."""
-    problems = "".join(
-        f"- {_escaped(f'{problem.where}: {problem.what}')}\n" for problem in refused.problems
-    )
-    return f"sglang {version} could not be tried:\n\n{problems}\n{_next_steps(version)}"
-
-
-def _next_steps(version: Version) -> str:
-    steps = ", then ".join(to_type(command, version) for command in ("pin", "rebase"))
-    return f"Next, in a clone of the queue: {steps}.\n"
-
-
-def _escaped(text: str) -> str:
-    """Text as it is, in a table's cell or a list. Code between backticks stays code."""
-    parts = " ".join(text.split()).split("`")
-    signs = ("|", "|\\<*_[]~")  # in code, and elsewhere
-    return "`".join(
-        "".join(f"\\{sign}" if sign in signs[place % 2 == 0] else sign for sign in part)
-        for place, part in enumerate(parts)
-    )

@@ -23,8 +23,9 @@ from ..outcome import Refused
 # What pip says, in its warnings, of a package index that it cannot reach.
 UNREACHABLE = re.compile(
     r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
-    r" failed|Tunnel connection failed: [^\"')]+"
+    r" failed|Tunnel connection failed: [^\"')]+|[^ ]+ is not a trusted or secure host"
 )
+PYPI = "https://pypi.org/simple"  # where pip asks without a setting
 
 PIP = (sys.executable, "-m", "pip")
 # every file of one release, for any platform and every Python from one on
@@ -42,6 +43,7 @@ SETTINGS = {
     "find-links": ("UV_FIND_LINKS", ","),
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
+TRUE = ("1", "true", "yes", "on")  # as pip has it
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")  # the oldest that a release may need
 PATIENCE = {"UV_HTTP_RETRIES": "1"}  # uv's own three take eight seconds where there is no network
 
@@ -52,11 +54,21 @@ def unreachable(done: subprocess.CompletedProcess[str]) -> str:
     return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
 
 
-def why(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip had nothing, in a line: its last one names no cause where the index cannot be
-    reached."""
+def why(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """Why pip had nothing, in a line, and where it asked: its last line names no cause where the
+    index cannot be reached. folder: one to run pip in."""
     said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
-    return unreachable(done) or said.splitlines()[-1]
+    return f"{unreachable(done) or said.splitlines()[-1]}; asked: {asked(settings(folder))}"
+
+
+def asked(configured: Mapping[str, str]) -> str:
+    """The package indexes and folders of wheels of pip's settings, without passwords."""
+    places = {"index-url": PYPI, **configured}
+    if configured.get("no-index", "").lower() in TRUE:
+        places = {"find-links": configured.get("find-links", "nowhere")}
+    names = ("index-url", "extra-index-url", "find-links")
+    urls = (url for name in names for url in places.get(name, "").split())
+    return ", ".join(re.sub("//[^/]*@", "//", url) for url in urls)
 
 
 def download(
@@ -92,7 +104,7 @@ def published(folder: Path, *words: str) -> list[str]:
     try:
         return [str(version) for version in json.loads(done.stdout)["versions"]]
     except (ValueError, KeyError):
-        what = why(done)
+        what = why(done, folder)
         step = "check the network and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", "the versions of sglang", what, step) from None
 
@@ -111,7 +123,7 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
     uv lists them, from where pip's settings say. Where the index cannot be reached, the user's own
     folders of wheels are looked through. Raises Refused, with the cause, where none is found.
     """
-    is_offline = configured.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    is_offline = configured.get("no-index", "").lower() in TRUE
     try:
         return _listed(version, folder, _as_uv(configured), is_offline), ""
     except run.Failed as failure:
@@ -120,7 +132,7 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
         if "No solution found" in failure.said:
             what = f"no wheel of it is available: {cause}"
             raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
-    broken = f"the package index cannot be reached: {cause}"
+    broken = f"the package index cannot be reached: {cause}; asked: {asked(configured)}"
     try:
         return _listed(version, folder, _as_uv(configured), True), broken
     except run.Failed:

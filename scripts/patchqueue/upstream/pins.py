@@ -16,8 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from ..files import atomic, record
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 
 FILE = Path("upstream/pins.toml")
 HEAD = (
@@ -109,17 +108,13 @@ class Pins:
         raise Refused.of(unknown, repr(name), what, step)
 
 
-def version(
-    name: str,
-    what: str = "this is not a version, a wheel or a folder",
-    example: str = to_type("rebase", "0.5.24"),
-) -> Version:
+def version(name: str) -> Version:
     """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
-    Raises Refused where it is none, with `what` and an example."""
+    Raises Refused where it is none."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
-        step = f"name one as in {example}"
+        what, step = "this is not a version", "name one, as 0.5.24"
         raise Refused.of("unknown-release", repr(name), what, step) from None
 
 

@@ -1,21 +1,25 @@
 """The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
-them; and a release pinned by all its wheels, which must hold one and the same tree."""
+them; a release pinned by all its wheels, which must hold one and the same tree; and a release that
+carries edits of others, known by the files that they left alone.
+
+Forks and RL frameworks pin a release and patch it. Two pinned releases that follow each other have
+at most three quarters of their Python files in common (measured on all pins); a fork keeps nearly
+all of them.
+"""
 
 from __future__ import annotations
 
 import datetime
 import logging
-import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..files import run
 from ..files.tree import (
@@ -25,21 +29,19 @@ from ..files.tree import (
     differing,
     hash_python,
     is_part_of_tree,
+    list_package,
+    names,
+    sglang_part,
     sha256,
 )
-from ..hint import counted, some, to_type
-from ..outcome import Outcome, Refused
+from ..outcome import Refused, some, to_type
 from . import index, source
 from . import pins as pinning
 from .pins import Pin, Pins
-from .source import Archive
+from .source import Archive, Source
 
 LOG = logging.getLogger(__name__)
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
-
-WRITTEN = re.compile(
-    r"^(?:__version__ = )?(?:version|__version__) = ['\"]([^'\"]+)['\"]", re.MULTILINE
-)
 
 
 @dataclass(frozen=True)
@@ -69,42 +71,20 @@ class Release:
 
 
 @contextmanager
-def find(pins: Pins, word: str, origin: str | None) -> Iterator[Release]:
-    """The release that a user calls `word`.
-
-    word: a version, or a wheel or checkout, whose files are taken as they are.
-    origin: where a version is taken from, as `source.fetch` means it. A release that is not pinned
-    may have no tag in a checkout yet: then its files are taken as they are.
-    Raises Refused where that is none of these, or its files cannot be had.
-    """
-    is_path = origin is None and (Path(word).is_dir() or word.endswith(".whl"))
-    version = version_of(Path(word), pins) if is_path else pinning.version(word)
-    path = Path(word if is_path else origin or "")
-    _names_it(str(path), version)
-    pin = _pin_of(pins, version)
-    if is_path and path.is_dir():
-        yield _of_folder(version, path)
-    elif pin:
-        pristine = source.fetch(pin, str(path) if is_path else origin)
+def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
+    """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
+    checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
+    where they cannot be had."""
+    path, pin = Path(origin or ""), _pin_of(pins, version)
+    if pin:
+        pristine = source.fetch(pin, origin)
         yield _of_archive(version, pristine.name, pristine)
     elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
         yield _of_folder(version, path)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, str(path) if is_path else origin, Path(space))
+            file, kind = _archive(version, origin, Path(space))
             yield _of_archive(version, file.name, Archive(file, kind, file.name))
-
-
-def refuse_other_tree(pins: Pins, release: Release, step: str = "") -> None:
-    """Raise Refused for a release that is pinned and whose Python files are not the pinned ones."""
-    pin = _pin_of(pins, release.version)
-    if pin is None or release.tree == pin.tree:
-        return
-    fork = to_type("backport", f"--onto FORK --base {pin.tag} BRANCH")
-    later = to_type("rebase", "VERSION --from PATH")
-    what = f"is pinned, and this is another tree, as {pin.tag} with edits is"
-    step = step or f"{fork} makes a branch to merge; {later} takes it for a release to come"
-    raise Refused.of(str(Outcome.TREE_MISMATCH), f"{pin.tag} from {release.name}", what, step)
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -153,49 +133,11 @@ def newer(pins: Pins) -> list[Version]:
     )
 
 
-def version_of(path: Path, pins: Pins) -> Version:
-    """The version of a wheel, or of a checkout or unpacked wheel: its git tag, else the one written
-    in its files.
-
-    Commits on top of a tag that is pinned, or older than the newest pin, are a fork: that release
-    with edits. On top of a newer tag they count as the next release: v0.5.24 and 692 commits is
-    0.5.25. Raises Refused where no version is found.
-    """
-    if path.suffix == ".whl":
-        try:
-            return parse_wheel_filename(path.name)[1]
-        except (InvalidWheelFilename, InvalidVersion):
-            raise _nameless(path.name, "is not named as a wheel is") from None
-    site = _site_in(path)
-    tag, behind = described(path)
-    files = [site / name.removeprefix(PREFIX) for name in (GENERATED, f"{SGLANG}version.py")]
-    texts = [file.read_text("utf-8", "replace") for file in files if file.is_file()]
-    written = [match[1] for match in map(WRITTEN.search, texts) if match]
-    for text in [tag, *written]:
-        try:
-            version = Version(text)
-        except InvalidVersion:
-            continue
-        forked = text == tag and version <= pins.all[-1].version
-        if (behind and text == tag and not forked) or version.is_devrelease:
-            step = 0 if version.is_prerelease else 1  # 0.5.24rc1 and 0.5.24.dev3 come before 0.5.24
-            return Version(f"{version.major}.{version.minor}.{version.micro + step}")
-        return Version(version.public)
-    raise _nameless(str(path), "has no release's tag and no version written in sglang/")
-
-
-def _nameless(where: str, what: str) -> Refused:
-    step = f"say which release it is: {to_type('rebase', '0.5.24 --from PATH')}"
-    return Refused.of("unknown-release", where, what, step)
-
-
-def described(path: Path) -> tuple[str, int]:
-    """(the release of the nearest tag, how many commits lie on top of it); ("", 0) without one."""
+def nearest_tag(path: Path) -> str:
+    """The release's tag that is nearest below a checkout's HEAD; "" for none."""
     if not (path / ".git").exists():
-        return "", 0
-    said = _asked(path, "describe", "--tags", "--long", "--match", "v[0-9]*")
-    parts = re.fullmatch(r"v(.+)-(\d+)-g[0-9a-f]+", said)
-    return (parts[1], int(parts[2])) if parts else ("", 0)
+        return ""
+    return _asked(path, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
 
 
 def _asked(folder: Path, *words: str) -> str:
@@ -206,18 +148,6 @@ def _asked(folder: Path, *words: str) -> str:
     except run.Failed:
         return ""
     return done.stdout.decode("utf-8", "replace").strip()
-
-
-def _names_it(origin: str, version: Version) -> None:
-    """Raise Refused for a wheel that is named as another release's."""
-    try:
-        named = parse_wheel_filename(Path(origin).name)[1]
-    except (InvalidWheelFilename, InvalidVersion):
-        return
-    if Version(named.public) != version:
-        what = f"is a wheel of {named}, not of {version}"
-        step = to_type("rebase", f"{named} --from {origin}")
-        raise Refused.of("wrong-version", origin, what, step)
 
 
 def _site_in(folder: Path) -> Path:
@@ -233,9 +163,7 @@ def _site_in(folder: Path) -> Path:
 
 def _of_folder(version: Version, folder: Path) -> Release:
     site = _site_in(folder)
-    tag, behind = described(folder)
-    where = f" (v{tag} and {counted(behind, 'commit')})" if behind else ""
-    LOG.info(f"sglang {version} from {folder}{where}: its files as they stand")
+    LOG.info(f"sglang {version} from {folder}: its files as they stand")
     roots = {SGLANG: site / "sglang"}
     if site != folder:  # an unpacked wheel has no tests of sglang
         roots["test/"] = folder / "test"
@@ -264,7 +192,7 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
     Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
     or when its wheels differ in more than compiled parts.
     """
-    version = named_version(name)
+    version = pinning.version(name)
     pinning.refuse_pinned(root, version)
     if origin and not Path(origin).is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
@@ -277,11 +205,6 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
         pin = describe(version, wheels)
     return pinning.add(root, pin)
-
-
-def named_version(name: str) -> Version:
-    """The version that a user asks to pin. Raises Refused where it is none."""
-    return pinning.version(name, "this is not a version", to_type("pin", "0.5.24"))
 
 
 def describe(version: Version, wheels: Sequence[Path]) -> Pin:
@@ -335,7 +258,7 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         LOG.info(f"fetching {name}")
         done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done), index.STEP)
+            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
 
 
@@ -350,3 +273,109 @@ def _refuse_unpublished(version: Version, folder: Path) -> None:
         )
         step = "name another, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", what, step)
+
+
+FEW = 20  # so many files of others are never too many
+SHARE = 8  # one in so many of the release's files may be edited beside ours
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
+    more."""
+
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(sorted((*self.changed, *self.added, *self.removed)))
+
+    def as_record(self) -> dict[str, list[str]]:
+        """For a record: by kind, below the folder that holds sglang/."""
+        kinds = {"changed": self.changed, "added": self.added, "removed": self.removed}
+        return {kind: [*names(paths)] for kind, paths in kinds.items()}
+
+
+def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
+    """The differences from the release's listing.
+
+    whole: it lists every file that belongs there. Else Python files alone count as added and as
+    removed: a wheel and a git tag differ in other files.
+    """
+    paths = [path for path in differing(release, present) if path != GENERATED]
+    counted = [path for path in paths if whole or path.endswith(".py")]
+    return Edits(
+        tuple(path for path in paths if path in release and path in present),
+        tuple(path for path in counted if path not in release),
+        tuple(path for path in counted if path not in present),
+    )
+
+
+def refuse_other(
+    where: str, pin: Pin, release: Mapping[str, str], edits: Edits, ours: Collection[str]
+) -> None:
+    """Raise Refused where so many files that the queue does not touch were edited or removed that
+    the files are another release's."""
+    free = [path for path in release if path.endswith(".py") and path not in ours]
+    unlike = {*edits.changed, *edits.removed}.intersection(free)
+    if len(unlike) <= max(FEW, len(free) // SHARE):
+        return
+    what = (
+        f"is too unlike {pin.tag}: {len(unlike)} of the {len(free)} Python files that the queue"
+        f" does not touch differ, as {some(names(edits.paths))}"
+    )
+    step = (
+        "name the release that it is made of: --release RELEASE; of a commit that is no release,"
+        f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits"
+    )
+    raise Refused.of("unlike-release", where, what, step)
+
+
+def pristine(pin: Pin, repository: Path | None) -> Source:
+    """The release's own files: of the cache, else of its tag in the repository, else of the package
+    index. Raises Refused where none of these has them."""
+    if repository is not None and (repository / ".git").exists() and not source.is_cached(pin):
+        try:
+            return source.fetch(pin, str(repository))
+        except Refused:
+            pass  # no such tag there, or a moved one
+    return source.fetch(pin, None)
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
+    queue is applied to it."""
+
+    site: Path
+    edits: Edits
+    listed: Mapping[str, str] = field(repr=False)
+
+    def read(self, path: str) -> bytes | None:
+        """A file by its path in git's layout, or None where the tree has none."""
+        file = self.site / path.removeprefix(PREFIX)
+        return file.read_bytes() if path in self.listed and file.is_file() else None
+
+    def listing(self) -> dict[str, str]:
+        return dict(self.listed)
+
+
+def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
+    """The release with edits of others in a folder: a checkout, or the folder that holds sglang/.
+
+    ours: the files that the queue touches. Raises Refused where there is no sglang in it, or
+    another release.
+    """
+    site = folder / "python" if (folder / "python/sglang").is_dir() else folder
+    if not (site / "sglang").is_dir():
+        what = "holds no sglang/ and no python/sglang/"
+        step = to_type("patches", pin.tag, "--base CHECKOUT")
+        raise Refused.of("no-sglang", str(folder), what, step)
+    present = list_package(site)
+    original = pristine(pin, site.parent)
+    release = sglang_part(original.listing())
+    edits = between(release, present, whole=False)
+    refuse_other(str(folder), pin, release, edits, ours)
+    return Edited(site, edits, present)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..files import disk, run
+from ..files import run
 from ..files.atomic import locked
 from ..files.tree import hash_python, is_part_of_tree, sha256
-from ..outcome import Outcome, Refused
+from ..outcome import Outcome, Refused, disk_step
 from . import index
 from .pins import Pin, Wheel
 
@@ -295,8 +295,8 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     done = index.download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        step = disk.said(done.stderr) or index.STEP
-        raise Refused.of("not-fetched", wheel.file, index.why(done), step)
+        step = disk_step(done.stderr) or index.STEP
+        raise Refused.of("not-fetched", wheel.file, index.why(done, space), step)
     return _checked(pin, file, cache)
 
 
@@ -347,7 +347,7 @@ def _git(origin: str, tag: str, *arguments: str, stdin: bytes = b"") -> bytes:
         return run.git(None, *arguments, stdin=stdin, more=run.NO_SYSTEM).stdout
     except run.Failed as failure:
         last = str(failure) if failure.done.stderr else f"it has no tag {tag}"
-        step = disk.said(last) or f"give a wheel, or a git repository that has the tag {tag}"
+        step = disk_step(last) or f"give a wheel, or a git repository that has the tag {tag}"
         raise Refused.of("not-fetched", origin, f"no {tag} to be had: {last}", step) from None
 
 

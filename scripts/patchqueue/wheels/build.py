@@ -31,12 +31,11 @@ from ..applying.apply import apply
 from ..files import atomic
 from ..files import tree as trees
 from ..files.tree import LAID, LISTING, is_part_of_tree, sha256
-from ..hint import to_type
-from ..outcome import Refused
+from ..outcome import Refused, to_type
 from ..queue.series import PROVENANCE as TREE_PROVENANCE
 from ..upstream import source
-from ..upstream.edits import Edits
 from ..upstream.pins import Pin, Wheel
+from ..upstream.release import Edits
 from . import notice
 
 LABEL = "pcg"  # prefill CUDA graphs: what a local version of this queue is called

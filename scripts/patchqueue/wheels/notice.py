@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from ..files import record
 from ..queue.series import OVERLAY_PATCH
-from ..upstream.edits import Edits
+from ..upstream.release import Edits
 
 ABOUT = Path("releases/about.toml")
 FILE = "NOTICE.patch-queue.txt"  # upstream's wheels have no NOTICE; one that comes is kept as it is

@@ -3,30 +3,23 @@ ones run on the CPU.
 
 The interpreter must be chosen before triton is first imported, hence a process of its own. It is a
 fork of one that has imported what sglang imports from others: most of ten seconds, which every
-module would take again. Where tests run in several processes, all of them use the one that the
-first has started.
+module would take again.
 """
 
-import atexit
 import contextlib
 import dataclasses
 import functools
 import importlib
-import json
+import io
+import multiprocessing.forkserver
 import os
 import runpy
-import select
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import traceback
+from concurrent.futures import ProcessPoolExecutor
+from unittest import mock
 
 from host import standin_packages
-
-# the variable with the socket of a server that several processes of tests use
-SHARED = "PATCHQUEUE_INTERPRETED"
 
 # What sglang's layers import from others. Nothing of sglang: each module says what is there before
 # it.
@@ -37,114 +30,52 @@ LIBRARIES = (
 )
 
 
+@functools.cache
+def _forks():
+    """The context of multiprocessing whose forks have LIBRARIES and the interpreter."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def _in_fork(function, *arguments):
+    with ProcessPoolExecutor(1, _forks()) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def run(module, cases):
-    """What the module's compare(**case) returns for each of `cases` (a dict by name), by name. Its
-    stderr shows when it fails."""
-    done = call("host.interpreted", module, json.dumps(cases))
-    assert done.returncode == 0, f"{module} ended with {done.returncode}: {done.stderr[-3000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    """What the module's compare(**case) returns for each of `cases` (a dict by name), by name."""
+    return _in_fork(_compare, module, cases)
+
+
+def _compare(module, cases):
+    start()
+    standin_packages.install()
+    run_case = importlib.import_module(module).compare
+    return {name: run_case(**case) for name, case in cases.items()}
 
 
 def call(module, *words, folder="", **variables):
     """`python -m module words`; folder: one that comes first on its path, where no byte code is
     left; variables: its own."""
-    with tempfile.TemporaryDirectory() as space, socket.socket(socket.AF_UNIX) as server:
-        server.connect(os.environ.get(SHARED) or start_server())
-        server.sendall((json.dumps([module, words, str(folder), space, variables]) + "\n").encode())
-        code = int(server.makefile().readline())
-        return subprocess.CompletedProcess(
-            [module, *words], code, *(_read(space, name) for name in ("stdout", "stderr"))
-        )
+    return _in_fork(_command, module, words, str(folder), variables)
 
 
-@functools.lru_cache(maxsize=1)
-def start_server():
-    """The socket of the process whose forks run the modules. It ends when this one closes its
-    input, or ends."""
-    variables = {**os.environ, "TRITON_INTERPRET": "1"}
-    tests = os.path.dirname(os.path.dirname(__file__))
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], tests])
-    folder = tempfile.mkdtemp(prefix="patchqueue-")
-    path = os.path.join(folder, "interpreted")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen()  # who connects before the server is ready waits
-        command = [sys.executable, "-m", "host.interpreted", str(listening.fileno())]
-        server = subprocess.Popen(
-            command, env=variables, stdin=subprocess.PIPE, pass_fds=[listening.fileno()]
-        )
-    atexit.register(_end, server, folder)
-    return path
-
-
-def _end(server, folder):
-    server.stdin.close()
-    server.wait()
-    shutil.rmtree(folder)
-
-
-def _read(folder, name):
-    path = os.path.join(folder, name)
-    with (
-        contextlib.suppress(FileNotFoundError),
-        open(path, encoding="utf-8", errors="replace") as file,
-    ):
-        return file.read()
-    return ""
-
-
-def serve(listening):
-    """Run a module for each connection, in a fork, several at a time; until standard input ends."""
-    for name in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    forks = []
-    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
-        connection = listening.accept()[0]
-        fork = os.fork()
-        if not fork:
-            _answer(connection)
-        connection.close()
-        forks = [one for one in [*forks, fork] if not os.waitpid(one, os.WNOHANG)[0]]
-    # alone: a library's own process ends behind this one (inductor's workers, torch 2.8)
-    for fork in forks:
-        os.waitpid(fork, 0)
-
-
-def _answer(connection):
-    """Run the module that the connection names, in a fork, and answer with its exit code. Does not
-    return."""
-    try:
-        words = json.loads(connection.makefile().readline())
-        child = os.fork()
-        if not child:
-            _run_in_fork(*words)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        connection.sendall(f"{code}\n".encode())
-    finally:  # where the one that asked has ended, too
-        os._exit(0)
-
-
-def _run_in_fork(module, words, folder, space, variables):
-    """As `python -m module words`, its output in files of `space`. Does not return."""
-    code = 1
-    try:
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(os.path.join(space, name), os.O_WRONLY | os.O_CREAT), number)
-        sys.argv = [module, *words]
-        os.environ.update(variables)
-        if folder:
-            sys.path.insert(0, folder)
-            sys.dont_write_bytecode = True
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
+def _command(module, words, folder, variables):
+    sys.argv = [module, *words]
+    os.environ.update(variables)
+    if folder:
+        sys.path.insert(0, folder)
+        sys.dont_write_bytecode = True
+    code, (stdout, stderr) = 0, (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return subprocess.CompletedProcess([module, *words], code, stdout.getvalue(), stderr.getvalue())
 
 
 def start():
@@ -209,14 +140,6 @@ def _convert_float(convert, values, source, target, rounding_mode):
     return convert(values, source, target, rounding_mode)
 
 
-def compare(module, cases):
-    """Print what run() returns."""
-    start()
-    standin_packages.install()
-    run_case, cases = importlib.import_module(module).compare, json.loads(cases)
-    print(json.dumps({name: run_case(**case) for name, case in cases.items()}))
-
-
 def resolve_late(package):
     """Where modules of `package` keep triton's functions under names of their own: look them up at
     each call.
@@ -247,10 +170,3 @@ def choose_first_configs(package):
 
 def _call(language, name, *arguments):
     return getattr(language, name)(*arguments)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        compare(*sys.argv[1:])
-    else:
-        serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,15 +1,14 @@
-"""The Mamba2 split op, with the release's own mixer and kernels interpreted, against the plain
-reference."""
+"""The release's own Mamba2 mixer and backend with interpreted kernels, and how far they are from
+the plain reference."""
 
 import functools
-from types import SimpleNamespace
 
 import torch
 
-from host import graph, late, models, state_pool
+from host import late, models, state_pool
 from host.references import mamba2
 
-LAYER, SLOTS = 2, 5
+LAYER = 2
 
 
 @functools.lru_cache
@@ -78,33 +77,6 @@ def words(mixer, hidden_states, output):
         output=output,
         layer_id=LAYER,
         use_triton_causal_conv=True,
-    )
-
-
-def compare(lengths, prefixes, rows, poison):
-    """Lengths and cached prefixes per request, rows of the captured size. poison: what stands in
-    the padded rows.
-
-    Returns the largest differences from the reference, of the output and of both states, the
-    largest value in the padded rows, and whether slots of other requests are as they were.
-    """
-    torch.manual_seed(2)
-    made, count, requests = layer(), sum(lengths), range(1, len(lengths) + 1)
-    mixer, batch = made.mixer, graph.batch_of(lengths, prefixes)
-    conv, ssm = drawn_pool(mixer, SLOTS)
-    before = conv.clone(), ssm.clone()
-    linear = backend(conv, ssm)
-    batch.attn_backend = SimpleNamespace(linear_attn_backend=linear)
-    linear.init_forward_metadata(batch)
-    hidden_states = torch.randn(rows, 128)
-    hidden_states[count:] = float(poison)
-    output = torch.full_like(hidden_states, float("nan"))
-    with graph.forward_context(batch, [None] * LAYER + [made]), torch.no_grad():
-        torch.ops.sglang.nemotron_mamba2_with_output(hidden_states, output, LAYER)
-    others = [slot for slot in range(SLOTS) if slot not in requests]
-    return worst(mixer, hidden_states, output, (conv, ssm), before, lengths, prefixes) | dict(
-        padding=output[count:].abs().max().item() if rows > count else 0.0,
-        others_untouched=not mamba2.changed((conv, ssm), before, others),
     )
 
 

@@ -2,20 +2,14 @@
 mixer, backend and pool."""
 
 import contextlib
-import functools
-import importlib
 import os
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
 
 from host import graph
 from host.references import compare_mamba2, compare_ssd, mamba2
-
-try:
-    from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
-except ImportError:  # a tree without them
-    mamba2_scan = None
 
 TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
@@ -172,30 +166,23 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     words = compare_mamba2.words(made, hidden_states, output)
     if "forward_batch" in type(linear).forward.__annotations__:  # from 0.5.13
         words["forward_batch"] = batch
-    with torch.no_grad(), small(chunk, **tile) if mamba2_scan else contextlib.nullcontext():
+    with torch.no_grad(), small(chunk, **tile):
         linear.forward(**words)
     return output, conv, ssm
 
 
-def launched_by(program, chunk=16, **case):
-    """The comparison of another `program` of host.references with chunks of `chunk` rows;
-    `launched` beside what it returns."""
-    other = importlib.import_module(f"host.references.{program}")
+def tracked(chunk=16, **case):
+    """test_tracked_states' comparison with chunks of `chunk` rows; `launched` beside what it
+    returns."""
+    import test_tracked_states
+
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)
-    with (
-        compare_ssd.Launches() as launches,
-        small(chunk) if mamba2_scan else contextlib.nullcontext(),
-    ):
-        found = other.compare(**case)
+    with compare_ssd.Launches() as launches, small(chunk):
+        found = test_tracked_states.compare(**case)
     return found | dict(launched=launches.of_scan())
 
 
-HOW = dict(
-    kernels=kernels,
-    mixer=mixer,
-    tracked=functools.partial(launched_by, "compare_tracked"),
-    split_op=functools.partial(launched_by, "compare_mamba2"),
-)
+HOW = dict(kernels=kernels, mixer=mixer, tracked=tracked)
 
 
 def compare(how, **case):

@@ -2,18 +2,15 @@
 float64; and how it launches them."""
 
 import importlib
+import inspect
 
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.attention.mamba import mamba
+from sglang.srt.prefill_graph.kernels import tiles
 from triton.runtime import autotuner, interpreter
 
 from host.references import mamba2
-
-try:
-    from sglang.srt.prefill_graph.kernels import tiles
-except ImportError:  # a tree without them
-    tiles = None
 
 HEADS, GROUPS = 4, 2
 
@@ -109,7 +106,7 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
         )
     out = torch.full_like(x, float("nan"))
     with Launches() as launches:
-        left = mamba_scan()(
+        left = mamba.mamba_chunk_scan_combined(
             x[None],
             dt[None],
             a,
@@ -136,9 +133,7 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
     wanted = expected(lengths, *values)
     given = {
         kernel.__name__: {
-            name: value
-            for name, value in words.items()
-            if tables and name in tables.get(kernel.__name__, ())
+            name: value for name, value in words.items() if name in tables.get(kernel.__name__, ())
         }
         for kernel, words in launches.seen
     }
@@ -154,14 +149,8 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
     )
 
 
-def mamba_scan():
-    return mamba.mamba_chunk_scan_combined
-
-
 def defaults(kernel):
     """The blocks of a kernel that have defaults."""
-    import inspect
-
     parameters = inspect.signature(kernel).parameters
     return {
         name
@@ -173,8 +162,6 @@ def defaults(kernel):
 def choose(sizes):
     """Have every kernel take the tile of these sizes, though it runs on a CPU; return them by the
     kernel's own name."""
-    if tiles is None:
-        return {}
 
     def of_release(kernel, size, d_state, itemsize, device):
         key = (kernel, 0 if kernel == "bmm" else sizes[0], sizes[1]) if sizes else None

@@ -117,14 +117,11 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     norm = importlib.import_module(f"{fla}.layernorm_gated")
     norm._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
     arguments = SimpleNamespace(mamba_cache_chunk_size=step)
-    module.get_global_server_args = lambda: arguments
-    if hasattr(module, "get_server_args"):  # from 0.5.16
-        module.get_server_args = lambda: arguments
-    if hasattr(module, "mamba_cache_chunk_size"):  # from 0.5.18
-        module.mamba_cache_chunk_size = lambda: step
+    module.get_server_args = module.get_global_server_args = lambda: arguments
     from sglang.srt.model_executor import forward_batch_info
 
-    forward_batch_info.mamba_cache_chunk_size = lambda: step  # from 0.5.20
+    # from 0.5.18 and from 0.5.20
+    module.mamba_cache_chunk_size = forward_batch_info.mamba_cache_chunk_size = lambda: step
     try:
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel

@@ -1,0 +1,389 @@
+"""The queue applied in memory: exact text at one place, every misfit named, and the same bytes as
+quilt makes; the text that releases share, and what each of them makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fakes
+import pytest
+from fakes import COUNT, CUT, RUNNER, diff, numbered
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from patchqueue.applying import context, matching, quilt
+from patchqueue.applying.apply import apply
+from patchqueue.applying.check import check
+from patchqueue.applying.matching import replay
+from patchqueue.applying.refresh import refresh
+from patchqueue.applying.worktree import write_patches
+from patchqueue.outcome import Outcome
+from patchqueue.queue import patchfile
+from patchqueue.queue.header import Header
+from patchqueue.upstream import pins, source
+
+BASE = numbered(40)
+EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
+
+
+def patch(text: str, name: str = "a/b.patch") -> patchfile.Patch:
+    return patchfile.Patch(name, text.encode(), Header(()), patchfile.parse_diff(text))
+
+
+def run(upstream: str | bytes | None, *diffs: str, overlay: dict[str, bytes] | None = None):
+    content = upstream.encode() if isinstance(upstream, str) else upstream
+    read = {RUNNER: content} if content is not None else {}
+    return replay(
+        [patch(text, f"a/{n}.patch") for n, text in enumerate(diffs)],
+        overlay or {},
+        read.get,
+        "v9.9.1",
+    )
+
+
+def one(upstream: str | bytes | None, text: str):
+    """outcome, problem names, first problem."""
+    result = run(upstream, text)
+    (step,) = result.steps
+    assert step.outcome is Outcome.APPLIED or not result.files
+    return step.outcome, [problem.name for problem in step.problems], (*step.problems, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("above", "lines"), [("", "1, 7"), ("x\n", "2, 8")], ids=["at its line too", "moved"]
+)
+def test_text_at_several_places_is_a_conflict_that_names_them(above, lines):
+    same = "a\nb\nc\nd\ne\nf\n"
+    text = diff(RUNNER, same, same.replace("c\nd\n", "c\nnew\nd\n"))
+    outcome, names, problem = one(above + same + same, text)
+    assert (outcome, names) == (Outcome.CONFLICT, ["conflict"]) and problem.where.endswith("hunk 1")
+    assert problem.what == f"its text is at 2 places: lines {lines}"
+
+
+def test_a_place_before_the_last_hunk_does_not_count():
+    same = "a\nb\nc\nd\ne\nf\ng\n"
+    upstream = same + numbered(9) + same
+    after = same.replace("a\n", "A\n") + numbered(9) + same.replace("d\n", "D\n")
+    text = diff(RUNNER, upstream, after)
+    assert one(upstream, text)[0] is Outcome.CONFLICT, "the first hunk has two places"
+    marked = upstream.replace("a\n", "a one\n", 1)
+    assert run(marked, diff(RUNNER, marked, after)).files == {RUNNER: after.encode()}
+
+
+def test_a_patch_is_called_by_its_worst_hunk():
+    """One hunk is there already, the other nowhere."""
+    after = BASE.replace("step_5 = 5\n", "step_5 = 0\n").replace("step_35 = 35\n", "step_35 = 0\n")
+    upstream = after.replace("step_35 = 0\n", "step_35 = None\n")
+    outcome, names, _ = one(upstream, diff(RUNNER, BASE, after))
+    assert (outcome, names) == (Outcome.CONFLICT, ["merged upstream", "conflict"])
+
+
+@pytest.mark.parametrize(
+    "upstream, after",
+    [("a\nb", "a\nc"), ("a\nb", "a\nb\n"), ("a\nb\n", "a\nb"), ("a\nb", "a\nb\nc"), ("b", "a\nb")],
+)
+def test_no_line_end_at_the_end_of_the_file(upstream, after):
+    text = diff(RUNNER, upstream, after)
+    assert run(upstream, text).files == {RUNNER: after.encode()}
+    other = upstream + "\n" if not upstream.endswith("\n") else upstream[:-1]
+    assert one(other, text)[0] is (Outcome.MERGED_UPSTREAM if other == after else Outcome.CONFLICT)
+
+
+LINES = st.lists(
+    st.sampled_from([*"abcde", "", "    x = 1", "\f", "-- x", "++ y", "\\ z", "é"]), max_size=30
+)
+
+
+@st.composite
+def edits(draw) -> tuple[str, str]:
+    """A file and the same file after some lines were replaced, removed or put in; either may lack
+    its last line end."""
+    before = draw(LINES)
+    after = list(before)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(after)))
+        new = st.lists(st.sampled_from(["new", "x", "a", ""]), max_size=3)
+        after[at : at + draw(st.integers(0, 3))] = draw(new)
+    ends = draw(st.sampled_from(["\n", ""])), draw(st.sampled_from(["\n", ""]))
+    return "\n".join(before) + ends[0], "\n".join(after) + ends[1]
+
+
+@given(edits())
+def test_replay_gives_the_edited_file(edit):
+    before, after = edit
+    # a patch that fills or empties a file is refused by its form
+    assume(before and after and before != after)
+    result = run(before, diff(RUNNER, before, after))
+    if at_one_place(before, after):
+        assert result.problems == () and result.files == {RUNNER: after.encode()}
+    else:
+        assert "conflict" in [problem.name for problem in result.problems] and result.files == {}
+
+
+def at_one_place(before: str, after: str) -> bool:
+    """Whether every hunk's lines are in the file once, behind those of the hunk before: looked for
+    line by line."""
+    lines, done = before.split("\n"), 0
+    for hunk in patchfile.parse_diff(diff(RUNNER, before, after))[0].hunks:
+        wanted = "".join(hunk.old).split("\n")
+        whole, end = (wanted[:-1], len(lines) - 1) if wanted[-1] == "" else (wanted, len(lines))
+        starts = [
+            n for n in range(done, end - len(whole) + 1) if lines[n : n + len(whole)] == whole
+        ]
+        if wanted[-1] != "":  # no line end: the file's last lines
+            starts = [n for n in starts if n + len(whole) == len(lines)]
+        if len(starts) != 1:
+            return False
+        done = starts[0] + len(whole)
+    return True
+
+
+@pytest.fixture(scope="module")
+def engine(quilt_home):
+    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
+
+
+@contextmanager
+def laid(
+    engine: quilt.Quilt, files: dict[str, str], text: str
+) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
+    """A tree of these files after `quilt push` of one patch, and what quilt said."""
+    with tempfile.TemporaryDirectory() as name:
+        for path, content in files.items():
+            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(name) / path).write_bytes(content.encode())
+        write_patches(Path(name), {"a/b.patch": text.encode()})
+        yield Path(name), engine.run(Path(name), "push", "-a", "--fuzz=0", check=False)
+
+
+# An empty file is none for quilt; such patches are refused by their form.
+REAL_EDITS = edits().filter(
+    lambda edit: edit[0] and edit[1] and edit[0] != edit[1] and at_one_place(*edit)
+)
+
+
+@settings(max_examples=6)
+@given(st.lists(REAL_EDITS, min_size=1, max_size=9))
+def test_quilt_makes_the_same_bytes(engine, several):
+    """Many files in one push: dozens of edits in the time of six."""
+    before = {f"python/sglang/f{n}.py": old for n, (old, _) in enumerate(several)}
+    after = {f"python/sglang/f{n}.py": new.encode() for n, (_, new) in enumerate(several)}
+    text = "".join(diff(path, old, after[path].decode()) for path, old in before.items())
+    replayed = replay([patch(text)], {}, lambda path: before[path].encode(), "v9.9.1")
+    with laid(engine, before, text) as (tree, done):
+        assert done.returncode == 0, done.stdout
+        assert {path: (tree / path).read_bytes() for path in before} == after == replayed.files
+        engine.run(tree, "pop", "-a")
+        assert {path: (tree / path).read_bytes() for path in before} == {
+            path: old.encode() for path, old in before.items()
+        }
+
+
+@settings(max_examples=5)
+@given(at=st.integers(8, 33), wrong=st.integers(-2, 3))
+def test_quilt_refuses_what_replay_calls_a_conflict(engine, at, wrong):
+    assume(wrong != 0)
+    text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
+    upstream = BASE.replace(f"step_{at + wrong} = ", "other = ")
+    with laid(engine, {RUNNER: upstream}, text) as (tree, done):
+        assert done.returncode == 1 and (tree / RUNNER).read_text() == upstream
+    assert one(upstream, text)[0] is Outcome.CONFLICT
+
+
+def test_bytes_that_are_no_text_are_kept():
+    upstream = b"\xff\r\n" + BASE.encode()
+    after = f"x\n{BASE}", f"x\n{EDITED}"
+    assert run(upstream, diff(RUNNER, *after)).files == {RUNNER: b"\xff\r\n" + EDITED.encode()}
+
+
+SHORT = "9.9.3"  # lacks the first ten lines, and has another 18th
+
+
+def change(before: str, after: str) -> patchfile.Patch:
+    return patch(diff(RUNNER, before, after))
+
+
+def added(text: str, at: int = 20) -> str:
+    return text.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded_step = {at}\n")
+
+
+def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
+    text, wanted = "x\nx\nx\n", "x\nx\n"
+    assert matching.places(text, wanted) == [1, 2]
+    row = matching.apply_patch(change(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
+    assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
+
+
+def test_a_line_ends_at_a_line_feed_alone():
+    lines = ["a\r b\n", "\f\n", "c\x0bd\x1ce\u2028f\n", "end\r"]
+    assert matching.split_lines("".join(lines)) == lines
+
+
+@st.composite
+def releases(draw) -> tuple[list[str], list[str]]:
+    """One change as several releases have it: what they are before and after. Other lines are other
+    in each.
+    """
+    count = draw(st.integers(2, 4))
+    lines = [f"line {n}\n" for n in range(draw(st.integers(10, 25)))]
+    spots = sorted(draw(st.sets(st.integers(0, len(lines) - 1), min_size=1, max_size=3)))
+    removes = [draw(st.booleans()) for _ in spots]
+    befores, afters = [], []
+    for number in range(count):
+        own = {
+            n: f"other {number} {n}\n" * draw(st.integers(0, 2))
+            for n in draw(st.sets(st.integers(0, len(lines) - 1), max_size=4))
+            if n not in spots
+        }
+        before = ["".join(f"top {number} {n}\n" for n in range(draw(st.integers(0, 4))))]
+        after = list(before)
+        for n, line in enumerate(lines):
+            old = own.get(n, line)
+            before.append(old)
+            after.append(
+                old
+                if n not in spots
+                else (f"new {n}\n" if removes[spots.index(n)] else f"{old}new {n}\n")
+            )
+        befores.append("".join(before))
+        afters.append("".join(after))
+    return befores, afters
+
+
+@given(releases())
+def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
+    """The shared text stands at one place of each, and widened there it is that release's own text
+    again, byte for byte.
+    """
+    owns = [change(before, after) for before, after in zip(*versions)]
+    text = context.shared(owns)
+    assume(text is not None)  # two changes side by side in one release are one change there
+    assert text.diff == context.shared([*owns, owns[0]]).diff
+    for own, before, after in zip(owns, *versions):
+        below = {RUNNER: before.encode()}
+        row = matching.apply_patch(text, below.get)
+        assert row.after == {RUNNER: after.encode()}
+        assert context.rendered(text, row).diff == own.diff and context.edits(
+            text
+        ) == context.edits(own)
+        assert context.fitted(own, below).diff == own.diff
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fits"),
+    [
+        ("step_18 = 18\n", "step_18 = None\n", True),
+        ("step_20 = 20\n", "step_20 = None\n", True),  # the line above
+        ("step_20 = 20\n", "step_20 = 20\nbetween = 1\n", False),  # behind the one, or before it
+        ("step_20 = 20\nstep_21 = 21\n", "a = 1\nb = 1\n", False),
+    ],
+)
+def test_a_change_is_found_on_another_release(old, new, fits):
+    other = BASE.replace(old, new)
+    found = context.fitted(change(BASE, added(BASE)), {RUNNER: other.encode()})
+    after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
+    assert (found.diff if found else None) == (change(other, after).diff if fits else None)
+
+
+def test_other_changes_share_nothing():
+    own, after = change(BASE, added(BASE)), added(BASE)
+    assert context.shared([own, change(BASE, after.replace("added_step", "more_steps"))]) is None
+    nowhere = BASE.replace("step_20 = 20\n", "a = 1\nstep_20 = 20\n")
+    nowhere = nowhere.replace("step_21 = 21\n", "b = 1\n")
+    other = change(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n"))
+    assert context.shared([own, other]) is None, "no line beside the change is the same"
+
+
+@pytest.fixture
+def two(project: fakes.Project) -> fakes.Project:
+    """A second release that the first patch is for as well, at another line and with other lines
+    round it."""
+    runner = "".join(BASE.splitlines(True)[10:]).replace("step_18 = 18\n", "step_18 = None\n")
+    project.release(SHORT, runner=runner)
+    project.warm()
+    gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
+    project.edit(f"patches/{CUT}", "Overlay: none", gap)
+    project.edit(f"patches/{COUNT}", "@@ -18,6 +18,7 @@\n step_18 = 18\n", "@@ -19,5 +19,6 @@\n")
+    project.place()
+    return project
+
+
+def every(project: fakes.Project) -> pins.Pins:
+    return pins.load(project.root)
+
+
+def test_one_text_serves_two_releases(two):
+    assert check(two.root, every(two).all, None).all_problems == ()
+    for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
+        # which holds quilt's tree against the replay's, byte for byte
+        apply(two.root, every(two).find(tag), None)
+        file = two.root / "work" / tag / "patches" / COUNT
+        before = file.read_text()
+        assert f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n" in before
+        engine = quilt.find(source.cache_folder())
+        engine.run(two.root / "work" / tag, "pop", "-a")
+        assert b"offset" not in engine.run(two.root / "work" / tag, "push", COUNT).stdout
+        engine.run(two.root / "work" / tag, "refresh", *fakes.QUILT_FORM, check=False)
+        assert file.read_text() == before, "it is in the form that quilt writes"
+
+
+@pytest.mark.parametrize("tag", ["v9.9.1", f"v{SHORT}"])
+def test_refresh_with_nothing_edited_changes_no_file(two, tag):
+    folders = [two.root / name for name in ("patches", "overlay", "upstream")]
+    before = fakes.snapshot(*folders), (two.root / "series").read_bytes()
+    for _ in range(2):  # without a tree, then with one
+        written, report = refresh(two.root, every(two), every(two).find(tag), False)
+        assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+    quilt.find(source.cache_folder()).run(two.root / "work" / tag, "pop", "-a")
+    assert refresh(two.root, every(two), every(two).find(tag), False)[0] == []
+    assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("edit", "tags"),
+    [
+        (("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours"), ["9.9.1", SHORT]),
+        ((f"patches/{CUT}", "+six = 6", "+six = 7"), ["9.9.1"]),
+        ((f"patches/{COUNT}", "Subject: Count the steps", "Subject: Count all steps"), []),
+    ],
+    ids=["overlay", "patch", "header"],
+)
+def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
+    two.edit(*edit)
+    problems = check(two.root, every(two).all, None).all_problems
+    wanted = [("tree mismatch", f"upstream/pins.toml: {tag}") for tag in tags]
+    assert [(problem.name, problem.where) for problem in problems] == wanted
+    two.place()
+    assert check(two.root, every(two).all, None).all_problems == ()
+
+
+@pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
+def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
+    """A text with the lines of no release applies as before, and nothing is to be written anew."""
+    line = next(each for each in (two.root / "patches" / COUNT).open() if each.startswith("@@"))
+    start = int(line.split()[1].split(",")[0][1:])
+    other = line.replace(f"{start},", f"{start + shift},")
+    two.edit(f"patches/{COUNT}", line, other)
+    assert check(two.root, every(two).all, None).all_problems == ()
+    assert refresh(two.root, every(two), two.pin, False)[0] == []
+    assert "@@ -18,6 +18,7 @@" in (two.tree / "patches" / COUNT).read_text(), "quilt has its lines"
+
+
+def test_two_hunks_never_share_a_line_of_context():
+    """Where lines repeat, four lines between two changes could be three below the one and three
+    above the other."""
+    middles = ["".join(f"c{n}\n" for n in between) for between in ("1234", "123234")]
+    befores = [numbered(5) + middle + numbered(9, "more") for middle in middles]
+    afters = [
+        before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
+        for before in befores
+    ]
+    text = context.shared([change(*each) for each in zip(befores, afters)])
+    assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
+    for before, after in zip(befores, afters):
+        row = matching.apply_patch(text, lambda path, content=before: content.encode())
+        assert row.after == {RUNNER: after.encode()}
