@@ -10,17 +10,17 @@ from host import beside, late, segments, served
 
 with late.modules():
     from sglang.srt.prefill_graph.breakable import mixers
+    from sglang.srt.prefill_graph.captured import layers, tables
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 OWN = pytest.mark.revision(">=0.5.14")
 SIZE = 8
-# releases keep the rotations that they make, on the device of the first model that asks
-OWN_ROPE = dict(max_position_embeddings=2048)
 
 
 @pytest.fixture
 def model(build_model):
-    return build_model("falcon_h1", device="cpu", dtype=torch.float32, **OWN_ROPE)
+    # releases keep the rotations that they make, on the device of the first model that asks
+    return build_model("falcon_h1", device="cpu", dtype=torch.float32, max_position_embeddings=2048)
 
 
 def batch_of(lengths, **fields):
@@ -59,11 +59,16 @@ def run(model, monkeypatch):
 
 
 @OWN
-def test_mixers_break_the_graph(build_model, monkeypatch):
-    at_capture, at_replay = segments.of(
-        build_model("falcon_h1", device="cpu", **OWN_ROPE), monkeypatch
-    )
-    assert at_capture == at_replay == [("attention", segments.BREAK), ("mixer", segments.BREAK)] * 2
+@pytest.mark.parametrize("how", [segments.BREAK, segments.CAPTURED])
+def test_mixers_break_the_graph_unless_a_size_has_tables(model, monkeypatch, how):
+    def prepare(_, note, batch):
+        monkeypatch.setattr(layers.mamba2, "run", lambda *given, **_: note("mixer") or given[3] * 0)
+        if how == segments.CAPTURED:
+            setattr(batch, layers.CAPTURED_INTO, tables.Current(None, str))
+
+    at_capture, at_replay = segments.of(model, monkeypatch, prepare=prepare)
+    assert at_capture == [("attention", segments.BREAK), ("mixer", how)] * 2
+    assert at_replay == [one for one in at_capture if one[1] == segments.BREAK]
 
 
 @OWN

@@ -156,9 +156,11 @@ def breaks_of(graph, size=16):
 
 
 def attention_alone(runner, breaks):
-    """Whether every attention layer breaks, and no other layer that could."""
+    """Whether every attention layer breaks, and no other layer that could, nor a mixer beside
+    attention."""
     layers = [type(layer).__name__ for layer in runner.attention_layers]
-    return 0 < len(breaks) == layers.count("RadixAttention") < len(layers)
+    beside = sum(map(model_layers.breaks_at_mixer, runner.model.modules()))
+    return 0 < len(breaks) == layers.count("RadixAttention") < len(layers) + beside
 
 
 BATCHES = [
@@ -569,14 +571,17 @@ def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
 
 @pytest.fixture
 def captured_states(captured_kind, monkeypatch):
-    """captured_states(kind): captured_kind() of NemotronH or Qwen3.5, whose layers with states are
-    captured; their launches are stood in for."""
+    """captured_states(kind): captured_kind() of a model whose layers with states are captured;
+    their launches are stood in for."""
     for module in (layers.mamba2, layers.gdn):
         monkeypatch.setattr(module, "why_not", lambda *_: None)
     monkeypatch.setattr(layers.mamba2, "chunk", lambda _: tiles.CHUNK)
     monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)
     monkeypatch.setitem(layers.RUN, "nemotron_mamba2_with_output", _sums_by_table)
     monkeypatch.setitem(layers.RUN, "unified_linear_attention_with_output", _gated_sums_by_table)
+    monkeypatch.setitem(
+        layers.RUN, "mixer_on_batch", lambda now, _, *rows, **more: _sums_by_table(now, *rows, 0)
+    )
 
     def capture(kind="nemotron_h", **changes):
         if kind == "qwen3_5":
@@ -588,7 +593,7 @@ def captured_states(captured_kind, monkeypatch):
 
 
 @stood_in
-@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5", "falcon_h1"])
 def test_captured_states_get_eager_prefills_logits(captured_states, kind):
     """Every batch after every other: each replay reads what its own batch left in the tables.
     Attention breaks, and it alone."""

@@ -11,26 +11,21 @@ from host import graph, late, process, segments, state_pool
 with late.modules():
     from sglang.srt import runtime_context
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
-    from sglang.srt.prefill_graph.captured import extend_hook, layers, mamba2
+    from sglang.srt.prefill_graph.captured import layers, mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 
 
 @pytest.fixture
-def model(build_model):
-    return build_model("nemotron_h", device="cpu", dtype=torch.float32)
-
-
-@pytest.fixture
-def runner(model, monkeypatch):
+def runner(build_model, monkeypatch):
     """A ModelRunner as far as the backend looks at it, whose mixers' kernels fit."""
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
     monkeypatch.setattr(mamba2, "chunk", lambda _: layers.tiles.CHUNK)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
     return SimpleNamespace(
-        model=model,
+        model=build_model("nemotron_h", device="cpu", dtype=torch.float32),
         req_to_token_pool=state_pool.Named(),
         dtype=torch.float32,
         device="cpu",
@@ -117,51 +112,36 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
     assert not made.plan.track_rows.any()
 
 
-def test_an_eager_prefill_knows_of_no_tables(runner, monkeypatch):
+@pytest.mark.parametrize("how", ["captured", "break"])
+@pytest.mark.parametrize("kind, place", [("nemotron_h", "mixer"), ("falcon_h1", "mamba")])
+def test_layers_run_on_their_states_and_the_tables(
+    build_model, runner, monkeypatch, kind, place, how
+):
+    """A captured call's Python does not run at a replay."""
+    runner.model, seen = build_model(kind, device="cpu", dtype=torch.float32), []
     backend = linear(runner)
     assert backend.supports_prefill_graph_extend()
-    backend.init_prefill_graph_metadata(batch_of([20], [0]))
-    backend._mamba_chunk_size = 16
-    monkeypatch.setattr(backend, "_forward_metadata", lambda batch: None)
-    monkeypatch.setattr(hybrid_linear_attn_backend.Mamba2Metadata, "prepare_mixed", lambda *_: None)
-    backend.init_forward_metadata(batch_of([20], [0]))
-    assert not backend.prefill_graph_extend_active()
 
+    def prepare(_, note, batch):
+        def run(*given, **_):
+            note("mixer")
+            seen.append(given)
+            return given[3] * 0
 
-@pytest.mark.parametrize("how", ["captured", "break", "decode"])
-def test_layers_ask(model, monkeypatch, how):
-    """Mixers are captured where the backend has tables; a captured call's Python does not run at a
-    replay."""
+        batch.req_pool_indices, batch.extend_seq_lens_cpu = torch.arange(1), [8]
+        monkeypatch.setattr(layers.mamba2, "run", run)
+        if how == "captured":
+            seen.append(backend.init_prefill_graph_metadata(batch))
 
-    def prepare(backend, note):
-        monkeypatch.setattr(extend_hook.mamba2, "run", lambda *given: note("mixer") or given[3] * 0)
-        half = backend.linear_attn_backend
-        half.req_to_token_pool = state_pool.Named()
-        half.prefill_graph_metadata = None if how == "break" else "tables"
-        half.prefill_graph_states = layers.Captured(half.req_to_token_pool)
-        if how == "decode":
-            from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-            monkeypatch.setattr(ForwardMode, "is_extend_without_speculative", lambda self: False)
-
-    capture, replay = segments.of(model, monkeypatch, prepare=prepare)
-    mixers = [place for what, place in capture if what == "mixer"]
+    capture, replay = segments.of(runner.model, monkeypatch, prepare=prepare)
+    mixers = [where for what, where in capture if what == "mixer"]
     assert mixers and set(mixers) == {segments.CAPTURED if how == "captured" else segments.BREAK}
     assert bool([what for what, _ in replay if what == "mixer"]) is (how != "captured")
     assert [what for what, _ in replay if what == "attention"]
-
-
-def test_a_layer_runs_on_its_states_and_the_tables(runner, model, monkeypatch):
-    backend, seen = linear(runner), []
-    assert backend.supports_prefill_graph_extend()
-    made = backend.init_prefill_graph_metadata(batch_of([8], [0]))
-    monkeypatch.setattr(
-        extend_hook.mamba2, "run", lambda *given: seen.append(given) or given[3] * 2
-    )
-    rows, layer = torch.ones(8, 128), model.model.layers[0]
-    output = backend.extend_in_graph(layer, rows)
-    assert seen[0][:3] == (layer.mixer, "the states of layer 0", made)
-    assert seen[0][3] is rows and output.equal(rows * 2)
+    if how == "captured":
+        made, (mixer, states, given, rows, *_), *_ = seen
+        assert mixer is getattr(runner.model.model.layers[0], place) and given is made
+        assert states == "the states of layer 0" and len(rows) == 8
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,13 @@ def kernel(**changes):
     return type(delta_rule.FLASHINFER, (), given | changes)()
 
 
-def asked(monkeypatch, extend_kernel, switch="capture"):
-    made = test_captured_gdn.runner(monkeypatch, switch)
+def asked(monkeypatch, extend_kernel):
+    made = test_captured_gdn.runner(monkeypatch, switch=None)
     made.attn_backend.linear_attn_backend.kernel_dispatcher.extend_kernel = extend_kernel
     return layers.of(made)
 
 
-def test_nets_are_captured_where_this_is_asked_for(monkeypatch):
-    assert asked(monkeypatch, kernel(), switch=None) == layers.FLASHINFER
+def test_nets_are_captured_by_default(monkeypatch):
     made = asked(monkeypatch, kernel()).tables(40, "cpu")
     assert isinstance(made, flashinfer_rule.Sequences) and made.prefill is PREFILL
     assert made.cu.dtype == made.starts.dtype == torch.int64 and len(made.cu) == 41

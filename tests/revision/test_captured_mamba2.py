@@ -36,6 +36,9 @@ CASES = {
     "the next norm sums over the ranks": dict(
         batches=[([3], [0])], rows=16, places=2, fuses_reduce=True
     ),
+    "projected columns have factors": dict(
+        batches=[([18, 3], [7, 0])], rows=32, places=2, factors=True
+    ),
 }
 
 

@@ -300,7 +300,7 @@ def test_every_row_is_of_one_chunk_and_every_chunk_of_one_request(lengths, chunk
 # --- compiled for the GPU that the tiles were measured on
 
 # heads and groups on one rank
-SERVED = {(80, 128): (128, 8), (64, 128): (64, 8)}
+SERVED = {(80, 128): (128, 8), (64, 128): (64, 8), (64, 256): (48, 1), (128, 256): (32, 2)}
 
 
 def launched(

@@ -219,7 +219,7 @@ def test_measured_tiles_keep_to_registers_and_fit(size, d_state, initial, monkey
 
 
 @pytest.mark.revision(">=0.5.22")
-@pytest.mark.parametrize("size, d_state", [(80, 128), (64, 128)])
+@pytest.mark.parametrize("size, d_state", SIZES)
 def test_the_overlay_s_kernels_are_compiled_right(size, d_state, monkeypatch):
     """The prefill graph's, which test_mamba2_scan.py compiles for older releases."""
     import test_mamba2_scan

@@ -23,13 +23,13 @@ def of(model, monkeypatch, tokens=8, prepare=None):
 
     The release's own primitive captures the layer stack of `model`, built on the CPU, on a stand-in
     for CUDA graphs. The attention backend notes the calls instead of computing anything. A captured
-    call's Python does not run at a replay. prepare(backend, note): what is done with that backend
-    before; note(what): notes a call.
+    call's Python does not run at a replay. prepare(backend, note, batch): what is done before, with
+    that backend and the batch of the capture; note(what): notes a call.
     """
     seen, batch = [], batch_of(tokens, extend_seq_lens=torch.tensor([tokens]))
     backend = _backend(seen, batch)
     if prepare:
-        prepare(backend, functools.partial(_note, seen))
+        prepare(backend, functools.partial(_note, seen), batch)
     with captured(model, monkeypatch, batch, backend) as replay:
         at_capture = list(seen)
         seen.clear()

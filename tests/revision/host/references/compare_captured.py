@@ -11,14 +11,15 @@ from sglang.srt.prefill_graph.captured import mamba2 as captured
 from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
 
-def row_by_row(projection):
+def row_by_row(projection, factors=1):
     """A projection's forward whose bits do not depend on how many rows there are. Its `words` are
-    what else it was told."""
+    what else it was told. factors: of each column."""
     weight = projection.weight
 
     def forward(rows, **words):
         forward.words = words
-        return torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows]), None
+        made = torch.cat([torch.nn.functional.linear(row[None], weight) for row in rows])
+        return made * factors, None
 
     return forward
 
@@ -46,11 +47,14 @@ def said_of(lengths, prefixes, wanted):
     return said
 
 
-def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eagerly=True):
+def compare(
+    batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=None, eagerly=True
+):
     """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
     size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
     behind every batch. Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
-    eagerly: compare with the release's mixer, too.
+    factors: the first projection's columns are multiplied, as Falcon-H1's are. eagerly: compare
+    with the release's mixer, too.
 
     Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
     mixer, and of the states that are left for the prefix cache, `left_conv` and `left_ssm`; `bits`:
@@ -61,6 +65,10 @@ def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eage
     """
     mixer, step, tracks = mixer_row_by_row(), step or chunk, len(batches[0]) > 2
     names = "output", "conv", "ssm", "left_conv", "left_ssm"
+    plain, weight = mixer.in_proj.forward, mixer.in_proj.weight
+    vector = torch.linspace(0.5, 2, len(weight))[None] if factors else torch.ones(1, 1)
+    project = row_by_row(mixer.in_proj, vector)
+    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     worst, bits, others, left = dict.fromkeys(names, 0.0), 0, 0, 0
     made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=tracks)
     for number, (lengths, prefixes, *more) in enumerate(batches):
@@ -71,6 +79,7 @@ def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eage
         hidden[total:] = float("nan")
         said = {} if wanted is None else said_of(lengths, prefixes, wanted)
         given = hidden[:total], lengths, prefixes, chunk, said, step
+        mixer.in_proj.forward = project
         eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *given)
         now, then = pool = conv.clone(), ssm.clone()
         cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
@@ -79,7 +88,8 @@ def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eage
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             if tracks:
                 layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
-            output = captured.run(mixer, cache, made, hidden, fuses_reduce)
+            mixer.in_proj.forward = plain
+            output = captured.run(mixer, cache, made, hidden, fuses_reduce, factors and vector)
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
@@ -93,7 +103,7 @@ def compare(batches, rows, places, chunk=16, step=None, fuses_reduce=False, eage
             _, *states = mamba2.behind(mixer, own, before, i + 1, prefixes[i])
             apart = mamba2.apart((now[count + 1 + i], then[count + 1 + i]), states)
             _keep_worst(worst, dict(zip(names[3:], apart)))
-    told = mixer.out_proj.forward.words
+    told, mixer.in_proj.weight = mixer.out_proj.forward.words, weight
     return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
 
 

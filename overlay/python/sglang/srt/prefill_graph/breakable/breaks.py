@@ -22,7 +22,7 @@ from .graph import break_at
 def in_breakable_graph() -> Iterator[None]:
     """For a forward that is captured for, or replayed from, the overlay's breakable graph: split
     ops and mixers beside attention are breaks inside."""
-    with op_function.broken_by(broken), mixers.broken_by(break_at):
+    with op_function.broken_by(broken), mixers.broken_by(lambda one: broken(one, one.__name__)):
         yield
 
 

@@ -1,8 +1,9 @@
 """A Mamba2 mixer that a layer calls beside its attention, as a break of its own.
 
 Falcon-H1's layers run both on the same rows (models/falcon_h1.py), and only attention is a break of
-the releases. A captured mixer would go on with the state slots, the lengths and the number of
-requests of the batch that was captured.
+the releases. Captured as it is, a mixer would go on with the state slots, the lengths and the
+number of requests of the batch that was captured. captured/layers.py knows the break by the name
+of `mixer_on_batch`, and runs launches that any batch can replay in its place.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def broken_by(maker: Callable[[Function], Function]) -> Iterator[None]:
         _maker = before
 
 
-def _on_batch(
+def mixer_on_batch(
     mixer: Any,
     hidden_states: torch.Tensor,
     output: torch.Tensor,
@@ -58,7 +59,7 @@ def _on_batch(
 
 
 _own = features.own_breaks()
-_own_break = _own and _own[0](_on_batch)
+_own_break = _own and _own[0](mixer_on_batch)
 
 
 def beside_attention(forward: Function) -> Function:
@@ -68,7 +69,7 @@ def beside_attention(forward: Function) -> Function:
     It is called as forward(mixer, hidden_states, output, **more). Drafts that are being verified
     replay no prefill graph, so that what `more` says of them holds for each replay.
     """
-    broken = _maker(_on_batch) if _maker else _own_break if _own and _own[1]() else None
+    broken = _maker(mixer_on_batch) if _maker else _own_break if _own and _own[1]() else None
     if broken is None:
         return forward
 

@@ -11,6 +11,6 @@
 
 A patch calls:
 
-    extend_hook.GatedDeltaPrefill, extend_hook.Mamba2Prefill, extend_hook.captures,
-    layers.run_captured, own_runner.offer, own_runner.why_not.
+    extend_hook.GatedDeltaPrefill, extend_hook.StatesPrefill, layers.run_captured,
+    own_runner.offer, own_runner.why_not.
 """

@@ -3,7 +3,8 @@ a graph (from 0.5.22).
 
 HybridLinearAttnBackend asks its linear half whether it can capture
 (`supports_prefill_graph_extend`), has it make the tables of each size and fill them before each
-replay. Layers ask whether they are to break (`linear_extend_in_graph`). Upstream has KDA answer
+replay. Delta nets ask whether they are to break (`linear_extend_in_graph`); the breaks of Mamba2
+layers look for tables themselves (layers.run_captured). Upstream has KDA answer
 (layers/attention/linear/kda_prefill_graph.py); here Mamba2AttnBackend and GDNAttnBackend do.
 SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off.
 """
@@ -15,13 +16,14 @@ from typing import Any
 
 import torch
 
-from ..compat import model_runner, ops
-from . import gdn, layers, mamba2, own_runner
+from ..compat import model_runner
+from ..model.layers import breaks_at_mixer
+from . import gdn, layers, own_runner
 from .tables import MOST_REQUESTS, Tables
 
 logger = logging.getLogger(__name__)
-MIXER, NET = "MambaMixer2", "RadixLinearAttention"
-ASK = "NemotronHMambaDecoderLayer", NET  # the only layers that ask, the first with a MIXER
+MIXER = "MambaMixer2"
+ASK = "NemotronHMambaDecoderLayer", "RadixLinearAttention"  # beside layers that break_at_mixer
 
 
 def of(backend: Any) -> layers.Captured | str | None:
@@ -31,9 +33,9 @@ def of(backend: Any) -> layers.Captured | str | None:
     if model is None:
         return "there is no model yet"
     parts = list(model.modules())
-    owners = [part for part in parts if type(part).__name__ in ASK]
+    owners = [part for part in parts if type(part).__name__ in ASK or breaks_at_mixer(part)]
     mixers = {id(part) for part in parts if type(part).__name__ == MIXER}
-    if mixers - {id(getattr(owner, "mixer", None)) for owner in owners}:
+    if mixers - {id(layers.mixer_of(owner)) for owner in owners}:
         return "it has layers that do not ask"
     if model_runner.spreads_requests(runner):
         return "layers gather tokens of other ranks, which may be idle"
@@ -41,8 +43,8 @@ def of(backend: Any) -> layers.Captured | str | None:
 
 
 class StatesPrefill:
-    """What a linear backend inherits in front of its own base. Methods are named as upstream calls
-    them."""
+    """What a linear backend inherits in front of its own base, Mamba2AttnBackend this alone.
+    Methods are named as upstream calls them."""
 
     prefill_graph_max_seqs = MOST_REQUESTS  # a batch of more runs eagerly
     prefill_graph_metadata: Tables | None = None  # of the size that is captured or replayed
@@ -69,16 +71,6 @@ class StatesPrefill:
         self.prefill_graph_metadata = meta
 
 
-class Mamba2Prefill(StatesPrefill):
-    """What Mamba2AttnBackend inherits."""
-
-    def extend_in_graph(self, layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-        """A layer's prefill as launches that any batch can replay; its output, before the sum over
-        the ranks."""
-        cache = self.prefill_graph_states.states(layer.layer_id)
-        return mamba2.run(layer.mixer, cache, self.prefill_graph_metadata, hidden_states)
-
-
 class GatedDeltaPrefill(StatesPrefill):
     """What GDNAttnBackend inherits."""
 
@@ -88,14 +80,3 @@ class GatedDeltaPrefill(StatesPrefill):
         """As gdn.run has it."""
         cache = self.prefill_graph_states.states(layer.layer_id)
         return gdn.run(layer, cache, self.prefill_graph_metadata, mixed_qkv, a, b)
-
-
-def captures(forward_batch: Any) -> Any | None:
-    """The backend that captures this forward's Mamba2 layers, or None where they break.
-
-    Called by a layer inside of a breakable graph.
-    """
-    backend = ops.attention_backend()
-    plain = forward_batch.forward_mode.is_extend_without_speculative()
-    active = plain and getattr(backend, "linear_extend_in_graph", None)
-    return backend.linear_attn_backend if active and active() else None

@@ -14,6 +14,7 @@ import torch
 
 from ..compat import delta_rule, model_runner, ops
 from ..kernels import tiles, tracked_states
+from ..model.layers import breaks_at_mixer
 from . import flashinfer_rule, gdn, mamba2, tables
 
 logger = logging.getLogger(__name__)
@@ -24,14 +25,8 @@ VALUES = {
     "": "Mamba2 layers and gated delta nets are captured",
     "all": "as capture",
     "break": "layers with recurrent states run between the captured pieces",
-    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured, and with nets in"
-    " FlashInfer's kernel",
+    "capture": "the same, with Mamba2 layers on GPUs where nothing was measured",
 }
-# On a GPU, 24 of 810 tokens of a small Qwen3-Next were far from eager prefill's (docs/evidence/).
-FLASHINFER = (
-    "FlashInfer's kernel computes gated delta nets; --linear-attn-prefill-backend triton or"
-    f" {SWITCH}=capture captures them"
-)
 # set on the ForwardBatch of a capture: the tables.Current that its layers read
 CAPTURED_INTO = "captured_into"
 
@@ -99,10 +94,9 @@ def of(
     """
     if owners is None:
         owners = dict(enumerate(getattr(runner, "attention_layers", ())))
-    mixers = {layer: getattr(owner, "mixer", None) for layer, owner in owners.items()}
-    mixers = {
-        layer: mixer for layer, mixer in mixers.items() if type(mixer).__name__ == "MambaMixer2"
-    }
+        parts = getattr(runner, "model", torch.nn.Module()).modules()
+        owners |= {part.layer_id: part for part in parts if breaks_at_mixer(part)}
+    mixers = {layer: mixer for layer, owner in owners.items() if (mixer := mixer_of(owner))}
     nets = {
         layer: owner
         for layer, owner in owners.items()
@@ -138,6 +132,12 @@ def of(
     return Captured(pool, step, chunk, delta_rule.flashinfer_prefill(backend))
 
 
+def mixer_of(owner: Any) -> Any | None:
+    """A layer's Mamba2 mixer: NemotronH's, or what Falcon-H1 has beside its attention."""
+    found = (getattr(owner, name, None) for name in ("mixer", "mamba"))
+    return next((mixer for mixer in found if type(mixer).__name__ == "MambaMixer2"), None)
+
+
 def step_of(runner: Any) -> int | None:
     """Of how many tokens a multiple a server's prefix cache keeps states for; None where it keeps
     none of a prefill."""
@@ -171,8 +171,6 @@ def _no_nets(backend: Any, mixed: bool) -> str | None:
         return "--enable-mis cuts prompts into items"
     if mixed:
         return "Mamba2 layers and linear attention have tables of different chunks"
-    if delta_rule.flashinfer_prefill(backend) and asked() not in tiles.ASKED:
-        return FLASHINFER
     return delta_rule.other_kernels(backend)
 
 
@@ -227,6 +225,21 @@ def _run_mamba2(
     return output, mamba2.run(layer.mixer, states, now.tables, hidden_states, fuses_reduce)
 
 
+def _run_mixer(
+    now: tables.Current,
+    mixer: Any,
+    hidden_states: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    layer_id: int,
+    mup_vector: torch.Tensor,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Beside attention: the break is one of breakable/mixers.py."""
+    states = now.states(layer_id)
+    return output, mamba2.run(mixer, states, now.tables, hidden_states, mup_vector=mup_vector)
+
+
 def _run_gdn(
     now: tables.Current,
     mixed_qkv: torch.Tensor,
@@ -241,5 +254,6 @@ def _run_gdn(
 
 RUN = {
     "nemotron_mamba2_with_output": _run_mamba2,
+    "mixer_on_batch": _run_mixer,
     "unified_linear_attention_with_output": _run_gdn,
 }

@@ -57,14 +57,17 @@ def run(
     tables: Tables,
     hidden_states: torch.Tensor,
     fuses_reduce: bool = False,
+    mup_vector: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The layer's output, (rows, hidden) as hidden_states. Fills each request's slot of the pool.
 
     Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
     fuses_reduce: the last projection leaves the sum over the ranks to who reads the
-    output.
+    output. mup_vector: what each column of the first projection is multiplied by.
     """
     projected, _ = mixer.in_proj(hidden_states)
+    if mup_vector is not None:
+        projected = projected * mup_vector
     ranks = mixer.tp_size
     inner, heads = mixer.intermediate_size // ranks, mixer.num_heads // ranks
     gate, mixed, dt = projected.split([inner, mixer.conv_dim // ranks, heads], -1)

@@ -65,20 +65,18 @@ def of(graph_runner: Any) -> layers.Captured | str | None:
 
 def tables_for(states: layers.Captured, forward_batch: Any) -> tables.Tables:
     """The tables of a size, with the batch of its capture, which no prefix cache keeps a state of.
-    Its state goes to the slot that no request owns."""
+    Its state goes to the slot that no request owns. Layers find the tables through the batch."""
     tokens, device = forward_batch.extend_num_tokens, forward_batch.input_ids.device
     made = states.tables(tokens, device)
     lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
     made.fill(lengths, [False] * len(lengths), made.slots)
+    setattr(forward_batch, layers.CAPTURED_INTO, tables.Current(made, states.states))
     return made
 
 
 def _capture(states: layers.Captured, backend: Any, forward_batch: Any) -> tables.Tables:
-    """tables_for, which layers find through the batch."""
     backend.full_attn_backend.init_forward_metadata(forward_batch)
-    made = tables_for(states, forward_batch)
-    setattr(forward_batch, layers.CAPTURED_INTO, tables.Current(made, states.states))
-    return made
+    return tables_for(states, forward_batch)
 
 
 def _replay(

@@ -79,14 +79,17 @@ RELEASE = {
 
 # The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Each was
 # compared with sums in float64 on an H200 (docs/evidence/findings.md), at every layer that the
-# sweep knows. With states of 256 the scan's registers spill, and it takes no less time than the
-# release's.
+# sweep knows. With states of 256 a program scans one head: of more, registers spill.
 CHUNK = 128  # rows of a chunk there
 OWN = {
     ("states", 80, 128): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
     ("scan", 80, 128): dict(BLOCK_HEADS=4, num_warps=4, num_stages=2),
     ("states", 64, 128): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=3),
     ("scan", 64, 128): dict(BLOCK_HEADS=2, num_warps=4, num_stages=2),
+    ("states", 64, 256): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("scan", 64, 256): dict(BLOCK_HEADS=1, num_warps=4, num_stages=1),
+    ("states", 128, 256): dict(BLOCK_P=64, BLOCK_N=64, num_warps=4, num_stages=2),
+    ("scan", 128, 256): dict(BLOCK_HEADS=1, num_warps=4, num_stages=2),
 }
 # Of other sizes of 16 to 128 by 16 to 256, whose chunks have SAFE_CHUNK rows. No registers spill,
 # except 8 bytes of a thread for 64 by 64 on capability 10.0 (Triton 3.6). A program takes at most
