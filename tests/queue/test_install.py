@@ -1036,20 +1036,18 @@ def test_the_launch_line_is_the_page_s():
     """docs/choose.md has the same table, and the same notes of models that need something else."""
     text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| (.+) \|$", text
+        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| .+ \|$", text
     )
     (sparse,) = re.findall(r"\| DeepSeek-V3.2, GLM-5 \| (\S+) to (\S+) \| `(.+?)`", text)
-    assert len(rows) == 7
-    for releases, breakable, piecewise, captured in rows:
+    assert len(rows) == 6
+    for releases, breakable, piecewise in rows:
         ends = releases.split(" – ")
         for version in map(Version, dict.fromkeys(ends)):
             said, more = launch_argument(version), " ".join(launch_exceptions(version))
             page = piecewise if breakable == "unavailable" else breakable
             page = page.partition(" (")[0].strip("`")
             assert said == ("" if page == "default" else page), releases
-            for flag, cell in (("--enforce-piecewise-", breakable), ("--linear-attn-", captured)):
-                (note,) = re.findall(rf"(?m)^(\d)\. .*`{flag}", text)
-                assert (flag in more) == (f"({note})" in cell), releases
+            assert ("--enforce-piecewise-" in more) == ("(1)" in breakable), releases
             is_between = Version(sparse[0]) <= version <= Version(sparse[1])
             assert (sparse[2] in more) == is_between, releases
     assert launch_advice(Version("0.5.16")) == "start the server: the graph is on"

@@ -178,7 +178,6 @@ ARGUMENTS = {  # from 0.5.15 on, the graph is the default
 SPARSE = "DeepSeek-V3.2, GLM-5"
 KINDS = (  # releases, models that need something else, and what; the page has the same
     (">=0.5.10,<0.5.14", "Qwen3-Next", "add --enforce-piecewise-cuda-graph"),
-    (">=0.5.19", "Qwen3-Next, Qwen3.5 on Hopper", "add --linear-attn-prefill-backend triton"),
     (">=0.5.9,<0.5.10", SPARSE, "--enable-piecewise-cuda-graph instead"),
     (">=0.5.10,<0.5.14", SPARSE, "no flag, the piecewise graph is the default"),
     (">=0.5.16,<0.5.22", SPARSE, "--cuda-graph-backend-prefill tc_piecewise"),
