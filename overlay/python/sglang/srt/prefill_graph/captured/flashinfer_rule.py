@@ -14,9 +14,8 @@ return at once: one launch serves any batch. What it leaves to its caller
 The first call compiles the kernel and allocates its workspace. The release runs each size twice
 before it captures that size.
 
-A replay has the bits of an eager prefill without context parallelism. Eager prefills of few
-requests take FlashInfer's kernels with context parallelism, which round otherwise: 0.0027 of an
-output, relatively (docs/evidence/findings.md).
+A replay has the bits of an eager prefill without context parallelism, which those of few requests
+have (docs/evidence/findings.md).
 """
 
 from __future__ import annotations

@@ -226,18 +226,11 @@ def _run_mamba2(
 
 
 def _run_mixer(
-    now: tables.Current,
-    mixer: Any,
-    hidden_states: torch.Tensor,
-    output: torch.Tensor,
-    *,
-    layer_id: int,
-    mup_vector: torch.Tensor,
-    **_: Any,
+    now: tables.Current, mixer: Any, rows: torch.Tensor, output: torch.Tensor, **given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Beside attention: the break is one of breakable/mixers.py."""
-    states = now.states(layer_id)
-    return output, mamba2.run(mixer, states, now.tables, hidden_states, mup_vector=mup_vector)
+    """Beside attention: the break is one of breakable/mixers.py, and given what the backend is."""
+    states, factors = now.states(given["layer_id"]), given["mup_vector"]
+    return output, mamba2.run(mixer, states, now.tables, rows, mup_vector=factors)
 
 
 def _run_gdn(
