@@ -168,7 +168,7 @@ def test_the_slow_host_row_is_the_profile_s():
 @pytest.mark.parametrize(
     ("gpu", "sentence"),
     [
-        ("nvidia-h200", "vLLM 0.33.0 on Qwen3-Next (last row): {vllm}. "),
+        ("nvidia-h200", "The last row's columns with vLLM 0.33.0: {vllm}. "),
         ("nvidia-h100-80gb-hbm3", "On an H100, patched: {patched}; vLLM: {vllm}. "),
     ],
 )
@@ -286,7 +286,7 @@ def test_the_loads_are_those_measured():
 
 
 def test_ci_runs_the_page_s_test_command():
-    block = r"## Two commands for a fresh clone\n+```sh\n(.+?)```"
+    block = r"## Test your clone\n+```sh\n(.+?)```"
     commands = re.search(block, text_of("README.md"), re.S)
     apply, test = (line for line in commands[1].splitlines() if not line.startswith("#"))
     assert apply == "scripts/nox apply"
