@@ -155,7 +155,8 @@ def test_no_figure_of_the_front_page_wraps():
 def test_the_legend_names_the_days_of_the_runs():
     days = sorted(one.date for one in front.measured(KEPT))
     first, last = (datetime.date.fromisoformat(day) for day in (days[0], days[-1]))
-    assert f"Measured {first} to {last.day}, before" in text_of("README.md")
+    said = " ".join(text_of("README.md").split())
+    assert f"Measured {first} to {last.day}, before" in said
 
 
 def test_the_slow_host_row_is_the_profile_s():

@@ -352,7 +352,7 @@ def test_a_capture_leaves_no_state_for_the_prefix_cache(captured, keeps_states):
             "the attention backend has metadata of its own for the graph",
         ),
     ],
-    ids=str,
+    ids=["backend", "context parallelism", "metadata"],
 )
 def test_other_runners_keep_their_breaks(captured, changes, reason):
     _, graph, _ = captured()
