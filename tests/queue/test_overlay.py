@@ -72,6 +72,15 @@ def test_a_room_itself_imports_nothing(room):
     assert [type(node) for node in body] == [ast.Expr]
 
 
+def test_models_without_delta_nets_import_no_module_of_theirs():
+    """A GPU's results hold while the files that a run imported are the same."""
+    for name in ("captured/layers.py", "captured/extend_hook.py", "captured/own_runner.py"):
+        body = ast.parse((FOLDER / name).read_text(encoding="utf-8")).body
+        nodes = (node for node in body if isinstance(node, ast.ImportFrom))
+        seen = {one.name for node in nodes for one in node.names}
+        assert not seen & {"gdn", "flashinfer_rule", "gated_delta", "delta_states"}
+
+
 def added(patch: Patch) -> Iterator[str]:
     """The lines that a patch adds to each file, as one text."""
     for file in patch.files:

@@ -16,7 +16,7 @@ with late.modules():
     from sglang.srt.model_executor import forward_batch_info, forward_context
     from sglang.srt.models import llama
     from sglang.srt.prefill_graph.breakable import runner as breakable
-    from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.captured import gdn, layers, tables
     from sglang.srt.prefill_graph.compat import ops
     from sglang.srt.prefill_graph.kernels import tiles
     from sglang.srt.prefill_graph.model import layers as model_layers
@@ -573,7 +573,7 @@ def _gated_sums_by_table(now, mixed_qkv, a, b, output, layer_id):
 def captured_states(captured_kind, monkeypatch):
     """captured_states(kind): captured_kind() of a model whose layers with states are captured;
     their launches are stood in for."""
-    for module in (layers.mamba2, layers.gdn):
+    for module in (layers.mamba2, gdn):
         monkeypatch.setattr(module, "why_not", lambda *_: None)
     monkeypatch.setattr(layers.mamba2, "chunk", lambda _: tiles.CHUNK)
     monkeypatch.setattr(layers.delta_rule, "other_kernels", lambda runner: None)

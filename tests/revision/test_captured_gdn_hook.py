@@ -13,7 +13,7 @@ with late.modules():
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear.kernels import gdn_triton
-    from sglang.srt.prefill_graph.captured import extend_hook
+    from sglang.srt.prefill_graph.captured import gdn
 
 pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
 SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
@@ -94,7 +94,7 @@ def test_a_draft_without_nets_fills_no_tables(backend, caplog):
 
 def test_a_layer_runs_on_its_states_and_the_tables(backend, monkeypatch):
     seen = []
-    monkeypatch.setattr(extend_hook.gdn, "run", lambda *given: seen.append(given) or "output")
+    monkeypatch.setattr(gdn, "run", lambda *given: seen.append(given) or "output")
     assert backend.supports_prefill_graph_extend()
     backend.prefill_graph_metadata = "tables"
     assert backend.extend_in_graph(SimpleNamespace(layer_id=0), "qkv", "a", "b") == "output"

@@ -18,7 +18,7 @@ import torch
 
 from ..compat import model_runner
 from ..model.layers import breaks_at_mixer
-from . import gdn, layers, own_runner
+from . import layers, own_runner
 from .tables import MOST_REQUESTS, Tables
 
 logger = logging.getLogger(__name__)
@@ -78,5 +78,7 @@ class GatedDeltaPrefill(StatesPrefill):
         self, layer: Any, mixed_qkv: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     ) -> torch.Tensor:
         """As gdn.run has it."""
+        from . import gdn  # as in layers._nets_module
+
         cache = self.prefill_graph_states.states(layer.layer_id)
         return gdn.run(layer, cache, self.prefill_graph_metadata, mixed_qkv, a, b)

@@ -15,7 +15,7 @@ import torch
 from ..compat import delta_rule, model_runner, ops
 from ..kernels import tiles, tracked_states
 from ..model.layers import breaks_at_mixer
-from . import flashinfer_rule, gdn, mamba2, tables
+from . import mamba2, tables
 
 logger = logging.getLogger(__name__)
 Into = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -55,6 +55,8 @@ class Captured:
         places = min(tokens, tables.MOST_REQUESTS)
         sizes = tokens, places, self.chunk or tiles.CHUNK, torch.device(device)
         if self.prefill:
+            from . import flashinfer_rule
+
             return flashinfer_rule.Sequences(self.prefill, self.step, *sizes)
         return tables.Tables(*sizes, tracks=self.step is not None)
 
@@ -113,7 +115,7 @@ def of(
     if nets and (reason := _no_nets(backend, bool(mixers))):
         return reason
     mixer_states = [pool.mamba2_layer_cache(layer) for layer in mixers]
-    step, chunk = step_of(runner), mamba2.chunk(mixer_states[0]) if mixers else gdn.CHUNK
+    step, chunk = step_of(runner), mamba2.chunk(mixer_states[0]) if mixers else _nets_module().CHUNK
     if step and nets and not delta_rule.keeps_states():
         return "the prefix cache keeps states of each prefill"
     if reason := other_steps(step, chunk):
@@ -126,7 +128,7 @@ def of(
             return f"layer {layer}: {reason}"
     runner.prefill_graph_note = mamba2.note(runner.device) if mixers else None
     for layer, net in nets.items():
-        reason = gdn.why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
+        reason = _nets_module().why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
         if reason:
             return f"layer {layer}: {reason}"
     return Captured(pool, step, chunk, delta_rule.flashinfer_prefill(backend))
@@ -233,6 +235,13 @@ def _run_mixer(
     return output, mamba2.run(mixer, states, now.tables, rows, mup_vector=factors)
 
 
+def _nets_module() -> Any:
+    """captured.gdn, imported late: results of models without nets hold when that file changes."""
+    from . import gdn
+
+    return gdn
+
+
 def _run_gdn(
     now: tables.Current,
     mixed_qkv: torch.Tensor,
@@ -242,7 +251,7 @@ def _run_gdn(
     layer_id: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     layer = ops.forward_context().attention_layers[layer_id]
-    return output, gdn.run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b)
+    return output, _nets_module().run(layer, now.states(layer_id), now.tables, mixed_qkv, a, b)
 
 
 RUN = {
