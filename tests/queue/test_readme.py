@@ -169,8 +169,8 @@ def test_the_slow_host_row_is_the_profile_s():
 @pytest.mark.parametrize(
     ("gpu", "sentence"),
     [
-        ("nvidia-h200", "The last row's columns with vLLM 0.33.0: {vllm}. "),
-        ("nvidia-h100-80gb-hbm3", "On an H100, patched: {patched}; vLLM: {vllm}. "),
+        ("nvidia-h200", "Last row, vLLM 0.33.0: {vllm}; "),
+        ("nvidia-h100-80gb-hbm3", "on an H100, patched: {patched}, vLLM: {vllm}. "),
     ],
 )
 def test_the_peer_s_figures_are_those_measured(gpu, sentence):
