@@ -169,14 +169,14 @@ def test_the_slow_host_row_is_the_profile_s():
 @pytest.mark.parametrize(
     ("gpu", "sentence"),
     [
-        ("nvidia-h200", "Last row, vLLM 0.33.0: {vllm}; "),
-        ("nvidia-h100-80gb-hbm3", "on an H100, patched: {patched}, vLLM: {vllm}. "),
+        ("nvidia-h200", "The last row with vLLM 0.33.0: {vllm}. "),
+        ("nvidia-h100-80gb-hbm3", "On an H100: patched {patched}; vLLM {vllm}. "),
     ],
 )
 def test_the_peer_s_figures_are_those_measured(gpu, sentence):
     run = f"{gpu}.fa3.qwen3-next.eager-to-breakable"
     shown = {
-        row.name.split()[0]: "{short_ms}, {long_ms}, {tokens_per_s:,}".format(
+        row.name.split()[0]: "{short_ms} ms, {long_ms} ms and {tokens_per_s:,} tokens/s".format(
             **asdict(front.figures(row))
         )
         for row in KEPT
