@@ -169,7 +169,7 @@ def test_the_slow_host_row_is_the_profile_s():
 @pytest.mark.parametrize(
     ("gpu", "sentence"),
     [
-        ("nvidia-h200", "The last row with vLLM 0.33.0: {vllm}. "),
+        ("nvidia-h200", "For the last row, vLLM 0.33.0: {vllm}. "),
         ("nvidia-h100-80gb-hbm3", "On an H100: patched {patched}; vLLM {vllm}. "),
     ],
 )
