@@ -328,10 +328,11 @@ def test_a_fork_that_nobody_waits_for_runs_nothing(begin, forkserver, site, monk
     """It would share the plan and the port of the engine that was started in its place."""
     server = begin()
     server.wait()
-    monkeypatch.setattr(forkserver, "BEGIN_S", 0.5)
     os.killpg(server._process.pid, signal.SIGSTOP)
-    with pytest.raises(forkserver.Unready, match="said nothing"):
-        run(server, site, RAN=str(site / "late"))
+    with monkeypatch.context() as patched:
+        patched.setattr(forkserver, "BEGIN_S", 0.5)
+        with pytest.raises(forkserver.Unready, match="said nothing"):
+            run(server, site, RAN=str(site / "late"))
     os.killpg(server._process.pid, signal.SIGCONT)
     (site / "engine.py").write_text(
         "import os\nopen(os.environ['RAN'], 'w').write(str(os.getpid()))\n"
