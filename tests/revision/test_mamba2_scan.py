@@ -140,15 +140,6 @@ def test_the_switch_brings_the_release_s_scan_back(compared):
     assert found["output"] < 1e-4 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
 
 
-@pytest.mark.revision("<0.5.10")
-def test_the_split_op_scans_in_place(compared):
-    """Rows behind the batch hold NaN."""
-    [found] = compared["split_op"].values()
-    assert found["launched"] == OURS
-    assert found["output"] < 1e-4 and found["conv"] < 1e-5 and found["ssm"] < 1e-3, found
-    assert found["padding"] == 0 and found["others_untouched"]
-
-
 @tracking
 @pytest.mark.parametrize("case", TRACKED | SMALLER)
 def test_the_prefix_cache_gets_its_states(case, compared):
