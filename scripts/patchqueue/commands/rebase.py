@@ -22,9 +22,10 @@ from ..upstream.pins import Pins
 from ..upstream.release import find, newer
 from .terminal import FROM, OUT, Command, flag, option, show_rows
 
-DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is merged upstream, or conflicts.
-The first conflict is laid out in work/rebase-RELEASE/, a git repository. Nothing is written to the queue yet. Solve the conflict
-there; then --continue writes the variants and guards, and lays out the next one."""  # noqa: E501
+DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is
+merged upstream, or conflicts. The first conflict is laid out in work/rebase-RELEASE/, a git
+repository. Nothing is written to the queue yet. Solve the conflict there; then --continue writes
+the variants and guards, and lays out the next one."""
 
 
 def _rebase(options: argparse.Namespace) -> int:

@@ -77,9 +77,9 @@ RELEASE = {
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
 
-# The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Each was
-# compared with sums in float64 on an H200 (docs/evidence/findings.md), at every layer that the
-# sweep knows. With states of 256 a program scans one head: of more, registers spill.
+# The two large kernels of ssd.py, likewise: (kernel, head size, state size) -> tile. Compared on an
+# H200 (docs/evidence/findings.md): states of 128 with sums in float64 at every layer that the sweep
+# knows, of 256 with plain tiles. There a program scans one head: of more, registers spill.
 CHUNK = 128  # rows of a chunk there
 OWN = {
     ("states", 80, 128): dict(BLOCK_P=128, BLOCK_N=64, num_warps=4, num_stages=2),
