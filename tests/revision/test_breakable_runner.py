@@ -468,7 +468,7 @@ def test_what_else_a_model_hands_its_stack_is_not_dropped(captured, monkeypatch,
         found = [replayed(runner, graph, batch_of([5])) for _ in range(2)]
     monkeypatch.setattr(llama.LlamaForCausalLM, "forward", outer)
     assert not torch.allclose(found[0], plain) and torch.equal(*found)
-    [message] = caplog.messages
+    [message] = logged.texts(caplog)
     assert message.endswith(" shift")
 
 
