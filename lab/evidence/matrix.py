@@ -164,7 +164,8 @@ def _verdict(rows: Sequence[Row], feature: Feature, validity: Validity) -> Cell:
     ]
     for there, row in zip(places, rows, strict=True):
         if row.verdict != "passed":
-            what = f"{row.model or row.name} {in_words(row.why)} ([details]({DETAILS}))"
+            who = row.name if feature.asked else row.model
+            what = f"{who} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
     where = "; ".join(dict.fromkeys(places))
     return Cell(State.PROVEN, where)

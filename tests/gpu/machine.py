@@ -34,22 +34,15 @@ class Gpu:
 def visible() -> list[Gpu]:
     """The GPUs that this process may use, in CUDA_VISIBLE_DEVICES's order where it is set. Ends the
     run where there is none."""
-    words = [
-        "nvidia-smi",
-        "--query-gpu=index,uuid,name,driver_version,memory.total,compute_cap",
-        "--format=csv,noheader,nounits",
-    ]
+    query = "index,uuid,name,driver_version,memory.total,compute_cap"
+    words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"no GPU to run on: nvidia-smi cannot be asked ({error})")
     rows = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [row[0] for row in rows]
-        if allowed is None
-        else [name.strip() for name in allowed.split(",") if name.strip()]
-    )
+    names = [row[0] for row in rows] if allowed is None else map(str.strip, allowed.split(","))
     found = [
         (name, row)
         for name in names

@@ -58,7 +58,7 @@ def test_code_is_read_where_bytes_differ_alone(monkeypatch):
     """Reading the files of 19 releases takes 40 s."""
     then = footprint(TREE, NOTES)
     footprints.digest.cache_clear()
-    monkeypatch.setattr(footprints, "_without_docstrings", lambda content: pytest.fail("read"))
+    monkeypatch.setattr(harness, "code", lambda content: pytest.fail("read"))
     assert changed(tree(new=b"y = 3\n"), then) == ""
     with pytest.raises(pytest.fail.Exception):
         changed(tree(a=b"x = 9  # that nobody has read\n"), then)

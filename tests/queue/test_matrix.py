@@ -176,7 +176,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
             'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
             "has a family without lama, and says since when it is known",
         ),
-        ('[[tables]]\ntitle = "a"\nfamilies.one = {}', "needs either models or a question"),
+        ('[[tables]]\ntitle = "a"\nfamilies.one = {}', "missing required field `models`"),
     ],
 )
 def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
@@ -196,6 +196,27 @@ def test_what_tests_gpu_says_of_itself_is_so():
     said = harness.load(ROOT)
     known = [list(said.models), list(said.modes), harness.identity(ROOT)]
     assert json.loads(done.stdout) == known
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("# drawn, so", "# in other words, so", True),
+        ('"""Tokens."""', '"""Other tokens.\n\nAnd why."""', True),
+        ("return 1", "return 2", False),
+    ],
+)
+def test_rules_are_the_same_while_their_code_is(tmp_path, old, new, same):
+    """Editing a comment made all rows those of an earlier harness."""
+    text = '"""Rules."""\n\n\ndef agree():\n    """Tokens."""\n    return 1  # drawn, so\n'
+    folder = tmp_path / harness.FOLDER
+    atomic.write(folder / "rules.py", text.encode())
+    known = {"files": ["rules.py"], "models": [], "modes": []}
+    atomic.write(tmp_path / harness.FILE, json.dumps(known).encode())
+    before = harness.identity(tmp_path)
+    assert old in text
+    atomic.write(folder / "rules.py", text.replace(old, new).encode())
+    assert (harness.identity(tmp_path) == before) is same
 
 
 @pytest.fixture
