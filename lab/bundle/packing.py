@@ -8,20 +8,13 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
 
-
-@dataclass(frozen=True)
-class Trimmed:
-    """Parts of packed packages that are removed. patterns: globs below the folder of packages."""
-
-    reason: str
-    patterns: tuple[str, ...]
+from .rules import Trimmed
 
 
 def trim(site: Path, rule: Trimmed) -> dict[str, Any]:
@@ -39,8 +32,10 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
     """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
     packs equally.
 
-    effort: xz's, 0 to 9. Raises Refused where it cannot be written.
+    effort: xz's, 0 to 9. Raises Refused where it cannot be written, or xz is not installed.
     """
+    if not shutil.which("xz"):
+        raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     # a broken pipe: xz has ended, and said why
     with (
         contextlib.suppress(BrokenPipeError),

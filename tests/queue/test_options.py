@@ -10,21 +10,20 @@ import fakes
 import pytest
 from fakes import ROOT
 
-from bundle import host
-from bundle import release as bundle
+from bundle import assemble, host, release
 from evidence import results
 from evidence.pages import bench, status
 from patchqueue.environments import testing
 
 
 def test_a_bundle_is_for_the_host_and_the_gpu_that_are_named(applied, tmp_path, tool, monkeypatch):
-    def dependencies(pin, machine, sm, **_):
+    def dependencies(contents, machine, sm, only):
         (tmp_path / "site.tar.xz").write_bytes(b"x")
-        about = {"packages": [], "resolved_as_of": "2030-01-02"}
-        return tmp_path / "site.tar.xz", about | {"for": [machine.name, sm]}
+        return tmp_path / "site.tar.xz", {"packages": [], "for": [machine.name, sm]}
 
     shutil.copytree(ROOT / "tests/gpu", applied.root / "tests/gpu")
-    monkeypatch.setattr(bundle, "dependencies", dependencies)
+    monkeypatch.setattr(assemble, "dependencies", dependencies)
+    monkeypatch.setattr(release, "resolve", lambda *_: "")
     shutil.copy(ROOT / host.DEFAULT, tmp_path / "other-host.toml")
     words = ("--host", tmp_path / "other-host.toml", "--sm", "80")
     code, _, err = tool(applied, "bundle", *words)
