@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -61,8 +61,7 @@ class Library(Struct, frozen=True, array_like=True):
     offers: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Where one library comes from, and why."""
 
     origin: Origin

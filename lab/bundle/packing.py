@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -43,11 +42,15 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
             ["xz", "-T0", f"-{effort}", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
         ) as xz,
     ):
-        with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        # dereference: no hard links
+        with tarfile.open(
+            fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
+        ) as archive:
             for folder, name in folders:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file() and "__pycache__" not in path.parts:
-                        _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
+                        inner = f"{name}/{path.relative_to(folder).as_posix()}"
+                        archive.add(path, inner, filter=_plain)
         if xz.stdin:
             xz.stdin.close()
     if xz.returncode:
@@ -56,16 +59,13 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
         raise Refused.of("no-bundle", str(out), what, step)
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    entry = archive.gettarinfo(path, name)
-    # no hard links
-    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """An entry without owner and date, whose mode says whether it runs."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
-    runs = path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
+    runs = entry.name.endswith((".so", ".sh")) or entry.mode & 0o111
     entry.mode = 0o755 if runs else 0o644
-    with path.open("rb") as file:
-        archive.addfile(entry, file)
+    return entry
 
 
 def split(archive: Path, folder: Path, name: str, size: int) -> list[dict[str, Any]]:

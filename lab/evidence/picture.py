@@ -3,16 +3,14 @@ version. Rows that did not measure both are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .front import Figures, Measured
+from .front import Measured
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(NamedTuple):
     """Colours of a version; bars in the order of a row's engines."""
 
     file: str
@@ -28,19 +26,18 @@ THEMES = (
 )
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One figure of all rows."""
+class Panel(NamedTuple):
+    """One figure of all rows. figure: its name in front.Figures."""
 
     prompts: str
     unit: str
     better: str
-    figure: Callable[[Figures], int | None]
+    figure: str
 
 
 PANELS = (
-    Panel("64-token prompt", "ms to first token", "less", lambda one: one.short_ms),
-    Panel("4096-token prompts", "input tokens/s", "more", lambda one: one.tokens_per_s),
+    Panel("64-token prompt", "ms to first token", "less", "short_ms"),
+    Panel("4096-token prompts", "input tokens/s", "more", "tokens_per_s"),
 )
 
 
@@ -49,11 +46,7 @@ def complete(rows: Sequence[Measured]) -> list[Measured]:
     return [
         one
         for one in rows
-        if all(
-            panel.figure(figures) is not None
-            for panel in PANELS
-            for figures in one.engines.values()
-        )
+        if all(getattr(each, panel.figure) for panel in PANELS for each in one.engines.values())
     ]
 
 
@@ -65,7 +58,7 @@ def description(rows: Sequence[Measured]) -> str:
 
 def _sentence(one: Measured) -> str:
     parts = [
-        f"{name} {panel.figure(figures):,} {panel.unit}"
+        f"{name} {getattr(figures, panel.figure):,} {panel.unit}"
         for panel in PANELS
         for name, figures in one.engines.items()
     ]
@@ -110,7 +103,14 @@ def _figure(pyplot: Any, theme: Theme, rows: Sequence[Measured]) -> Any:
     names = list(dict.fromkeys(name for one in rows for name in one.engines))
     for panel, axes in zip(PANELS, panels, strict=True):
         for number, name in enumerate(names):
-            _bars(axes, panel, rows, (number, len(names)), name, theme.bars[number])
+            # a row's engines lie side by side, around its place
+            height = 0.78 / len(names)
+            offset = (number - (len(names) - 1) / 2) * height
+            places = [place for place, one in enumerate(rows) if name in one.engines]
+            values = [getattr(rows[place].engines[name], panel.figure) for place in places]
+            across = [place + offset for place in places]
+            bars = axes.barh(across, values, height * 0.9, label=name, color=theme.bars[number])
+            axes.bar_label(bars, [f"{value:,}" for value in values], padding=4, fontsize=10)
         title = f"{panel.prompts}: {panel.unit}\n({panel.better} is better)"
         axes.set_title(title, fontsize=11, loc="left")
         axes.invert_yaxis()
@@ -125,30 +125,3 @@ def _figure(pyplot: Any, theme: Theme, rows: Sequence[Measured]) -> Any:
     figure.legend(handles, texts, loc="lower center", ncols=len(names), frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     return figure
-
-
-def _bars(
-    axes: Any,
-    panel: Panel,
-    rows: Sequence[Measured],
-    place: tuple[int, int],
-    name: str,
-    color: str,
-) -> None:
-    """The bars of one engine, each with its number. place: which engine, of how many."""
-    number, engines = place
-    height = 0.78 / engines
-    offset = (number - (engines - 1) / 2) * height
-    known = [
-        (row + offset, panel.figure(one.engines[name]))
-        for row, one in enumerate(rows)
-        if name in one.engines
-    ]
-    bars = axes.barh(
-        [across for across, _ in known],
-        [value for _, value in known],
-        height * 0.9,
-        label=name,
-        color=color,
-    )
-    axes.bar_label(bars, [f"{value:,}" for _, value in known], padding=4, fontsize=10)
