@@ -18,7 +18,7 @@ from ..files.tree import differing, sha256
 from ..outcome import Refused, some, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
-from ..queue.patchfile import Patch, of_files
+from ..queue.patchfile import Patch
 from ..queue.series import PROVENANCE, Entry, Queue
 from ..upstream import pins as pinning
 from ..upstream import source
@@ -27,7 +27,7 @@ from ..upstream.source import Source
 from . import quilt as quilts
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import fitted, one_text, rendered
+from .context import rendered, shared
 from .matching import Row, apply_patch, in_front, listing_with, replay
 from .selection import Plan, Selection
 from .worktree import State, TreeEdits, WorkTree, foreign, read_edits, read_record
@@ -320,20 +320,15 @@ def _shared(
     """The patch itself where its changes match on every release that it is for, with the context on
     which they agree; else a variant."""
     patch, _ = patchfile.read(entry.name, content)
-    others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
-    if patch is None or not others:
+    served = [other for other in pins.all if other == pin or entry.is_for(other.version)]
+    if patch is None or served == [pin]:
         return Change(f"patches/{entry.name}", content, "refreshed")
-    served = {each.version: each for each in (pin, *others)}
-    below = {version: _below(queue, patch, each) for version, each in served.items()}
-    texts = {
-        version: patch if each == pin else fitted(patch, below[version])
-        for version, each in served.items()
-    }
-    tags = [other.tag for other in others]
-    if text := one_text(texts, below):
+    trees = {each.tag: _below(queue, patch, each) for each in served}
+    tags = [tag for tag in trees if tag != pin.tag]
+    if text := shared(patch, [*trees.values()]):
         why = f"refreshed, for {' '.join(tags)} too"
-        return Change(f"patches/{entry.name}", of_files(patch, text.files).content, why)
-    broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
+        return Change(f"patches/{entry.name}", text.content, why)
+    broken = [tag for tag in tags if not shared(patch, [trees[pin.tag], trees[tag]])] or tags
     why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
     pinned = [other.version for other in pins.all]
     diff = patchfile.split(content.decode("utf-8"))[1]

@@ -19,8 +19,8 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..applying.check import change_of
-from ..applying.context import edits, one_text, rendered, unified
-from ..applying.matching import Row, listing_with, replay
+from ..applying.context import edits, shared, unified
+from ..applying.matching import Row, apply_patch, listing_with, replay
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
@@ -360,21 +360,19 @@ def _text(target: Target, queue: Queue, entry: Entry, row: Row, diff: str) -> Pa
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
-    version, patch = target.version, queue.patches[entry.name]
-    others = [pin for pin in target.pins.all if pin.version != version]
+    patch = queue.patches[entry.name]
+    others = [pin for pin in target.pins.all if pin.version != target.version]
     served = [pin for pin in others if entry.is_for(pin.version)]
     if not all(map(source.is_cached, served)):
         return None
-    texts = {version: of_files(patch, patchfile.parse_diff(diff))}
-    below = {version: row.before}
+    rows = []
     for pin in served:
         steps = Selection(queue, pin).replay(source.fetch(pin, None).read).steps
-        there = next(step for step in steps if step.patch == entry.name)
-        if there.lines is None:
-            return None
-        texts[pin.version] = rendered(patch, there)
-        below[pin.version] = there.before
-    return one_text(texts, below)
+        rows.append(next(step for step in steps if step.patch == entry.name))
+    rows.append(row)
+    text = shared(of_files(patch, patchfile.parse_diff(diff)), [each.before for each in rows])
+    same = text and all(apply_patch(text, each.before.get).after == each.after for each in rows)
+    return text if same else None
 
 
 def _is_disjoint(queue: Queue, entry: Entry, guard: str) -> bool:
