@@ -15,7 +15,7 @@ from fakes import COUNT, CUT, RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.applying import context, matching, quilt
+from patchqueue.applying import context, matching
 from patchqueue.applying.apply import apply
 from patchqueue.applying.check import check
 from patchqueue.applying.matching import replay
@@ -26,6 +26,7 @@ from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
 from patchqueue.upstream import pins, source
 
+CACHE = source.cache_folder()  # the machine's own, read before it is redirected
 BASE = numbered(40)
 EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
 
@@ -142,22 +143,19 @@ def at_one_place(before: str, after: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def engine(quilt_home):
-    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
-
-
 @contextmanager
 def laid(
-    engine: quilt.Quilt, files: dict[str, str], text: str
-) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
+    files: dict[str, str], text: str
+) -> Iterator[tuple[Path, subprocess.CompletedProcess[bytes]]]:
     """A tree of these files after `quilt push` of one patch, and what quilt said."""
     with tempfile.TemporaryDirectory() as name:
         for path, content in files.items():
             (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(name) / path).write_bytes(content.encode())
         write_patches(Path(name), {"a/b.patch": text.encode()})
-        yield Path(name), engine.run(Path(name), "push", "-a", "--fuzz=0", check=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATCHQUEUE_CACHE", str(CACHE))
+            yield Path(name), fakes.quilt(Path(name), "push", "-a", "--fuzz=0", check=False)
 
 
 # An empty file is none for quilt; such patches are refused by their form.
@@ -168,16 +166,16 @@ REAL_EDITS = edits().filter(
 
 @settings(max_examples=6)
 @given(st.lists(REAL_EDITS, min_size=1, max_size=9))
-def test_quilt_makes_the_same_bytes(engine, several):
+def test_quilt_makes_the_same_bytes(several):
     """Many files in one push: dozens of edits in the time of six."""
     before = {f"python/sglang/f{n}.py": old for n, (old, _) in enumerate(several)}
     after = {f"python/sglang/f{n}.py": new.encode() for n, (_, new) in enumerate(several)}
     text = "".join(diff(path, old, after[path].decode()) for path, old in before.items())
     replayed = replay([patch(text)], {}, lambda path: before[path].encode(), "v9.9.1")
-    with laid(engine, before, text) as (tree, done):
+    with laid(before, text) as (tree, done):
         assert done.returncode == 0, done.stdout
         assert {path: (tree / path).read_bytes() for path in before} == after == replayed.files
-        engine.run(tree, "pop", "-a")
+        fakes.quilt(tree, "pop", "-a")
         assert {path: (tree / path).read_bytes() for path in before} == {
             path: old.encode() for path, old in before.items()
         }
@@ -185,11 +183,11 @@ def test_quilt_makes_the_same_bytes(engine, several):
 
 @settings(max_examples=5)
 @given(at=st.integers(8, 33), wrong=st.integers(-2, 3))
-def test_quilt_refuses_what_replay_calls_a_conflict(engine, at, wrong):
+def test_quilt_refuses_what_replay_calls_a_conflict(at, wrong):
     assume(wrong != 0)
     text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
     upstream = BASE.replace(f"step_{at + wrong} = ", "other = ")
-    with laid(engine, {RUNNER: upstream}, text) as (tree, done):
+    with laid({RUNNER: upstream}, text) as (tree, done):
         assert done.returncode == 1 and (tree / RUNNER).read_text() == upstream
     assert one(upstream, text)[0] is Outcome.CONFLICT
 
@@ -323,10 +321,9 @@ def test_one_text_serves_two_releases(two):
         file = two.root / "work" / tag / "patches" / COUNT
         before = file.read_text()
         assert f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n" in before
-        engine = quilt.find(source.cache_folder())
-        engine.run(two.root / "work" / tag, "pop", "-a")
-        assert b"offset" not in engine.run(two.root / "work" / tag, "push", COUNT).stdout
-        engine.run(two.root / "work" / tag, "refresh", *fakes.QUILT_FORM, check=False)
+        fakes.quilt(two.root / "work" / tag, "pop", "-a")
+        assert b"offset" not in fakes.quilt(two.root / "work" / tag, "push", COUNT).stdout
+        fakes.quilt(two.root / "work" / tag, "refresh", *fakes.QUILT_FORM, check=False)
         assert file.read_text() == before, "it is in the form that quilt writes"
 
 
@@ -337,7 +334,7 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
     for _ in range(2):  # without a tree, then with one
         written, report = refresh(two.root, every(two), every(two).find(tag), False)
         assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    quilt.find(source.cache_folder()).run(two.root / "work" / tag, "pop", "-a")
+    fakes.quilt(two.root / "work" / tag, "pop", "-a")
     assert refresh(two.root, every(two), every(two).find(tag), False)[0] == []
     assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
 

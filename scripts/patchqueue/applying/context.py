@@ -14,6 +14,7 @@ from ..outcome import Refused
 from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Patch, of_files
 from .matching import Files, Row, find, line_at, split_lines, text_of
 
+NEAR = 20  # lines
 BETWEEN_CHANGES = re.compile(r"(?<=[-+]) +(?=[-+])")  # in the kinds of a hunk's lines
 
 
@@ -68,10 +69,11 @@ def shared(patch: Patch, trees: Sequence[Files]) -> Patch | None:
 def _shared(hunks: Sequence[Hunk], texts: Sequence[str]) -> list[Hunk] | None:
     """The hunks, each cut between two of its changes where the texts differ there."""
     done, moved = [0] * len(texts), 0  # what is behind the hunks so far; lines that they add
+    tail = 0  # characters of context at the end of the last one
     waiting, made = [hunk.lines for hunk in reversed(hunks)], list[Hunk]()
     while waiting:
         lines = waiting.pop()
-        parts = ((_narrowed(lines[:end], texts, done), begin) for end, begin in _cuts(lines))
+        parts = ((_narrowed(lines[:end], texts, done, tail), begin) for end, begin in _cuts(lines))
         hunk, begin = next((part for part in parts if part[0]), (None, 0))
         if hunk is None:
             return None
@@ -80,6 +82,7 @@ def _shared(hunks: Sequence[Hunk], texts: Sequence[str]) -> list[Hunk] | None:
         start = line_at(texts[0], offsets[0])
         made.append(replace(hunk, old_start=start, new_start=start + moved))
         done = [offset + len(old) for offset in offsets]
+        tail = sum(len(line) - 1 for line in hunk.lines[len(hunk.lines) - hunk.trailing :])
         moved += len(hunk.new) - len(hunk.old)
         waiting += [lines[begin:]] if lines[begin:] else []
     return made
@@ -94,24 +97,37 @@ def _cuts(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield context.end(), context.start()
 
 
-def _narrowed(lines: tuple[str, ...], texts: Sequence[str], done: Sequence[int]) -> Hunk | None:
+def _narrowed(
+    lines: tuple[str, ...], texts: Sequence[str], done: Sequence[int], tail: int
+) -> Hunk | None:
     """These lines with the most context with which they are at one place of each text, behind
-    `done`. None where there is none, or where an insertion could as well be elsewhere."""
-    whole = Hunk(0, 0, lines)
+    `done`. None where there is none, or where an insertion could as well be elsewhere behind the
+    change before it, which ends `tail` characters higher up."""
+    whole, runs = Hunk(0, 0, lines), "".join(line[0] for line in lines).split()
     sizes = (range(min(size, CONTEXT), -1, -1) for size in (whole.leading, whole.trailing))
     for above, below in sorted(product(*sizes), key=sum, reverse=True):
         begin, end = whole.leading - above, len(lines) - whole.trailing + below
         hunk = Hunk(0, 0, lines[begin:end])
         old = "".join(hunk.old)
-        if all(len([*islice(find(text, old, at), 2)]) == 1 for text, at in zip(texts, done)):
-            beside = "".join(line[1:] for line in (lines[end:] if above else lines[:begin]))
-            both = old + beside if above else beside + old
-            is_apart = (
-                beside in text[at:] and both not in text[at:] for text, at in zip(texts, done)
-            )
-            one_sided = not (above and below) and not any(line[0] == "-" for line in lines)
-            return None if one_sided and beside and any(is_apart) else hunk
+        offsets = [[*islice(find(text, old, at), 2)] for text, at in zip(texts, done)]
+        if any(len(places) != 1 for places in offsets):
+            continue
+        for text, at, (place,) in zip(texts, done, offsets):
+            before, after = text[at - tail : place], text[place + len(old) :]
+            if not above and "-" not in runs[0] and _apart(lines[:begin][::-1], before, -1):
+                return None
+            if not below and "-" not in runs[-1] and _apart(lines[end:], after, 1):
+                return None
+        return hunk
     return None
+
+
+def _apart(context: Sequence[str], text: str, step: int) -> bool:
+    """Whether the context line next to an insertion is near, but not next to it, in a text. step:
+    1 where the text follows the insertion, -1 where it comes before. Blank lines do not count."""
+    near = [line for line in split_lines(text)[::step] if line.strip()][:NEAR]
+    nearest = next((line[1:] for line in context if line.strip()), None)
+    return nearest in near and nearest != near[0]
 
 
 def edits(patch: Patch) -> str:

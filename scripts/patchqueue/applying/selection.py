@@ -23,7 +23,7 @@ from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
-from .matching import Read, Replay, listing_with, replay
+from .matching import Read, Replay, Row, listing_with, replay
 
 NO_REASON = "no reason given"
 
@@ -32,14 +32,16 @@ NO_REASON = "no reason given"
 class Plan:
     """A selection on a tree, before the tree is written.
 
-    files: path -> content of every file that the selection changes or adds. stack: what quilt
-    pushes, in order: the overlay as one generated patch, then the patches, each with that tree's
-    lines and three lines of its context. record: what the tree's record says of its making.
+    files: path -> content of every file that the selection changes or adds. stack: the patches in
+    quilt's order: the overlay as one generated patch, then the others, each with that tree's lines
+    and three lines of its context. layers: what each of them makes. record: what the tree's record
+    says of its making.
     """
 
     selection: Selection
     files: dict[str, bytes]
     stack: dict[str, bytes]
+    layers: tuple[Row, ...]
     record: dict[str, Any]
 
 
@@ -108,6 +110,8 @@ class Selection:
         replayed = self._applied(read)
         rows, texts = {row.patch: row for row in replayed.steps}, self._texts
         overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
+        nothing = dict.fromkeys(self.overlay, b"")
+        new = (Row(OVERLAY_PATCH, Outcome.APPLIED, "", nothing, self.overlay),) if overlay else ()
         stack = overlay | {
             patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
         }
@@ -121,7 +125,7 @@ class Selection:
             ],
             "overlay": _digests(self.overlay),
         }
-        return Plan(self, replayed.files, stack, record)
+        return Plan(self, replayed.files, stack, (*new, *replayed.steps), record)
 
     def made(self, record: Mapping[str, Any]) -> bool:
         """Whether a tree's record is of these patches and overlay files."""

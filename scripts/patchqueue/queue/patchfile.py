@@ -96,6 +96,11 @@ class Patch:
     files: tuple[FileDiff, ...]
 
     @property
+    def head(self) -> str:
+        """The header's text."""
+        return split(self.content.decode("utf-8"))[0]
+
+    @property
     def diff(self) -> str:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
@@ -111,8 +116,7 @@ class Patch:
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     """The patch with these diffs in place of its own."""
     files = tuple(files)
-    head, _ = split(patch.content.decode("utf-8"))
-    return replace(patch, content=(head + render(files)).encode(), files=files)
+    return replace(patch, content=(patch.head + render(files)).encode(), files=files)
 
 
 def split(text: str) -> tuple[str, str]:
