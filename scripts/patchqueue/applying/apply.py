@@ -16,7 +16,6 @@ from ..files import atomic
 from ..files.tree import LAID, LISTING, differing, hash_python, list_folder
 from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
-from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin
@@ -43,7 +42,7 @@ def load_queue(root: Path, only: str = "") -> Queue:
     """The queue below `root`. Raises Refused with every problem that lint finds."""
     finish_writing(root)
     queue, problems = series.read(root)
-    problems += lint(root, queue)
+    problems += series.lint(root, queue)
     if problems:
         raise Refused(problems)
     return queue.only(only)

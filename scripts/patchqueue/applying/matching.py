@@ -269,20 +269,12 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where most of the wanted lines are, in order and without a gap, 0-based; the first of these
-    places. Blank lines count for little. Where none is there, the place of the line that is most
-    like the longest one."""
-    weights = [1.0 if line.strip() else 0.01 for line in searched]
-    scores: dict[int, float] = {}
-    numbers: dict[str, list[int]] = {}
-    for number, line in enumerate(searched):
-        numbers.setdefault(line, []).append(number)
-    for at, line in enumerate(lines):
-        for number in numbers.get(line, ()):
-            scores[at - number] = scores.get(at - number, 0) + weights[number]
-    fitting = {start: score for start, score in scores.items() if start >= 0}
-    if max(fitting.values(), default=0) < 1 and searched:
-        wanted = max(searched, key=len)
-        for alike in get_close_matches(wanted, lines, 1):
-            return max(0, lines.index(alike) - searched.index(wanted))
-    return max(fitting, key=lambda start: (fitting[start], -start)) if fitting else 0
+    """Where the lines begin of which most are there without a gap, 0-based. Blank lines alone do
+    not count. Where none is there, the place of the line that is most like the longest one."""
+    matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
+    block = matcher.find_longest_match()
+    if not block.size and searched:
+        longest = max(searched, key=len)
+        for alike in get_close_matches(longest, lines, 1):
+            return max(0, lines.index(alike) - searched.index(longest))
+    return max(0, block.a - block.b)
