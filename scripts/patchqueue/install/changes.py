@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import RELEASE
+from .. import RELEASE, wheels
 from ..applying import own_changes
 from ..applying.matching import Read, inverted, listing_with, match
 from ..applying.selection import Plan, Selection, select, settle
@@ -38,7 +38,6 @@ from ..queue.patchfile import split as split_text
 from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream.pins import Pins
 from ..upstream.release import between
-from ..wheels import build, notice
 from . import undo
 from .installed import Identity, Installed, Report, read
 
@@ -93,16 +92,16 @@ def _records(
     cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
     The journal is listed too: it goes with the package.
     """
-    entry_points = info / notice.ENTRY_POINTS
-    there = {notice.PLUGINS} if (site / notice.PLUGINS).is_file() else set()
+    entry_points = info / wheels.ENTRY_POINTS
+    there = {wheels.PLUGIN_LIST} if (site / wheels.PLUGIN_LIST).is_file() else set()
     before = entry_points.read_bytes() if entry_points.is_file() else None
-    entries = notice.entry_points(before, there | files.keys())
-    own = {f"{info.name}/{build.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
-    own |= {} if entries is None else {f"{info.name}/{notice.ENTRY_POINTS}": entries}
+    entries = wheels.entry_points(before, there | files.keys())
+    own = {f"{info.name}/{wheels.PROVENANCE}": (json.dumps(record, indent=1) + "\n").encode()}
+    own |= {} if entries is None else {f"{info.name}/{wheels.ENTRY_POINTS}": entries}
     name, text = f"{info.name}/RECORD", (info / "RECORD").read_bytes()
     listed = io.StringIO(text.decode("utf-8", "surrogateescape"), newline="")
     rows = {row[0]: row for row in csv.reader(listed) if row}
-    rows |= {path: build.record_row(path, content) for path, content in (files | own).items()}
+    rows |= {path: wheels.record_row(path, content) for path, content in (files | own).items()}
     journal = undo.own_names({**changes, **files, **own, name: b""}, site)
     rows |= {path: [path, "", ""] for path in journal}
     made, end = io.StringIO(), "\r\n" if b"\r\n" in text else "\n"
@@ -305,11 +304,11 @@ def find_other_install(here: Installed) -> Patched | None:
     """The queue that an sglang carries by other means; None for none. Raises Refused where an
     install in place did, and the journal of that is gone: nothing can be taken back then."""
     try:
-        file = here.info / build.PROVENANCE if here.info else None
+        file = here.info / wheels.PROVENANCE if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
     except (OSError, ValueError):
         record = None
-    if record and f"+{build.LABEL}." not in here.version:
+    if record and f"+{wheels.LABEL}." not in here.version:
         what = f"is patched in place, but {undo.FOLDER}/ is gone: it cannot be taken back"
         step = f"{_reinstall(here)}; keep a copy of edits of yours first"
         raise Refused.of("no-journal", str(here), what, step)
@@ -323,5 +322,5 @@ def find_other_install(here: Installed) -> Patched | None:
 
 
 def _reinstall(here: Installed) -> str:
-    public = here.version.partition(f"+{build.LABEL}.")[0]
+    public = here.version.partition(f"+{wheels.LABEL}.")[0]
     return f"`pip install --force-reinstall --no-deps sglang=={public}`"
