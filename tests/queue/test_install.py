@@ -32,7 +32,7 @@ from patchqueue import wheels
 from patchqueue.commands.install import launch_advice, launch_argument, launch_exceptions
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
-from patchqueue.install import changes, inplace, installed, undo
+from patchqueue.install import inplace, installed, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 
@@ -470,8 +470,8 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     edit("../victim/secret", "secret\n")(site)
 
     def noted(written: dict) -> None:
-        written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
-        written["record"]["notes"]["laid"]["files"][str(secret)] = []
+        written["notes"]["found"][f"python/{secret}"] = "0" * 64
+        written["notes"]["laid"]["files"][str(secret)] = []
 
     rewritten(site, noted)
     found = exactly(secret.parent)
@@ -783,7 +783,7 @@ def states(site, do) -> tuple[dict, dict, dict]:
 def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     """The next call, whichever it is, makes good what a kill has left; and no file is ever torn."""
     pristine, before, after = states
-    monkeypatch.setattr(changes, "LAST", PATCHED)
+    monkeypatch.setattr(inplace, "LAST", PATCHED)
     number = mixed = 0
     while True:
         (do["install"] if verb == "uninstall" else lambda: None)()
@@ -949,7 +949,7 @@ def test_a_real_release(unpacked_release, monkeypatch):
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
-    assert undo.read(site).changes[-1].path == changes.LAST, (
+    assert undo.read(site).changes[-1].path == inplace.LAST, (
         "a server would call itself patched before it is"
     )
     found = _provenance(site, monkeypatch)

@@ -10,8 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..install import inplace, undo
-from ..install.changes import named_tree
 from ..install.installed import Report, site_packages
+from ..install.patched import named_tree
 from ..outcome import Outcome, counted, some, to_type
 from ..queue.header import SPEED
 from . import terminal
@@ -40,9 +40,9 @@ def _install(options: argparse.Namespace) -> int:
     if options.verify:
         return _verify(options)
     chosen = (options.release, options.only, options.without)
+    report = inplace.install(options.root, options.site, options.discard, *chosen, options.check)
     if options.check:
-        return _check(options, inplace.check(options.root, options.site, *chosen))
-    report = inplace.install(options.root, options.site, options.discard, *chosen)
+        return _check(options, report)
     for note in report.notes:
         OUT.print(f"note: {note}")
     record = report.record
