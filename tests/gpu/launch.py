@@ -262,7 +262,7 @@ def _begin(place: Place, job: Job) -> None:
     runtime.mkdir(mode=0o700, exist_ok=True)
     more = {
         "PREFILL_WATCH": job.plan.get("watch"),
-        "PREFILL_REASONS": "1",
+        "PREFILL_REASONS": "1" if job.plan.get("reasons", True) else "",
         "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
         "PREFILL_FILES": "1" if job.plan.get("files") else "",
         "PREFILL_FORGET": job.plan.get("forget"),
@@ -318,10 +318,14 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """End a process and all that it started. It has nothing to save, and an engine may wait forever
-    for its own clean-up."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End a process and all that it started, what it starts meanwhile too. It has nothing to save,
+    and an engine may wait forever for its own clean-up."""
+    until = time.time() + GRACE_S
+    while time.time() < until and (left := members(process.pid)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
 
