@@ -75,10 +75,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commandline.add_place(parser)
-    commandline.add_untouched(parser)
-    commandline.add_against(parser)
-    commandline.add_attention(parser, "as in the other runs of the page")
+    commandline.add_trees(parser, "as in the other runs of the page")
     add = parser.add_argument
+    add(
+        "--against",
+        type=Path,
+        metavar="TREE",
+        help="the folder that holds the other sglang/ (default: made from --untouched)",
+    )
     add(
         "--subject",
         choices=[*subjects.SUBJECTS],

@@ -96,8 +96,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--list", action="store_true", help="print the table, and run nothing")
     commandline.add_place(parser, required=False)
-    commandline.add_untouched(parser)
-    commandline.add_attention(parser, "as most evidence is about")
+    commandline.add_trees(parser, "as most evidence is about")
     only_asked_for = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
     add(
         "--model",
