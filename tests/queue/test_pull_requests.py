@@ -293,6 +293,7 @@ def test_the_command_writes_title_and_text(sent, tmp_path, tool, monkeypatch):
 
 
 RFC = "rfc.md"  # what is posted before a part of the drafts
+CONFIGS = "moe/add-expert-configs"
 
 
 def test_the_projects_own_additions_belong_to_pending_patches():
@@ -311,7 +312,8 @@ def test_the_projects_own_additions_belong_to_pending_patches():
     assert {"/".join(name[:2]) for name in names.values()} == pending
     tests = {file: name for file, name in names.items() if name[2].startswith("test/")}
     edits = [name for file, name in names.items() if "\n+++ b/test/" in file.read_text()]
-    assert {"/".join(name[:2]) for name in [*tests.values(), *edits]} == pending
+    tested = {"/".join(name[:2]) for name in [*tests.values(), *edits]}
+    assert tested == pending - {CONFIGS}, "configs alone bring no code"
     for file, (_, _, inner) in tests.items():
         text = file.read_text()
         assert inner.startswith("test/registered/unit/") and "register_cpu_ci(" in text
@@ -342,3 +344,11 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(name):
         {node.name: ast.dump(node) for node in body if hasattr(node, "name")} for body in bodies
     )
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE
+
+
+def test_configs_of_experts_are_the_overlays_own():
+    configs = [*(ROOT / "pull-requests" / CONFIGS).rglob("*.json")]
+    assert configs
+    for file in configs:
+        [overlay] = (ROOT / "overlay").rglob(file.name)
+        assert file.read_bytes() == overlay.read_bytes()
