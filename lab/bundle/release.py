@@ -16,7 +16,7 @@ from patchqueue.environments.lock import body, cuda_libraries, until
 from patchqueue.environments.testing import pinned_torch
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin
-from patchqueue.wheels import build
+from patchqueue.wheels import Target, build
 
 from . import assemble, carried, packages, untouched
 from .assemble import Bundle, Contents, Wanted
@@ -33,8 +33,8 @@ def pack(root: Path, pin: Pin, host: Host, wanted: Wanted) -> Bundle:
     if pinned not in ("", host.torch) and not wanted.carry_torch:
         what = f"pins torch {pinned}, and {host.name} has {host.torch}"
         raise Refused.of("other-torch", pin.tag, what, "pack it too: --carry-torch")
-    target = build.Target(host.python, host.platform.split("-")[0])
-    built = build.build(root, pin, target, None, root / "dist")
+    target = Target(host.python, host.platform.split("-")[0])
+    built = build(root, pin, target, None, root / "dist")
     torch = torch_of(pin, host, wanted.sm) if wanted.carry_torch else None
     host = host.less(torch.besides) if torch else host
     rules = RULES.release.of(pin.version, wanted.flash)

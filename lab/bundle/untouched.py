@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from patchqueue.files.tree import sha256
-from patchqueue.wheels.build import Built
+from patchqueue.wheels import Built
 
 FOLDER, PLAN, FILES = "untouched", "plan.json", "files"
 SCHEMA = 1
