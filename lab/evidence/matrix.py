@@ -71,29 +71,24 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 def left_to_run(root: Path, known: Iterable[tuple[Pin, list[Cell]]]) -> list[str]:
     """The tags of the releases with a cell for which no proof of today's patches counts."""
     proven = [not feature.asked for feature in cells.load(root).features]
-    return [
-        pin.tag
-        for pin, row in known
-        if any(one.state in (State.STALE, State.NOT_RUN) for one in compress(row, proven))
-    ]
+    left = {State.STALE, State.NOT_RUN}
+    return [pin.tag for pin, row in known if left & {one.state for one in compress(row, proven)}]
 
 
 def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
     """By release tag, the models of some proofs that hold for their files alone. Running these
     again shows a wrong footprint. Another tree draws others."""
     rows, rules = results.load(root), harness.identity(root)
-    found: dict[str, list[str]] = {}
-    for pin in reversed(pins.all):
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        pin = pins.find(row.release)
         validity = Validity(pin.patched, rules)
-        models = {
-            row.model
-            for row in rows
-            if (row.kind, row.release) == ("proof", str(pin.version))
-            if not validity.is_today(row) and validity.same_files(row)
-            if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
-        }
-        found |= {pin.tag: sorted(models)} if models else {}
-    return found
+        is_drawn = random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
+        if row.kind != "proof" or not is_drawn or validity.is_today(row):
+            continue
+        if validity.same_files(row):
+            found.setdefault(pin.tag, set()).add(row.model)
+    return {pin.tag: sorted(found[pin.tag]) for pin in reversed(pins.all) if pin.tag in found}
 
 
 def cell(

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import fakes
 import gpumodules
@@ -154,16 +153,13 @@ def served(project, monkeypatch, packages, **how) -> Iterator:
         wheel(home / "index" / package.partition("==")[0], package, files, requires)
     for folder in (home / "index").iterdir():
         list_files(folder, **how)
-    site = Site(home / "index")
-    Thread(target=site.serve_forever, daemon=True).start()
-    monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
     monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv-cache"))
     python = f'"{sys.version_info.major}.{sys.version_info.minor}"'
     description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', python)
     project.write(str(host.DEFAULT), description)
-    yield project
-    site.shutdown()
-    site.server_close()
+    with Site.started(home / "index") as site:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
+        yield project
 
 
 @pytest.fixture

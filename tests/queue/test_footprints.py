@@ -147,12 +147,6 @@ def test_a_planted_error_fails_the_run_where_the_footprint_says_so(applied, tmp_
     assert RUNNER in then.laid
 
 
-@pytest.fixture
-def measured(applied):
-    fakes.harness(applied)
-    return applied
-
-
 def taken(project, tmp_path, **changes) -> list[results.Row]:
     """The rows after a result with notes."""
     own = ["m sglang.srt.runner"]

@@ -8,7 +8,6 @@ import json
 import lzma
 from pathlib import Path
 
-import fakes
 import pytest
 from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
@@ -23,13 +22,6 @@ from patchqueue.upstream import pins
 
 PINS = pins.load(ROOT)
 RULES = "sha256:rules"
-
-
-@pytest.fixture
-def measured(applied):
-    """A project with rules to judge by."""
-    fakes.harness(applied)
-    return applied
 
 
 def result(project, **changes) -> dict:
