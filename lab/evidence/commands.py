@@ -95,8 +95,6 @@ def _status(options: argparse.Namespace) -> int:
     if options.plot:
         drawn = picture.draw(front.measured(results.load(root)), root)
         changed += [file.relative_to(root) for file in drawn]
-        if not drawn:
-            OUT.print("no picture: matplotlib is not installed")
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )

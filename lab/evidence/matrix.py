@@ -80,15 +80,14 @@ def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
     again shows a wrong footprint. Another tree draws others."""
     rows, rules = results.load(root), harness.identity(root)
     found: dict[str, set[str]] = {}
+    pinned = {str(pin.version): pin for pin in reversed(pins.all)}
     for row in rows:
-        pin = pins.find(row.release)
-        validity = Validity(pin.patched, rules)
-        is_drawn = random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
-        if row.kind != "proof" or not is_drawn or validity.is_today(row):
-            continue
-        if validity.same_files(row):
-            found.setdefault(pin.tag, set()).add(row.model)
-    return {pin.tag: sorted(found[pin.tag]) for pin in reversed(pins.all) if pin.tag in found}
+        if row.kind == "proof" and (pin := pinned.get(row.release)):
+            validity = Validity(pin.patched, rules)
+            is_drawn = random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
+            if is_drawn and validity.same_files(row) and not validity.is_today(row):
+                found.setdefault(pin.tag, set()).add(row.model)
+    return {pin.tag: sorted(found[pin.tag]) for pin in pinned.values() if pin.tag in found}
 
 
 def cell(

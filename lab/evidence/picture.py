@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .front import Measured
+from .pages.render import put, render
 
 
 class Theme(NamedTuple):
@@ -34,6 +35,14 @@ class Panel(NamedTuple):
     better: str
     figure: str
 
+    def values(self, row: Measured) -> dict[str, int]:
+        """The figure of each engine that has it."""
+        found = {name: getattr(one, self.figure) for name, one in row.engines.items()}
+        return {name: value for name, value in found.items() if value}
+
+    def most(self, rows: Sequence[Measured]) -> int:
+        return max(value for row in rows for value in self.values(row).values())
+
 
 PANELS = (
     Panel("64-token prompt", "ms to first token", "less", "short_ms"),
@@ -46,7 +55,7 @@ def complete(rows: Sequence[Measured]) -> list[Measured]:
     return [
         one
         for one in rows
-        if all(getattr(each, panel.figure) for panel in PANELS for each in one.engines.values())
+        if all(panel.values(one).keys() == one.engines.keys() for panel in PANELS)
     ]
 
 
@@ -58,70 +67,20 @@ def description(rows: Sequence[Measured]) -> str:
 
 def _sentence(one: Measured) -> str:
     parts = [
-        f"{name} {getattr(figures, panel.figure):,} {panel.unit}"
+        f"{name} {value:,} {panel.unit}"
         for panel in PANELS
-        for name, figures in one.engines.items()
+        for name, value in panel.values(one).items()
     ]
     return f"{one.row.model}, sglang {one.row.release}, {one.gpu}: {', '.join(parts)}"
 
 
 def draw(rows: Sequence[Measured], root: Path) -> list[Path]:
-    """Write the picture in both versions. Returns the files: none without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return []
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    for theme in THEMES:
-        # no date, no random names of clip paths: the same measurements give the same file
-        with pyplot.rc_context(_style(theme)):
-            figure = _figure(pyplot, theme, complete(rows))
-            figure.savefig(
-                root / theme.file,
-                transparent=True,
-                metadata={"Date": None, "Creator": None, "Description": description(rows)},
-            )
-            pyplot.close(figure)
-    return [root / theme.file for theme in THEMES]
-
-
-def _style(theme: Theme) -> dict[str, Any]:
-    inks = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-    return {
-        "font.size": 11,
-        "svg.fonttype": "none",  # letters as text: a third of the bytes
-        "svg.hashsalt": "front",
-        "axes.edgecolor": theme.edge,
-        **dict.fromkeys(inks, theme.ink),
-    }
-
-
-def _figure(pyplot: Any, theme: Theme, rows: Sequence[Measured]) -> Any:
-    figure, panels = pyplot.subplots(1, len(PANELS), figsize=(9.4, 0.62 * len(rows) + 1.4))
-    names = list(dict.fromkeys(name for one in rows for name in one.engines))
-    for panel, axes in zip(PANELS, panels, strict=True):
-        for number, name in enumerate(names):
-            # a row's engines lie side by side, around its place
-            height = 0.78 / len(names)
-            offset = (number - (len(names) - 1) / 2) * height
-            places = [place for place, one in enumerate(rows) if name in one.engines]
-            values = [getattr(rows[place].engines[name], panel.figure) for place in places]
-            across = [place + offset for place in places]
-            bars = axes.barh(across, values, height * 0.9, label=name, color=theme.bars[number])
-            axes.bar_label(bars, [f"{value:,}" for value in values], padding=4, fontsize=10)
-        title = f"{panel.prompts}: {panel.unit}\n({panel.better} is better)"
-        axes.set_title(title, fontsize=11, loc="left")
-        axes.invert_yaxis()
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.tick_params(length=0)
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        axes.margins(x=0.16, y=0.01)
-    labels = [f"{one.row.model.replace(', ', chr(10))}\nsglang {one.row.release}" for one in rows]
-    panels[0].set_yticks(range(len(rows)), labels)
-    handles, texts = panels[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="lower center", ncols=len(names), frameon=False)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    return figure
+    """Draw the picture in both versions. Returns the files that this changed."""
+    shown = complete(rows)
+    engines = list(dict.fromkeys(name for one in shown for name in one.engines))
+    values = {"rows": shown, "engines": engines, "panels": PANELS, "description": description(rows)}
+    return [
+        root / theme.file
+        for theme in THEMES
+        if put(root / theme.file, render("front.svg", theme=theme, **values))
+    ]
