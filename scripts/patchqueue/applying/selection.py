@@ -18,7 +18,7 @@ from .. import RELEASE
 from ..files import record
 from ..files.tree import hash_python, sha256
 from ..outcome import Outcome, Problem, Refused, some, to_type
-from ..queue.header import NOT_NEEDED, ProbeLine
+from ..queue.header import NOT_NEEDED, Probe
 from ..queue.patchfile import Patch
 from ..queue.series import FILE, OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
 from ..upstream.pins import Pin
@@ -272,10 +272,11 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
 
 
-def passes(line: ProbeLine, read: Read) -> bool:
+def passes(probe: Probe, read: Read) -> bool:
     """Whether a tree passes one line of a header's Probe."""
-    content = read(line.path)
-    return content is not None and line.matches(content.decode("utf-8", "replace"))
+    path, pattern = probe
+    content = read(path)
+    return content is not None and bool(pattern.search(content.decode("utf-8", "replace")))
 
 
 def _digests(files: Mapping[str, bytes]) -> list[dict[str, str]]:

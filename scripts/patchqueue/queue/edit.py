@@ -90,8 +90,8 @@ def variant(
     if entry.is_for(version):
         kept, guard = split(entry.text, version, pinned)
         if not kept:
-            head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
-            return Change(f"patches/{entry.name}", joined(head, diff), why)
+            content = joined(queue.patches[entry.name].head, diff)
+            return Change(f"patches/{entry.name}", content, why)
         lines.guard(entry.name, kept)
     else:
         guard = guard_for(version, pinned)
@@ -99,11 +99,11 @@ def variant(
     names = (f"{stem}@{version.base_version}.patch", f"{stem}@{version}.patch")
     name = next((name for name in names if name not in queue.patches), None)
     if name is None:
-        where, hint = (
-            f"patches/{names[1]}",
-            f"give it a guard that takes {version}, or another name",
+        what, step = (
+            "is there already, for another release",
+            f"give it a guard that takes {version}",
         )
-        raise Refused.of("bad-variant", where, "is there already, for another release", hint)
+        raise Refused.of("bad-variant", f"patches/{names[1]}", what, f"{step}, or another name")
     lines.insert(entry.name, name, guard)
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
 
