@@ -30,7 +30,7 @@ from patchqueue.outcome import Problem, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream import release as releases
-from patchqueue.wheels import build
+from patchqueue.wheels import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
@@ -310,7 +310,7 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     members.pop(info, None)
-    (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+    (site / info).write_bytes(record_of(members, info).replace(b"\n", b"\r\n"))
 
 
 def harness(project: Project) -> str:

@@ -31,7 +31,7 @@ from patchqueue.handover import release
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
-from patchqueue.wheels import build
+from patchqueue.wheels import LABEL
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
@@ -544,7 +544,7 @@ def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
         _, version, _, tags = parse_wheel_filename(name)
         pin = known.find(version.public)
         days.add(pin.resolve_as_of.isoformat())
-        assert version.local == f"{build.LABEL}.{RELEASE}"
+        assert version.local == f"{LABEL}.{RELEASE}"
         assert tags in [parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels]
     assert set(re.findall(r"--exclude-newer (\S+)", text)) <= days
 
