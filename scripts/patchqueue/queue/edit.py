@@ -37,40 +37,26 @@ class Change:
 
 @dataclass
 class Lines:
-    """The series' lines, edited with their columns kept."""
+    """The series' text, edited with its columns kept."""
 
-    lines: list[str]
+    text: str
 
-    @classmethod
-    def of(cls, text: str) -> Lines:
-        return cls(text.removesuffix("\n").split("\n"))
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-    def _number(self, name: str) -> int:
-        return next(number for number, line in enumerate(self.lines) if _name(line) == name)
+    def __post_init__(self) -> None:
+        self.text = self.text.removesuffix("\n") + "\n"
 
     def guard(self, name: str, guard: str) -> None:
         """Give an entry another guard."""
-        number = self._number(name)
-        self.lines[number] = f"{self.lines[number].partition(' #')[0]} # {guard}"
+        line = rf"(?m)^({re.escape(name)} *?)( #.*)?$"
+        self.text = re.sub(line, rf"\g<1> # {guard}", self.text, count=1)
 
     def insert(self, after: str, name: str, guard: str) -> None:
         """Put an entry behind another one; before all entries where `after` is empty."""
-        if after:
-            place = self._number(after) + 1
-            column = len(self.lines[place - 1].partition(" #")[0])
-        else:
-            entries = [number for number, line in enumerate(self.lines) if _name(line)]
-            place = entries[0] if entries else len(self.lines)
-            column = len(name) + 1
-        self.lines.insert(place, f"{name:<{column}} # {guard}")
-
-
-def _name(line: str) -> str:
-    return "" if line.startswith("#") else line.split(" #", maxsplit=1)[0].strip()
+        beside = rf"{re.escape(after)}( .*)?" if after else r"[^#\s].*"
+        line = re.search(rf"(?m)^{beside}\n", self.text)
+        column = len(line[0].partition(" #")[0]) if line and after else len(name) + 1
+        place = len(self.text) if line is None else line.end() if after else line.start()
+        entry = f"{name:<{column}} # {guard}\n"
+        self.text = f"{self.text[:place]}{entry}{self.text[place:]}"
 
 
 def variant(
