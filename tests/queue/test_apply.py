@@ -181,35 +181,6 @@ def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
         (project.tree / RUNNER).write_text("edited\n")
 
 
-USER_SETTINGS = {
-    # quilt's
-    "QUILT_PATCHES": "other",
-    "QUILT_PC": ".other",
-    "QUILT_SERIES": "order",
-    "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run",
-    "QUILT_PUSH_ARGS": "--leave-rejects",
-    # of the programs that quilt runs
-    "POSIXLY_CORRECT": "1",
-    "VERSION_CONTROL": "numbered",
-    "SIMPLE_BACKUP_SUFFIX": ".mine",
-    "GREP_OPTIONS": "--color=always",
-    "LC_ALL": "de_DE.UTF-8",
-    "LANGUAGE": "de",
-}
-
-
-def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, template):
-    settings = "QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n"
-    (tmp_path / "home/.quiltrc").write_text(settings)
-    for name, value in USER_SETTINGS.items():
-        monkeypatch.setenv(name, value)
-    project.apply()
-    expected = template / "project/work" / TAG / "provenance.json"
-    assert (project.tree / "provenance.json").read_bytes() == expected.read_bytes()
-    project.unapply()
-    assert tree_hash(project) == pristine_hash(project)
-
-
 def test_another_source_is_laid_anew(applied, tmp_path):
     (tmp_path / "home/.gitconfig").write_text("[core]\n autocrlf = true\n")
     assert applied.apply(applied.checkout(tmp_path / "checkout")).outcome is Outcome.APPLIED
