@@ -1,8 +1,5 @@
-"""A patch's header: DEP-3 style fields, their rules as data, and the same rules as documentation.
-
-The rules are one table (after SUSE kernel-source's header.py): `problems` checks with it,
-`documentation` prints it.
-"""
+"""A patch's header: DEP-3 style fields, with their rules as one table, which `problems` checks
+with and CONTRIBUTING.md shows."""
 
 from __future__ import annotations
 
