@@ -230,7 +230,7 @@ def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: boo
         step = f"keep a copy of them; {again} makes the patched files anew"
         raise Refused.of("edited-install", str(journal.site), what, step)
     remaining = earlier.without_changes()
-    if differ.kept or journal.record.get("edits"):
+    if differ.others or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
@@ -267,8 +267,7 @@ def _make_changes(
         raise
     try:
         journal = undo.forward(journal)
-        differ = InPlace(journal).differing
-        if paths := (*differ.ours, *differ.kept):
+        if paths := [name for names in InPlace(journal).differing for name in names]:
             what = f"was changed meanwhile: {some(paths)}; it is as it was again"
             step = "run it again when nobody else writes there"
             raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)

@@ -8,11 +8,11 @@ leave the tree's own record alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..applying import own_changes
 from ..applying.matching import inverted, match
@@ -32,40 +32,28 @@ from .undo import Journal
 REST = "sglang/… (files that the queue leaves alone)"
 
 
-@dataclass(frozen=True)
-class Differing:
-    """Files that are not as they were left, by their names below the folder.
-
-    ours: the queue's, or with a change of the queue that is not in place any more; others: of
-    others alone; both: of others, and every change of the queue is still there.
-    """
+class Differing(NamedTuple):
+    """Files that are not as they were left, by their names below the folder. ours: the queue's, or
+    with a change of the queue that is not in place any more; others: with edits of others, and
+    every change of the queue is still there."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
-    both: tuple[str, ...]
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The files with edits of others beside which every change of the queue is in place."""
-        return tuple(sorted((*self.others, *self.both)))
 
 
 def attribute(
-    site: Path, paths: Iterable[str], own: Collection[str], about: Mapping[str, Any]
+    site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
     """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
     rows = own_changes.rows_in(about)
-    ours, others, both = list[str](), list[str](), list[str]()
-    for name in sorted(paths):
-        file, changes = site / name, rows.get(name)
-        is_there = changes is not None and file.is_file()
-        if is_there and not own_changes.undone(file.read_bytes(), rows[name]):
-            both.append(name)
-        elif name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE):
-            ours.append(name)
-        else:
-            others.append(name)
-    return Differing(tuple(ours), tuple(others), tuple(both))
+
+    def is_ours(name: str) -> bool:
+        if name in rows and (site / name).is_file():
+            return bool(own_changes.undone((site / name).read_bytes(), rows[name]))
+        return name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE)
+
+    ours = {name for name in paths if is_ours(name)}
+    return Differing(tuple(sorted(ours)), tuple(sorted({*paths} - ours)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +94,7 @@ class InPlace:
             self.record,
             *counts(self.journal),
             faults=self.differing.ours,
-            others=self.differing.kept,
+            others=self.differing.others,
             before=edited_before(self.record),
             next_step=f"{step}; keep a copy of edits of yours in them",
         )
@@ -115,7 +103,9 @@ class InPlace:
         """The files that others edited since, without the queue's changes. Raises Refused, naming
         patch and file, where a change has no one place from which to take it."""
         site, problems = self.journal.site, list[Problem]()
-        files = {name: read(site, PREFIX + name) or b"" for name in self.differing.both}
+        changed = own_changes.rows_in(self.journal.notes["laid"])
+        edited = [name for name in self.differing.others if name in changed]
+        files = {name: read(site, PREFIX + name) or b"" for name in edited}
         for patch in reversed(self.journal.notes["texts"]):
             forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
             for path in forms[0]:
@@ -181,7 +171,7 @@ class HandedOn:
             self.record,
             notes=(f"it was {how}",),
             faults=self.differing.ours,
-            others=self.differing.kept,
+            others=self.differing.others,
             before=edited_before(_tree_record(self.here.site)),
             next_step=f"apply the {source} again; keep a copy of edits of yours",
         )
