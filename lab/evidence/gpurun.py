@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
 RESULTS = {"run": "evidence.json"}
-RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep", "sweep_experts")}
+RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep_experts")}
 BESIDE_UNTOUCHED = ("gain", "agree")  # what runs the release without the queue too
 FOLDER = Path("dist/gpu")
 

@@ -26,7 +26,7 @@ from fakes import ROOT
 from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
-from patchqueue.applying import quilt
+from patchqueue.files.run import find_quilt
 from patchqueue.handover import release
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
@@ -110,7 +110,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quilt_home: Path | No
 def _programs(world: World) -> None:
     """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has
     Python 3.12 and ~/site."""
-    engine, found = quilt.find(source.cache_folder()), world.home / "bin"
+    engine, found = find_quilt(source.cache_folder()), world.home / "bin"
     settings = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +13,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..applying import quilt as quilts
-from ..applying.apply import Report, apply, no_tree, unapply
+from ..applying.apply import Report, apply, new, no_tree, unapply
 from ..applying.check import CheckReport, check, write
-from ..applying.refresh import new, refresh
+from ..applying.refresh import refresh
 from ..applying.worktree import State, WorkTree
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
+from ..files.run import find_quilt
 from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
@@ -78,13 +77,8 @@ def _quilt(options: argparse.Namespace) -> int:
     with tree.locked() as lock:
         if tree.inspect().state is State.ABSENT:
             raise no_tree(pin)
-        engine = quilts.find(cache_folder())
-        return subprocess.run(
-            [engine.command, *(options.arguments or ["--help"])],
-            cwd=tree.path,
-            env=engine.environment(),
-            pass_fds=(lock,),
-        ).returncode
+        words = options.arguments or ["--help"]
+        return find_quilt(cache_folder()).run(tree.path, *words, lock=lock).returncode
 
 
 def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool) -> None:
