@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from test_help import parsers
+from test_cli import parsers
 
 from patchqueue.commands import terminal
 
