@@ -178,15 +178,18 @@ class HandedOn:
 
     def refusal(self, tag: str = "") -> Refused:
         """Why an install in place cannot take it off. tag: the release that gets another queue."""
-        name, how = "patched-by-git", "patched by git"
-        step = "switch to the branch before it; or `git apply --reverse` the applied file"
-        again = f"remove that one with git, then apply what {to_type('patches', tag)} writes"
         if self.is_wheel:
-            name, how = "patched-wheel", "installed from a patched wheel"
-            step = f"{reinstall(self.here)}; keep a copy of edits of yours first"
+            what, step = "installed from a patched wheel", reinstall(self.here)
+            step += "; keep a copy of edits of yours first"
             again = f"{to_type('build', tag)}, and install that wheel"
-        what = f"was {how}, {'of another queue' if tag else 'not in place'}"
-        return Refused.of(name, str(self.here), what, again if tag else step)
+        else:
+            what = "patched by git"
+            step = "switch to the branch before it; or `git apply --reverse` the applied file"
+            again = f"remove that one with git, then apply what {to_type('patches', tag)} writes"
+        name = "patched-wheel" if self.is_wheel else "patched-by-git"
+        if tag:
+            return Refused.of(name, str(self.here), f"was {what}, with another queue", again)
+        return Refused.of(name, str(self.here), f"was {what}, not in place", step)
 
 
 def find_handed_on(here: Installed) -> HandedOn | None:
