@@ -44,7 +44,8 @@ class Differing(NamedTuple):
 def attribute(
     site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
-    """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
+    """The differing paths by who made the difference. own: files that the queue changed or added;
+    about: the content of laid.json."""
     rows = own_changes.rows_in(about)
 
     def is_ours(name: str) -> bool:
@@ -193,9 +194,8 @@ class HandedOn:
 
 
 def find_handed_on(here: Installed) -> HandedOn | None:
-    """The queue that an sglang carries by other means than an install in place; None for none.
-    Raises Refused where an install in place did, and the journal of that is gone: nothing can be
-    taken back then."""
+    """The queue that a wheel or git applied to an sglang; None where there is none. Raises Refused
+    where an install in place applied it and its journal is gone, so that it cannot be undone."""
     try:
         file = here.info / IN_DIST_INFO if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
@@ -231,7 +231,7 @@ def named_tree(site: Path) -> str:
 
 
 def edited_before(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files that others had edited before the queue was applied, as a record of that says."""
+    """The files that others had edited before the queue was applied, by the record of it."""
     try:
         return tuple(sorted(name for paths in record["edits"].values() for name in paths))
     except (KeyError, TypeError, AttributeError):
