@@ -23,7 +23,7 @@ from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, refuse_other
-from ..wheels.build import local_version
+from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
 
 Read = Callable[[str], "bytes | None"]

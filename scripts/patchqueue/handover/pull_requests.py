@@ -6,8 +6,8 @@ overlay's, which know more releases than upstream needs. A change@VERSION.patch 
 series' text from that release up to the next one: the series hooks upstream's code where a pull
 request mends it.
 
-A folder without a patch in the series is a step: what a reviewer is sent before a large change. Its
-text names the patch that the step leads to, and that patch's text has the step `below` it.
+A folder without a patch in the series is a draft of upstream's code alone, which the queue does not
+need. Its text has a title and a probe; other texts may have the draft `below` them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Ground:
 
 
 def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
-    """Make a branch for each patch that `words` name (a topic, or one patch or step of it as
+    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
     topic/verb-object; all where none is named).
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
@@ -96,7 +96,7 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
     exact = release_of(repository, start, pins)
     pin = exact or pins.all[-1]
     read = _reader(repository, start, base)
-    ground, merged = _ground(root, with_steps(root, queue, pin), pin, base, read)
+    ground, merged = _ground(root, with_own_drafts(root, queue, pin), pin, base, read)
     day = date_of(pin, repository, start)
     built = []  # every one, before the first branch
     for patch in requested(ground, words):
@@ -233,7 +233,7 @@ def _needs(ground: Ground, patch: Patch) -> tuple[str, ...]:
 
 
 def _message(ground: Ground, part: Part) -> str:
-    """A commit's message: the title, and the description of the patch's header; a step has none."""
+    """A commit's message: the title, and the description of the patch's header, if it has one."""
     described = text_of(ground.queue, ground.patches[f"{part.patch}.patch"]).partition("\n\n")[2]
     return "\n\n".join(filter(None, [part.subject, described])) + "\n"
 
@@ -279,13 +279,11 @@ PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
     """pull-request.toml. body: Markdown, with the sections of upstream's template; title: where it
     is not the patch's subject; below: patches that its branch contains, besides those that the
-    patch's header needs; step_to: the patch that a step leads to; probe: how to see that upstream
-    has the step."""
+    patch's header needs; probe: how to see that upstream has a draft without a patch."""
 
     body: str
     title: str = ""
     below: tuple[str, ...] = ()
-    step_to: str = ""
     probe: str = ""
 
 
@@ -302,46 +300,29 @@ def read_text(root: Path, name: str) -> Text | None:
         content = (root / where).read_bytes()
     except FileNotFoundError:
         return None
-    text = record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
-    if text.step_to and not (text.title and PROBE.fullmatch(text.probe)):
-        what, step = "a step has a title and a probe", "write the probe as `PATH :: TEXT`"
-        raise Refused.of(BAD, where, what, step)
-    return text
+    return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
 
 
-def with_steps(root: Path, queue: Queue, pin: Pin) -> Queue:
-    """The queue with each step in front of the patch that it leads to, where the release gets that
-    patch. Raises Refused for a step's bad text."""
-    patches, entries = dict(queue.patches), [*queue.entries]
-    selected = {queue.base(patch.name) for patch in queue.select(pin.version)}
-    for name, text in _steps(root, queue).items():
-        goal, own = f"{text.step_to}.patch", f"{name}.patch"
-        words = (("Subject", text.title), (STATUS, queue.header(goal).get(STATUS)))
-        # a step that is not applied has a name too: the goal's text has it below
-        patches[own] = Patch(own, b"", Header((*words, ("Probe", text.probe))), ())
-        brings = change(root, name, pin) or (root / FOLDER / name / "python").is_dir()
-        if goal in selected and brings:
-            at = next(n for n, entry in enumerate(entries) if entry.base == goal)
-            entries.insert(at, Entry(own, SpecifierSet(), "", 0))
-    return replace(queue, patches=patches, entries=tuple(entries))
-
-
-def _steps(root: Path, queue: Queue) -> dict[str, Text]:
-    """The texts of the folders without a patch, by their names in order. Raises Refused for a bad
-    text, and for a folder that neither has a patch nor leads to one."""
+def with_own_drafts(root: Path, queue: Queue, pin: Pin) -> Queue:
+    """The queue with the drafts that have no patch in the series, behind its patches, where they
+    have a change for the release or files. Raises Refused for such a draft's bad text."""
     known = {entry.base.removesuffix(".patch") for entry in queue.entries}
-    steps = {}
+    patches, entries = dict(queue.patches), [*queue.entries]
     for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
         text = read_text(root, name)
         if name in known or text is None:
             continue
-        if text.step_to not in known:
-            what = f"no patch of the series is named {name!r}, nor {text.step_to!r}, its step_to"
-            step = "name the folder as its patch, or in step_to the patch that it is a step to"
+        if not (text.title and PROBE.fullmatch(text.probe)):
+            what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
+            step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
             raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
-        steps[name] = text
-    return steps
+        own = f"{name}.patch"
+        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
+        patches[own] = Patch(own, b"", Header(words), ())
+        if change(root, name, pin) or (root / FOLDER / name / "python").is_dir():
+            entries.append(Entry(own, SpecifierSet(), "", 0))
+    return replace(queue, patches=patches, entries=tuple(entries))
 
 
 def change(root: Path, name: str, pin: Pin) -> Path | None:

@@ -33,7 +33,7 @@ from ..queue.patchfile import CONTEXT
 from ..upstream.pins import Pin
 from ..upstream.release import Edited, open_tree
 from ..upstream.source import Source, fetch, file_sha256
-from ..wheels import build
+from ..wheels import build, local_version
 
 LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
     names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
-    version = build.local_version(pin, queue.profile)
+    version = local_version(pin, queue.profile)
     return (
         f"The prefill graph queue for sglang {pin.version}, {version}:"
         f" {counted(len(names), 'patch', 'patches')}.\n"
@@ -148,7 +148,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
     wheels = sum(len(pin.wheels) for pin in chosen)
-    return Made(folder, wheels, tuple(build.local_version(pin) for pin in chosen), size)
+    return Made(folder, wheels, tuple(local_version(pin) for pin in chosen), size)
 
 
 def _refuse_other_content(root: Path) -> None:
@@ -167,10 +167,10 @@ def _refuse_other_content(root: Path) -> None:
 
 def _add(root: Path, pin: Pin, folder: Path) -> None:
     """Write a release's wheels and patch file."""
-    patch = folder / f"sglang-{build.local_version(pin)}.patch"
+    patch = folder / f"sglang-{local_version(pin)}.patch"
     write_patch(root, pin, None, patch)
     for wheel in pin.wheels:
-        build.build(root, pin, wheel, None, folder)
+        build(root, pin, wheel, None, folder)
     LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
 
 

@@ -19,15 +19,14 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..applying.check import change_of
-from ..applying.context import edits, one_text, rendered, unified
-from ..applying.matching import Row, listing_with, replay
+from ..applying.context import edits, shared, unified
+from ..applying.matching import Row, apply_patch, listing_with, replay
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
 from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes, write
-from ..queue.lint import lint
 from ..queue.patchfile import Patch, of_files
 from ..queue.series import Entry, Queue
 from ..upstream import source
@@ -261,7 +260,7 @@ def prove(target: Target, queue: Queue, rows: Iterable[Row], changes: Iterable[C
     got, and the release just what the rows say: replayed strictly, byte for byte.
     """
     new, version = with_changes(queue, changes), target.version
-    problems = lint(target.root, new)
+    problems = series.lint(target.root, new)
     for pin in target.pins.all:
         edits_of = [
             [(patch.name, edits(patch)) for patch in each.select(pin.version)]
@@ -341,7 +340,7 @@ def _carry(target: Target, queue: Queue, entry: Entry, row: Row, lines: Lines) -
     is_for = entry.is_for(version)
     wider = entry.text if is_for else edit.extended(entry.text, version, pinned)
     diff = unified(row.before, row.after)
-    if wider and _is_disjoint(queue, entry, wider):
+    if wider and _is_disjoint(target, queue, entry, wider):
         text = _text(target, queue, entry, row, diff) if row.lines is None else None
         if (text is not None or row.lines is not None) and not is_for:
             lines.guard(entry.name, wider)
@@ -360,25 +359,24 @@ def _text(target: Target, queue: Queue, entry: Entry, row: Row, diff: str) -> Pa
 
     Releases that are not cached are not fetched for this: then they cannot.
     """
-    version, patch = target.version, queue.patches[entry.name]
-    others = [pin for pin in target.pins.all if pin.version != version]
+    patch = queue.patches[entry.name]
+    others = [pin for pin in target.pins.all if pin.version != target.version]
     served = [pin for pin in others if entry.is_for(pin.version)]
     if not all(map(source.is_cached, served)):
         return None
-    texts = {version: of_files(patch, patchfile.parse_diff(diff))}
-    below = {version: row.before}
+    rows = []
     for pin in served:
         steps = Selection(queue, pin).replay(source.fetch(pin, None).read).steps
-        there = next(step for step in steps if step.patch == entry.name)
-        if there.lines is None:
-            return None
-        texts[pin.version] = rendered(patch, there)
-        below[pin.version] = there.before
-    return one_text(texts, below)
+        rows.append(next(step for step in steps if step.patch == entry.name))
+    rows.append(row)
+    text = shared(of_files(patch, patchfile.parse_diff(diff)), [each.before for each in rows])
+    same = text and all(apply_patch(text, each.before.get).after == each.after for each in rows)
+    return text if same else None
 
 
-def _is_disjoint(queue: Queue, entry: Entry, guard: str) -> bool:
+def _is_disjoint(target: Target, queue: Queue, entry: Entry, guard: str) -> bool:
     """Whether the entry may have this guard beside its other variants."""
     wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
     others = [each for each in queue.entries if each.base == entry.base and each.name != entry.name]
-    return not series.overlapping([wider, *others])
+    versions = filter(wider.is_for, (*target.pinned, target.version))
+    return not any(other.is_for(version) for version in versions for other in others)
