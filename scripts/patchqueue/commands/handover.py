@@ -112,7 +112,7 @@ def _patches(options: argparse.Namespace) -> int:
     name = f"sglang-{build.local_version(pin, options.only)}.patch"
     out = options.out or options.root / DIST / name
     console = ERR if atomic.is_output(out) else OUT
-    made = release.write_patch(options.root, pin, options.base, out, options.only, options.without)
+    made = backport.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"

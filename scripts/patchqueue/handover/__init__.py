@@ -1,5 +1,5 @@
 """The queue handed on: a release branch, pull requests with tests and texts, a release's files.
 
 Modules, low to high; none imports from its own floor or a higher one:
-repository · backport release · pull_requests
+repository · backport · pull_requests release
 """

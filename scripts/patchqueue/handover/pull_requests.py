@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..applying.apply import load_queue
-from ..applying.matching import apply_patch, in_front
+from ..applying.matching import Read, apply_patch, in_front, listing_with
 from ..applying.selection import passes
 from ..files import record
 from ..outcome import Outcome, Refused
@@ -32,8 +31,8 @@ from ..queue.header import TREE_PATH, Header
 from ..queue.patchfile import Patch
 from ..queue.series import Entry, Queue, read_overlay
 from ..upstream.pins import Pin, Pins
-from .backport import PACKAGE, Read, date_of, release_of, text_of
-from .repository import Commit, Repository, open_repository
+from .backport import PACKAGE, date_of, release_of, text_of
+from .repository import Commit, open_repository
 
 BRANCHES = "prefill-graph/"
 
@@ -92,21 +91,26 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
     """
     queue, repository = load_queue(root), open_repository(onto)
     repository.refuse_edits(base)
-    person, start = repository.person(), repository.commit(base)
-    exact = release_of(repository, start, pins)
-    pin = exact or pins.all[-1]
-    read = _reader(repository, start, base)
+    author, start = repository.author(), repository.commit(base)
+    files = repository.contents(start, "python", "test")
+    if f"{PACKAGE}/version.py" not in files and f"{PACKAGE}/__init__.py" not in files:
+        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
+        raise Refused.of("no-sglang", repository.shown, what, step)
+    exact = release_of(pins, listing_with({}, files))
+    pin, read = exact or pins.all[-1], files.get
     ground, merged = _ground(root, with_steps(root, queue, pin), pin, base, read)
     day = date_of(pin, repository, start)
     built = []  # every one, before the first branch
     for patch in requested(ground, words):
         parts = _parts(ground, patch)
         commits = [Commit(_message(ground, part), part.files) for part in parts]
-        tip = repository.build(start, commits, person, day)[-1]
+        tip = repository.build(start, commits, author, day)[-1]
         name = stem(ground.queue, patch)
         branch, text = BRANCHES + name.replace("/", "-"), read_text(root, name)
         built.append(PullRequest(name, branch, Outcome.APPLIED, start, tip, parts, text))
-    return Made(pin, bool(exact), start, _published(repository, built), merged)
+    outcomes = repository.publish({request.branch: request.tip for request in built})
+    requests = (replace(each, outcome=outcome) for each, outcome in zip(built, outcomes))
+    return Made(pin, bool(exact), start, tuple(requests), merged)
 
 
 def _ground(
@@ -238,16 +242,6 @@ def _message(ground: Ground, part: Part) -> str:
     return "\n\n".join(filter(None, [part.subject, described])) + "\n"
 
 
-def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRequest, ...]:
-    """The branches, made. Raises Refused, before any is, for branches of these names that are
-    others."""
-    before = {request.branch: repository.branch(request.branch) for request in built}
-    for request in built:
-        repository.refuse_taken(request.branch, before[request.branch], request.tip)
-    outcomes = (repository.put(one.branch, before[one.branch], one.tip) for one in built)
-    return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
-
-
 def write(queue: Queue, request: PullRequest, out: Path) -> Path:
     """Write OUT/TOPIC-PATCH/title.txt and body.md; the path of the body."""
     folder = out / request.name.replace("/", "-")
@@ -257,16 +251,6 @@ def write(queue: Queue, request: PullRequest, out: Path) -> Path:
     body = text.body if text else body_of(queue.header(f"{request.name}.patch"))
     (folder / "body.md").write_text(body, encoding="utf-8")
     return folder / "body.md"
-
-
-def _reader(repository: Repository, commit: str, base: str) -> Read:
-    """A function that reads a file of a commit. Raises Refused where the commit is none of
-    sglang's."""
-    read = cache(partial(repository.read, commit))
-    if read(f"{PACKAGE}/version.py") is None and read(f"{PACKAGE}/__init__.py") is None:
-        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
-        raise Refused.of("no-sglang", repository.shown, what, step)
-    return read
 
 
 FOLDER = Path("pull-requests")
