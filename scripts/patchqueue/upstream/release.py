@@ -46,11 +46,9 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 
 @dataclass(frozen=True)
 class Release:
-    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted;
-    name: what was read."""
+    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted."""
 
     version: Version
-    name: str
     read: Callable[[str], bytes | None]
     paths: tuple[str, ...]
 
@@ -63,12 +61,6 @@ class Release:
         """The tree hash (see files/tree.py) of its files."""
         return hash_python(self.listing())
 
-    def keep(self, file: Path) -> None:
-        """Write the release's files into a zip archive, in git's layout, for `kept`."""
-        with zipfile.ZipFile(file, "w") as archive:
-            for path in self.paths:
-                archive.writestr(zipfile.ZipInfo(path), self.read(path) or b"")
-
 
 @contextmanager
 def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
@@ -78,13 +70,14 @@ def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
     path, pin = Path(origin or ""), _pin_of(pins, version)
     if pin:
         pristine = source.fetch(pin, origin)
-        yield _of_archive(version, pristine.name, pristine)
+        yield Release(version, pristine.read, pristine.paths)
     elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
         yield _of_folder(version, path)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
             file, kind = _archive(version, origin, Path(space))
-            yield _of_archive(version, file.name, Archive(file, kind, file.name))
+            archive = Archive(file, kind, file.name)
+            yield Release(version, archive.read, archive.paths)
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -114,11 +107,6 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
     return file, "wheel"
-
-
-def kept(version: Version, name: str, file: Path) -> Release:
-    """The release that `Release.keep` wrote."""
-    return _of_archive(version, name, Archive(file, "git", file.name))
 
 
 def newer(pins: Pins) -> list[Version]:
@@ -179,11 +167,7 @@ def _of_folder(version: Version, folder: Path) -> Release:
         file = files.get(path)
         return file.read_bytes() if file and file.is_file() else None
 
-    return Release(version, folder.resolve().name, read, paths)
-
-
-def _of_archive(version: Version, name: str, archive: Archive) -> Release:
-    return Release(version, name, archive.read, archive.paths)
+    return Release(version, read, paths)
 
 
 def add_pin(root: Path, name: str, origin: str | None) -> Pin:
