@@ -30,7 +30,7 @@ from patchqueue.environments.lock import body, until
 from patchqueue.environments.testing import pinned_torch
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pin
-from patchqueue.wheels import build
+from patchqueue.wheels import Built, Target, build
 
 from . import carried, elf, packages, packing, untouched
 from .host import Host
@@ -147,8 +147,8 @@ def pack(root: Path, pin: Pin, description: Path, wanted: Wanted) -> Bundle:
     if pinned not in ("", host.torch) and not wanted.carry_torch:
         what = f"pins torch {pinned}, and {host.name} has {host.torch}"
         raise Refused.of("other-torch", pin.tag, what, "pack it too: --carry-torch")
-    target = build.Target(host.python, host.platform.split("-")[0])
-    built = build.build(root, pin, target, None, root / "dist")
+    target = Target(host.python, host.platform.split("-")[0])
+    built = build(root, pin, target, None, root / "dist")
     torch = torch_of(pin, host, wanted.sm) if wanted.carry_torch else None
     if torch:
         host = host.less(torch.besides)
@@ -222,7 +222,7 @@ def stand_ins(pin: Pin, flash: bool) -> list[str]:
     return sorted(modules - {FLASH_MODULE} if flash else modules)
 
 
-def _pack_tree(root: Path, built: build.Built, scratch: Path, out: Path, flash: bool) -> None:
+def _pack_tree(root: Path, built: Built, scratch: Path, out: Path, flash: bool) -> None:
     """The patched wheel's files, what the host needs beside them, and what runs on a GPU."""
     with zipfile.ZipFile(built.path) as wheel:
         wheel.extractall(scratch / "tree")
@@ -232,7 +232,7 @@ def _pack_tree(root: Path, built: build.Built, scratch: Path, out: Path, flash: 
     packing.archive(out, [*folders, *((root / name, name) for name in SCRIPTS)])
 
 
-def _manifest(built: build.Built, host: Host, sm: int) -> dict[str, object]:
+def _manifest(built: Built, host: Host, sm: int) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "version": str(built.pin.version),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchqueue.files.tree import sha256
-from patchqueue.wheels.build import Built
+from patchqueue.wheels import Built
 
 FOLDER, PLAN, FILES = "untouched", "plan.json", "files"
 SCHEMA = 1

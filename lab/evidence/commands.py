@@ -31,7 +31,7 @@ def _gpu(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    return _unkept(options, "sweep_experts" if options.experts else "sweep")
+    return _unkept(options, "sweep_experts")
 
 
 def _unkept(options: argparse.Namespace, script: str, **more: Any) -> int:
@@ -157,12 +157,12 @@ COMMANDS = (
     Command(
         "sweep",
         _sweep,
-        "find tiles for Mamba2's prefill kernels on this host's GPU, and print them",
+        "find tiles for routed experts on this host's GPU, and write the tables that sglang reads",
         "v0.5.9",
         (
             terminal.releases(),
             *RUN,
-            flag("--experts", "for routed experts instead, and write the tables that sglang reads"),
+            flag("--experts", "the kernels that are swept: no others are, with or without this"),
         ),
     ),
     Command(

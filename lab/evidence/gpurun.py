@@ -19,7 +19,7 @@ from patchqueue.files.run import Failed, uv
 from patchqueue.outcome import Problem, Refused, to_type
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin
-from patchqueue.wheels import build
+from patchqueue.wheels import Target, build
 
 from . import harness
 
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 # What each script of tests/gpu writes.
 RESULTS = {"run": "evidence.json"}
-RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep", "sweep_experts")}
+RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep_experts")}
 BESIDE_UNTOUCHED = ("gain", "agree")  # what runs the release without the queue too
 FOLDER = Path("dist/gpu")
 
@@ -64,7 +64,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         what, step = "holds files already", "name a new folder with --out"
         raise Refused(Problem("not-empty", str(call.out), what, step))
     look_for_gpu(pin)
-    built = build.build(root, pin, build.Target.here(), None, root / "dist")
+    built = build(root, pin, Target.here(), None, root / "dist")
     folder = root / FOLDER / pin.tag
     name = call.experiment or call.script
     out = call.out or folder / name

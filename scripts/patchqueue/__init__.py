@@ -11,3 +11,6 @@ for a user.
 
 # The queue's own release, as in `sglang-0.5.9+pcg.2`. One more after its tag, pcg-2, is pushed.
 RELEASE = 2
+# The queue's own repository, as https://github.com/OWNER/NAME; empty until it is published. Patched
+# wheels send their users there.
+REPOSITORY = ""

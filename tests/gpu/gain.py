@@ -12,9 +12,9 @@ RESULTS/gain.json. Exit code 0: all was measured of the trees.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import signal
@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
@@ -32,18 +33,17 @@ import engine as engines
 import floor
 import judging
 import kernels
-import load
+import launch
 import machine
 import models
 import modes
 import peers
 import subjects
+import timing
 import traffic
-import turns
 import untouched
-import visit as visits
 from gain_table import show, states
-from visit import NoTime, Run, Visit, name
+from timing import name
 
 HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
@@ -52,7 +52,7 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
 KERNELS_S = 200  # until when the attention kernels that all engines load are waited for
 RUNNING = re.compile(r"#running-req: (\d+)")  # of a release's line about a batch
-# of an engine until it was asked
+# of an engine until it has answered
 UNASKED = {"verdict": "not run", "why": "no time was left", "seconds": 0, "captured": []}
 END_S = 15  # kept of --limit for ending the engine and writing
 
@@ -65,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         gain.measure()
     finally:
-        gain.end()
+        gain.write()
     show(gain.facts)
     return 0 if gain.facts["passed"] else 1
 
@@ -75,10 +75,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commandline.add_place(parser)
-    commandline.add_untouched(parser)
-    commandline.add_against(parser)
-    commandline.add_attention(parser, "as in the other runs of the page")
+    commandline.add_trees(parser, "as in the other runs of the page")
     add = parser.add_argument
+    add(
+        "--against",
+        type=Path,
+        metavar="TREE",
+        help="the folder that holds the other sglang/ (default: made from --untouched)",
+    )
     add(
         "--subject",
         choices=[*subjects.SUBJECTS],
@@ -174,11 +178,9 @@ class Gain:
         self.until = self.began + options.limit - END_S
         self.place = commandline.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
-        self.words = self._words()
-        # a sparse model has its own
-        self.words = {"attention_backend": options.attention} | self.words
-        self.now: turns.Engine | None = None
-        self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
+        # a sparse model has attention of its own
+        self.words = {"attention_backend": options.attention} | self._words()
+        self.compiling: list[int] = []  # processes that compile attention kernels
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
         gpu, queue = self.facts["gpu"]["name"], machine.queue_of(self.facts)
         self.say(f"{self.facts['version']} ({queue}) on {gpu}: {self.subject.model}")
@@ -200,17 +202,17 @@ class Gain:
         for field in ("capture", "chunk", "tolerance"):
             facts.pop(field)
         prefills = {
-            "requests": load.PREFILL_REQUESTS,
-            "in_flight": load.PREFILL_IN_FLIGHT,
-            "prompt": load.PREFILL_PROMPT,
-            "loads": visits.LOADS,
+            "requests": traffic.PREFILL_REQUESTS,
+            "in_flight": traffic.PREFILL_IN_FLIGHT,
+            "prompt": traffic.PREFILL_PROMPT,
+            "loads": timing.LOADS,
         }
         settings = {
             "shapes": [name(shape) for shape in self.options.shapes],
             "rounds": self.options.rounds,
-            "warm_up": visits.WARM_UP,
-            "profiled": visits.PROFILED,
-            "pause_s": load.PAUSE_S,
+            "warm_up": timing.WARM_UP,
+            "profiled": timing.PROFILED,
+            "pause_s": traffic.PAUSE_S,
             "load": prefills,
             "order": [*self.options.trees],
             "engine": self.words,
@@ -233,7 +235,7 @@ class Gain:
         if self.options.traffic:
             return []
         return sorted(
-            {count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT}
+            {count * length for count, length in self.options.shapes} | {traffic.PREFILL_PROMPT}
         )
 
     def measure(self) -> None:
@@ -242,27 +244,17 @@ class Gain:
         self._floor()
         folder = self.place.scratch / "models" / self.options.subject
         model = models.write_config(folder, self.subject.config)
-        with self._kernels() as self.making:
+        config = self.subject.config.get("text_config", self.subject.config)
+        head_dim = config.get("head_dim") or kernels.HEAD_DIM
+        device, attention = machine.visible()[0].use, self.options.attention
+        # They take a minute on a fresh host, as the first engine's start does. Nothing is timed
+        # before both are done.
+        with kernels.made_ahead(self.place, device, attention, head_dim) as processes:
+            self.compiling = [process.pid for process in processes]
             for number, tree in enumerate(self.options.trees):
                 self._visit(number, *self._of_tree(number, tree, own, model))
             for number, peer in enumerate(self.options.peer, len(self.options.trees)):
                 self._visit(number, *self._of_peer(number, peer, model))
-
-    def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
-        """What compiles the attention kernels that all engines load."""
-        config = self.subject.config.get("text_config", self.subject.config)
-        head_dim = config.get("head_dim") or kernels.HEAD_DIM
-        device, attention = machine.visible()[0].use, self.options.attention
-        return kernels.made_ahead(self.place, device, attention, head_dim)
-
-    def compiled(self, until: float) -> None:
-        """Wait for the attention kernels. They are compiled while the first engine starts, which
-        takes a minute on a fresh host too; nothing is timed before both are done."""
-        if not self.making:
-            return
-        kernels.wait(self.making, min(until, self.began + KERNELS_S))
-        self.making = []
-        self.say("attention kernels compiled")
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
@@ -327,7 +319,8 @@ class Gain:
         return entry, its
 
     def _plan(self, number: int, engine: str, model: Path) -> dict:
-        """What bench_engine.py is told, but for the mode."""
+        """What an engine is told, but for the mode and the time at which it ends."""
+        label = f"{number + 1}.{engine}"
         return {
             "model": str(model),
             "port": self.options.port + 100 * number,
@@ -335,7 +328,17 @@ class Gain:
             "capture": self._sizes(),
             "enforce": self.subject.enforce,
             "breakable": not models.is_sparse(self.subject.config),
-            "watch": str(self.place.out / f"{number + 1}.{engine}.watch"),
+            "watch": str(self.place.out / f"{label}.watch"),
+            "reasons": False,  # they take time
+            "shapes": self.options.shapes,
+            "rounds": self.options.rounds,
+            "loads": timing.LOADS,
+            "requests": traffic.PREFILL_REQUESTS,
+            "traffic": self.options.traffic,
+            "compiling": self.compiling,
+            "compiled_by": self.began + KERNELS_S,
+            "scratch": str(self.place.scratch),
+            "out": str(self.place.out / f"bench.{label}.json"),
         }
 
     def _visit(self, number: int, entry: dict, its: peers.Ready | None) -> None:
@@ -347,31 +350,31 @@ class Gain:
         self.say(f"{label}: starting, {entry['mode'] or 'mode unknown'}{because}{states(entry)}")
         part = share(number, len(self.options.trees), len(self.options.peer))
         until = time.time() + (self.until - time.time()) * part
-        _clear(Path(its.plan["watch"]))
-        self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment)
-        asked = (self.options.shapes, self.options.rounds, self.options.traffic)
-        run = Run(*asked, self.place.scratch, self.compiled, self.say, self.write)
+        job = launch.Job(f"bench.{label}", its.script, its.plan | {"until": until}, math.inf)
+        (kept := Path(f"{job.plan['out']}.part")).unlink(missing_ok=True)
         try:
-            Visit(run, self.now, entry, until).measure()
-            entry |= {"verdict": "passed", "why": ""}
-        except turns.Gone as gone:
-            error = judging.error(self.now.log.read_text(errors="replace"))
-            entry |= {"verdict": "failed", "why": f"{gone}: {error}"}
-        except NoTime as what:
-            entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
+            with mock.patch.dict(os.environ, its.environment):
+                launch.run_all(its.place, [job], 1, until, self.say, lead=False)
         finally:
-            self._close(entry, its.plan)
+            answered = Path(job.plan["out"])
+            file = answered if answered.is_file() else kept
+            entry |= json.loads(file.read_text()) if file.is_file() else {}
+            self._close(entry, job)
         self.say(f"{label}: {entry['verdict']} {entry['why']}")
 
-    def _close(self, entry: dict, plan: dict) -> None:
-        """End the engine, and read what its log and its watch say."""
-        log = self.now.log.read_text(errors="replace")
-        self.now.end()
-        entry["seconds"] = round(time.time() - self.now.began)
+    def _close(self, entry: dict, job: launch.Job) -> None:
+        """What became of an engine, and what its log and its watch say."""
+        file = self.place.out / f"{job.name}.log"
+        log = file.read_text(errors="replace") if file.is_file() else ""
+        if job.code is None:
+            entry |= {"verdict": "not run", "why": job.why}
+        elif job.code:
+            entry |= {"verdict": "failed", "why": f"{job.why}: {judging.error(log)}"}
+        entry["seconds"] = round(job.seconds)
         entry["captured"] = [asdict(found) for found in judging.captures(log)]
         if self.options.traffic:
             entry["running"] = max(map(int, RUNNING.findall(log)), default=0)
-        ran = engines.watched(plan["watch"])
+        ran = engines.watched(job.plan["watch"])
         seen = counted(ran)
         if ran or "tree" in entry:
             entry["prefills"] = seen
@@ -381,7 +384,6 @@ class Gain:
                 "why": f"{seen['on_graph']} of {len(ran)} prefills ran on a graph,"
                 f" and {seen['too_long']} are longer than what was captured",
             }
-        self.now = None
         self.write()
 
     def write(self) -> None:
@@ -393,12 +395,6 @@ class Gain:
         file = self.place.out / RESULT
         file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
         file.with_suffix(".part").replace(file)
-
-    def end(self) -> None:
-        """Leave no engine, and what was found."""
-        if self.now:
-            self.now.end()
-        self.write()
 
 
 def share(number: int, count: int, peers: int = 0) -> float:
@@ -433,12 +429,6 @@ def _as_meant(entry: dict) -> bool:
         return ran["prefills"] > 0 and not ran["on_graph"]
     fit = ran["prefills"] - ran["too_long"]
     return entry["tree"] == UNTOUCHED or ran["on_graph"] >= 0.95 * fit > 0
-
-
-def _clear(pattern: Path) -> None:
-    """Remove what an earlier run left under a name."""
-    for file in pattern.parent.glob(f"{pattern.name}.*"):
-        file.unlink()
 
 
 if __name__ == "__main__":

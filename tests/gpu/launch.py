@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import forkserver
-
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
     # another kernel package than the release's own may be in place, and said so
@@ -160,7 +158,7 @@ class Job:
     seconds: float = 0.0
     why: str = ""
     device: str = ""
-    process: subprocess.Popen | forkserver.Forked | None = field(default=None, repr=False)
+    process: subprocess.Popen | None = field(default=None, repr=False)
     began: float = 0.0
     shown: int = 0
 
@@ -174,15 +172,13 @@ def run_all(
     lead: bool = True,
     devices: Sequence[str] = ("",),
     ended: Callable[[], None] = lambda: None,
-    server: forkserver.ForkServer | None = None,
 ) -> None:
     """Run every job, `width` at once on each device. With `lead`, the first job of each kind goes
     ahead of the others until it is ready, because it compiles what they reuse.
 
     devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline:
     time.time() after which nothing starts and what runs is ended. ended: called whenever a job has.
-    server: forks the engines; without one, each starts from nothing. Every job ends with its code
-    or a reason.
+    Every job ends with its code or a reason.
     """
     waiting, running = list(jobs), []
     for job in jobs:
@@ -211,7 +207,7 @@ def run_all(
                 job = ready[0]
                 waiting.remove(job)
                 job.device = device
-                _begin(place, job, server)
+                _begin(place, job)
                 running.append(job)
                 say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
                 continue
@@ -258,7 +254,7 @@ def _clear(place: Place, job: Job) -> None:
     shutil.rmtree(place.out / f"{job.name}.runtime", ignore_errors=True)
 
 
-def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None:
+def _begin(place: Place, job: Job) -> None:
     plan, log = place.out / f"{job.name}.plan.json", place.out / f"{job.name}.log"
     plan.write_text(json.dumps(job.plan))
     # where the queue's report lies: of this engine alone
@@ -266,7 +262,7 @@ def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None
     runtime.mkdir(mode=0o700, exist_ok=True)
     more = {
         "PREFILL_WATCH": job.plan.get("watch"),
-        "PREFILL_REASONS": "1",
+        "PREFILL_REASONS": "1" if job.plan.get("reasons", True) else "",
         "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
         "PREFILL_FILES": "1" if job.plan.get("files") else "",
         "PREFILL_FORGET": job.plan.get("forget"),
@@ -278,8 +274,7 @@ def _begin(place: Place, job: Job, server: forkserver.ForkServer | None) -> None
     environment = place.environment(**{name: value for name, value in more.items() if value})
     words = [str(job.script), str(plan)]
     with log.open("wb") as out:
-        job.process = _forked(server, words, environment, place, out.fileno())
-        job.process = job.process or spawn(place, words, environment, out)
+        job.process = spawn(place, words, environment, out)
     job.began = time.time()
 
 
@@ -297,21 +292,6 @@ def spawn(
         start_new_session=True,
         **how,
     )
-
-
-def _forked(
-    server: forkserver.ForkServer | None,
-    words: list[str],
-    environment: dict[str, str],
-    place: Place,
-    log: int,
-) -> forkserver.Forked | None:
-    """The process; None where there is no server, or it has ended: then a new interpreter is
-    started."""
-    if server:
-        with contextlib.suppress(forkserver.Unready):
-            return server.start(words, environment, place.out, log)
-    return None
 
 
 def _finished(job: Job, now: float, deadline: float) -> bool:
@@ -337,11 +317,15 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
     return True
 
 
-def kill(process: subprocess.Popen | forkserver.Forked) -> None:
-    """End a process and all that it started. It has nothing to save, and an engine may wait forever
-    for its own clean-up."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def kill(process: subprocess.Popen) -> None:
+    """End a process and all that it started, what it starts meanwhile too. It has nothing to save,
+    and an engine may wait forever for its own clean-up."""
+    until = time.time() + GRACE_S
+    while time.time() < until and (left := members(process.pid)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import cases
 import commandline
@@ -16,7 +15,6 @@ import compare
 import launch
 import record
 
-HERE = Path(__file__).resolve().parent
 SCHEMA = 1
 
 
@@ -80,7 +78,7 @@ def used_mib() -> int:
 
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
-    tree = options.tree or HERE.parents[1] / "tree"
+    tree = commandline.tree_of(options)
     made, untouched = record.identity(tree)
     bundle = commandline.manifest_of(options)
     torch = place.ask(

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import commandline
 import launch
-import load
 import modes
 import untouched
 
@@ -73,18 +72,17 @@ def read(word: str) -> Peer:
 
 
 def ready(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
-    """How to run a peer. plan: as bench_engine.py has it; label: of its files. Raises Unfit."""
+    """How to run a peer. plan: as timing.py has it; label: of its files. Raises Unfit."""
     return (_vllm if peer.name == VLLM else _sglang)(peer, options, label, plan)
 
 
 def _vllm(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
     out = options.out.absolute()
     cache = {"VLLM_CACHE_ROOT": str(out / f"{label}.cache")}
-    own = {"model": plan["model"], "chunk": load.CHUNK, "watch": plan["watch"]}
     hostsite = peer.site.with_name("hostsite")  # of an unpacked bundle: runs its .pth files
     path = (hostsite, peer.site) if hostsite.is_dir() else (peer.site,)
     place = launch.Place(path, out)
-    return Ready(place, HERE / "peer_engine.py", own, {}, VLLM_SETTINGS | cache)
+    return Ready(place, HERE / "peer_engine.py", plan, {}, VLLM_SETTINGS | cache)
 
 
 def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
@@ -104,9 +102,8 @@ def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> 
 
 def of_sglang(options: argparse.Namespace, plan: dict, told: dict, more: dict[str, str]) -> Ready:
     """How to run the tree that the options name. more: of the environment."""
-    watch = {"PREFILL_WATCH": plan["watch"], "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    place = commandline.place_of(options)
-    return Ready(place, HERE / "bench_engine.py", plan, told, watch | more)
+    place, order = commandline.place_of(options), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return Ready(place, HERE / "bench_engine.py", plan, told, order | more)
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> tuple[str, str]:

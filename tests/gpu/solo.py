@@ -6,6 +6,7 @@ engine.py calls `asked`. control: nothing was patched, so that answers must diff
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Sequence
 from types import ModuleType
@@ -29,38 +30,38 @@ from experiment import (
 )
 
 
-def row(question: ModuleType, what: str, passes: tuple[str, ...], checked: str, port: int):
+def row(question: ModuleType, what: str, checked: str, port: int) -> Experiment:
     """A row of the table."""
     return Experiment(
         name=question.__name__,
         what=what,
         models=(question.MODEL,),
-        passes=passes,
+        passes=("warm", "cold"),
         checked=checked,
         port=port,
-        plan=lambda session, row, asked: plan(session, row, asked, question.ENGINE),
-        judge=lambda session, row, made: judge(session, row, made, question),
+        plan=plan,
+        judge=judge,
         takes=("model",),
         controls=(QUEUE,),
         engine_limit=200,
+        words=question.ENGINE,
     )
 
 
-def plan(session: Session, row: Experiment, asked: Sequence[str], words: dict) -> Plan:
+def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     """Prefills are eager: graphs for decoding alone are captured."""
     without = session.options.without
-    place, jobs = session.untouched if without else None, []
+    place, stages = session.untouched if without else None, []
     for model in asked:
         name = f"{row.name.replace('_', '-')}.{model}.{without or 'patched'}"
-        engine = engine_words(session, model) | words
-        jobs.append(
-            engine_job(session, row, name, model, modes.EAGER, engine=engine, question=row.name)
-        )
-    return Plan([Stage([job], place, lead=False) for job in jobs])
+        words = {"engine": engine_words(session, model) | row.words, "question": row.name}
+        job = engine_job(session, row, name, model, modes.EAGER, **words)
+        stages.append(Stage([job], place, lead=False))
+    return Plan(stages)
 
 
-def judge(session: Session, row: Experiment, made: Plan, question: ModuleType) -> dict:
-    runs = []
+def judge(session: Session, row: Experiment, made: Plan) -> dict:
+    question, runs = importlib.import_module(row.name), []
     for one in made.jobs:
         checks = unanswered(session, [one])
         if not checks:

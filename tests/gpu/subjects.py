@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-import load
 import models
+import traffic
 
 TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
@@ -38,7 +38,7 @@ class Subject:
     def words(self, running: int) -> dict:
         """sglang.Engine's words for so many running requests."""
         found = dict(
-            load_format="dummy", max_running_requests=running, chunked_prefill_size=load.CHUNK
+            load_format="dummy", max_running_requests=running, chunked_prefill_size=traffic.CHUNK
         )
         if self.state:
             found["max_mamba_cache_size"] = STATES * running
@@ -105,7 +105,7 @@ def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = Fals
     request = subject.request + (TRACKED * subject.state if tracked else 0)
     running = min(running, int((MOST * gpu_gib - subject.weights) / request))
     share = max(subject.share, min(MOST, (subject.weights + running * request) / gpu_gib))
-    sizes = sorted({running, *(size for size in load.DECODE if size < running)})
+    sizes = sorted({running, *(size for size in traffic.DECODE if size < running)})
     pools = dict(max_total_tokens=ALONE_TOKENS * 2, mem_fraction_static=round(share, 3))
     words = subject.words(running)
     if tracked and "max_mamba_cache_size" in words:

@@ -25,11 +25,12 @@ from evidence import harness as rules
 from patchqueue import RELEASE as QUEUE
 from patchqueue.applying import apply, check
 from patchqueue.commands import cli
+from patchqueue.files.run import find_quilt
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream import release as releases
-from patchqueue.wheels import build
+from patchqueue.wheels import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
@@ -309,7 +310,7 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     members.pop(info, None)
-    (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+    (site / info).write_bytes(record_of(members, info).replace(b"\n", b"\r\n"))
 
 
 def harness(project: Project) -> str:
@@ -351,6 +352,15 @@ def as_clone(root: Path) -> None:
     (tools / "made-at.txt").write_text(f"{tools}\n")
     program(tools / "bin/python", f'exec "{sys.executable}" "$@"')
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
+
+
+def quilt(tree: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """Run one quilt command in a tree, by no configuration; what it says, in order."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    engine = find_quilt(source.cache_folder())
+    done = engine.run(tree, "--quiltrc", "-", *words, **how)
+    assert not check or done.returncode in (0, 2), done.stdout  # 2: there is nothing to do
+    return done
 
 
 def main(words: Sequence[str]) -> int:

@@ -59,7 +59,7 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     (out / "scratch").mkdir(parents=True)
     (out / "scratch/bytecode").symlink_to(engine_bytecode)
     module = load("gain")
-    monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
+    monkeypatch.setattr(module.traffic, "PREFILL_REQUESTS", 4)
     place = ["--tree", FAKE / "tree", "--site", FAKE / "site", "--untouched", laid, "--out", out]
 
     def run(*words: str, **settings) -> tuple[int, dict]:
@@ -67,8 +67,7 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
             if name.startswith("FAKE_"):
                 monkeypatch.setenv(name, value)
             else:
-                owner = module if hasattr(module, name) else module.visits
-                monkeypatch.setattr(owner, name, value)
+                monkeypatch.setattr(module if hasattr(module, name) else module.timing, name, value)
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             code = module.main([*map(str, place), *words])
@@ -129,13 +128,14 @@ def test_each_engine_is_told_whether_to_capture_states(gain, tmp_path, capsys):
     [
         ("dies", "planted: the engine does not start"),
         ("no-kernels", "the profile of 1x512 has no kernels"),
+        ("dies-later", "exit code 9: "),
     ],
 )
 def test_a_tree_that_fails_leaves_the_other_its_figures(gain, fault, why):
     code, found = gain(*SHORT, FAKE_FAULT=fault)
     slow, fast = found["runs"]
     assert code == 1 and slow["verdict"] == "passed" and fast["verdict"] == "failed"
-    assert why in fast["why"]
+    assert why in fast["why"] and ("start_s" in fast) is (fault != "dies")
 
 
 def test_the_limit_ends_it_with_what_there_is(gain):
@@ -202,7 +202,7 @@ def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
 
 
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
-    spread = load("visit").spread
+    spread = load("timing").spread
     assert spread([5.0])["first_quartile"] == 5
     assert spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
     values = [1.0, 2.0, 3.0, 4.0]
@@ -397,7 +397,7 @@ def release(laid, tmp_path) -> Path:
 
 
 def test_another_release_of_sglang_runs_as_published(gain, release, monkeypatch):
-    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
+    monkeypatch.setattr(load("traffic"), "PREFILL_REQUESTS", 20)
     words = ("--shapes", "1x512", "--rounds", "2", "--trees", "patched")
     code, found = gain(*words, "--peer", f"sglang={release}", LOADS=1)
     assert code == 0 and [entry["verdict"] for entry in found["runs"]] == ["passed"]

@@ -28,18 +28,18 @@ import test_build
 from fakes import ROOT, RUNNER, contents, refused
 from packaging.version import Version
 
+from patchqueue import wheels
 from patchqueue.commands.install import launch_advice, launch_argument, launch_exceptions
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
-from patchqueue.install import changes, inplace, installed, undo
+from patchqueue.install import inplace, installed, undo
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
-from patchqueue.wheels import build, notice
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
 PATCHED = RUNNER.removeprefix("python/")
-CALLED = f"{notice.NAME} -> {notice.CALLED}"
+CALLED = f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}"
 
 
 @pytest.fixture
@@ -180,11 +180,11 @@ def test_record_and_provenance(site, do):
     before = record.read_bytes()
     report = do["install"]()
     rows = {row[0]: row[1:] for row in csv.reader(record.read_text().splitlines())}
-    for name in (PATCHED, STEPS, f"{INFO}/{build.PROVENANCE}"):
-        assert rows[name] == build.record_row(name, (site / name).read_bytes())[1:]
+    for name in (PATCHED, STEPS, f"{INFO}/{wheels.PROVENANCE}"):
+        assert rows[name] == wheels.record_row(name, (site / name).read_bytes())[1:]
     here = {name for name in contents(site) if not name.endswith(".pyc")}
     assert here <= rows.keys(), "pip would leave these behind"
-    assert json.loads((site / INFO / build.PROVENANCE).read_text()) == report.record
+    assert json.loads((site / INFO / wheels.PROVENANCE).read_text()) == report.record
     assert "Version: 9.9.1\n" in (site / INFO / "METADATA").read_text()
     changed = tuple(f"{name},".encode() for name in (PATCHED, "sglang/srt/cut.py"))
     kept = [line for line in before.splitlines(True) if not line.startswith(changed)]
@@ -470,8 +470,8 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     edit("../victim/secret", "secret\n")(site)
 
     def noted(written: dict) -> None:
-        written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
-        written["record"]["notes"]["laid"]["files"][str(secret)] = []
+        written["notes"]["found"][f"python/{secret}"] = "0" * 64
+        written["notes"]["laid"]["files"][str(secret)] = []
 
     rewritten(site, noted)
     found = exactly(secret.parent)
@@ -609,8 +609,8 @@ def wheel_site(project, tmp_path) -> Path:
     project.write(name, '"""Where it is from."""\n')
     both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
     project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", both)
-    target = build.Target("3.12", "x86_64")
-    made = build.build(project.root, project.pin, target, None, project.root / "dist")
+    target = wheels.Target("3.12", "x86_64")
+    made = wheels.build(project.root, project.pin, target, None, project.root / "dist")
     zipfile.ZipFile(made.path).extractall(tmp_path / "wheel-site")
     return tmp_path / "wheel-site"
 
@@ -783,7 +783,7 @@ def states(site, do) -> tuple[dict, dict, dict]:
 def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     """The next call, whichever it is, makes good what a kill has left; and no file is ever torn."""
     pristine, before, after = states
-    monkeypatch.setattr(changes, "LAST", PATCHED)
+    monkeypatch.setattr(inplace, "LAST", PATCHED)
     number = mixed = 0
     while True:
         (do["install"] if verb == "uninstall" else lambda: None)()
@@ -949,7 +949,7 @@ def test_a_real_release(unpacked_release, monkeypatch):
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
-    assert undo.read(site).changes[-1].path == changes.LAST, (
+    assert undo.read(site).changes[-1].path == inplace.LAST, (
         "a server would call itself patched before it is"
     )
     found = _provenance(site, monkeypatch)
@@ -958,7 +958,7 @@ def test_a_real_release(unpacked_release, monkeypatch):
     assert test_build.named(site) == [CALLED]
     listed = f"{info}/entry_points.txt"
     rows = {row[0]: row for row in csv.reader((site / info / "RECORD").read_text().splitlines())}
-    assert rows[listed] == build.record_row(listed, (site / listed).read_bytes())
+    assert rows[listed] == wheels.record_row(listed, (site / listed).read_bytes())
     text = (site / listed).read_bytes()
     (site / listed).write_text("edited = 1\n")
     assert inplace.verify(ROOT, site).faults == (listed,)

@@ -26,12 +26,12 @@ from fakes import ROOT
 from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
-from patchqueue.applying import quilt
+from patchqueue.files.run import find_quilt
 from patchqueue.handover import release
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
-from patchqueue.wheels import build
+from patchqueue.wheels import LABEL
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
@@ -110,7 +110,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quilt_home: Path | No
 def _programs(world: World) -> None:
     """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has
     Python 3.12 and ~/site."""
-    engine, found = quilt.find(source.cache_folder()), world.home / "bin"
+    engine, found = find_quilt(source.cache_folder()), world.home / "bin"
     settings = " ".join(
         f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
     )
@@ -544,7 +544,7 @@ def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
         _, version, _, tags = parse_wheel_filename(name)
         pin = known.find(version.public)
         days.add(pin.resolve_as_of.isoformat())
-        assert version.local == f"{build.LABEL}.{RELEASE}"
+        assert version.local == f"{LABEL}.{RELEASE}"
         assert tags in [parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels]
     assert set(re.findall(r"--exclude-newer (\S+)", text)) <= days
 

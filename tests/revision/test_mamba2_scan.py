@@ -348,8 +348,8 @@ def spilled(name, size):
     return most.get(name, 0)
 
 
-OF_A_RANK = [
-    *((ranks, "bfloat16", "float32") for ranks in (1, 2, 4, 8)),
+OF_A_RANK = [  # the one of eight has the tiles of few heads
+    *((ranks, "bfloat16", "float32") for ranks in (1, 8)),
     (1, "float16", "float32"),
     (1, "bfloat16", "bfloat16"),
 ]

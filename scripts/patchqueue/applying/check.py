@@ -23,7 +23,6 @@ from ..queue import series
 from ..queue.edit import Change
 from ..queue.edit import write as write_changes
 from ..queue.header import PROFILES
-from ..queue.lint import lint, unlisted_names
 from ..queue.series import Queue
 from ..upstream import pins as pinning
 from ..upstream import source
@@ -73,7 +72,7 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     had."""
     finish_writing(root)
     queue, problems = series.read(root)
-    problems += [*lint(root, queue), *unlisted_names(root, queue)]
+    problems += series.lint(root, queue)
     now = {pin.version: pin for pin in pinning.load(root).all}
     pins = [now.get(pin.version, pin) for pin in pins]  # a killed run may have been finished above
     lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]

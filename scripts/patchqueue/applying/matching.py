@@ -7,13 +7,14 @@ patch or git.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 
 from ..files.tree import sha256
 from ..outcome import Outcome, Problem, to_type
-from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
+from ..queue.patchfile import FileDiff, Hunk, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]
 Files = Mapping[str, bytes]  # path in the tree -> content
@@ -116,8 +117,12 @@ def line_at(text: str, offset: int) -> int:
 
 def split_lines(text: str) -> list[str]:
     """Lines by \\n alone (str.splitlines also cuts at form feeds and carriage returns)."""
-    parts = text.split("\n")
-    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return list(io.StringIO(text))
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file; bytes that are no UTF-8 are kept."""
+    return content.decode("utf-8", "surrogateescape")
 
 
 def in_front(files: Mapping[str, bytes], read: Read) -> Read:
@@ -134,13 +139,12 @@ def apply_patch(patch: Patch, read: Read) -> Row:
         content = read(file.path)
         if content is None:
             return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        matched = match(content.decode("utf-8", "surrogateescape"), file)
+        matched = match(text_of(content), file)
         bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
         if bad:
-            first = next((line.text for line in bad.hunk.lines if line.kind != " "), "")
             where = f"at {len(bad.lines)} places"
             if not bad.lines:
-                where = f"nowhere; it begins {first.strip()[:60]!r}"
+                where = f"nowhere; it begins {bad.hunk.changed[0][1:].strip()[:60]!r}"
             why = f"{file.path}: hunk {bad.number} fits {where}"
             return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
         lines += [spot.lines[0] for spot in matched.spots]
@@ -152,14 +156,9 @@ def apply_patch(patch: Patch, read: Read) -> Row:
 
 
 def inverted(file: FileDiff) -> FileDiff:
-    """The diff that takes a file's hunks off again, each where it was applied."""
+    """The diff that takes a file's hunks off again, wherever their new text is."""
     hunks = (
-        replace(
-            hunk,
-            old_start=hunk.new_start,
-            new_start=hunk.old_start,
-            lines=tuple(Line(REVERSED[line.kind], line.text) for line in hunk.lines),
-        )
+        replace(hunk, lines=tuple(f"{REVERSED[line[0]]}{line[1:]}" for line in hunk.lines))
         for hunk in file.hunks
     )
     return replace(file, hunks=tuple(hunks))
@@ -227,7 +226,7 @@ def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[
             step = edited or "correct the guard, or the path"
             yield Problem(str(Outcome.CONFLICT), at, what, step)
             continue
-        text = content.decode("utf-8", "surrogateescape")
+        text = text_of(content)
         for spot in match(text, file).spots:
             if len(spot.lines) != 1:
                 yield _misfit(text, spot, f"{at}: hunk {spot.number}", where, edited)
@@ -270,20 +269,12 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where most of the wanted lines are, in order and without a gap, 0-based; the first of these
-    places. Blank lines count for little. Where none is there, the place of the line that is most
-    like the longest one."""
-    weights = [1.0 if line.strip() else 0.01 for line in searched]
-    scores: dict[int, float] = {}
-    numbers: dict[str, list[int]] = {}
-    for number, line in enumerate(searched):
-        numbers.setdefault(line, []).append(number)
-    for at, line in enumerate(lines):
-        for number in numbers.get(line, ()):
-            scores[at - number] = scores.get(at - number, 0) + weights[number]
-    fitting = {start: score for start, score in scores.items() if start >= 0}
-    if max(fitting.values(), default=0) < 1 and searched:
-        wanted = max(searched, key=len)
-        for alike in get_close_matches(wanted, lines, 1):
-            return max(0, lines.index(alike) - searched.index(wanted))
-    return max(fitting, key=lambda start: (fitting[start], -start)) if fitting else 0
+    """Where the lines begin of which most are there without a gap, 0-based. Blank lines alone do
+    not count. Where none is there, the place of the line that is most like the longest one."""
+    matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
+    block = matcher.find_longest_match()
+    if not block.size and searched:
+        longest = max(searched, key=len)
+        for alike in get_close_matches(longest, lines, 1):
+            return max(0, lines.index(alike) - searched.index(longest))
+    return max(0, block.a - block.b)

@@ -14,7 +14,7 @@ from ..handover import backport, pull_requests, release
 from ..outcome import Outcome, counted
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
-from ..wheels import build
+from ..wheels import Target, build, local_version
 from . import terminal
 from .terminal import ERR, FROM, ONLY, OUT, WITHOUT, Command, chosen_releases, flag, option, shown
 
@@ -27,14 +27,12 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 def _build(options: argparse.Namespace) -> int:
     if options.release:
         return _release(options)
-    target = build.Target(options.python or HERE, options.machine or platform.machine())
+    target = Target(options.python or HERE, options.machine or platform.machine())
     for pin in chosen_releases(options, pinning.load(options.root)):
         started = time.monotonic()
         if not options.python and len(pin.wheels) > 1:
             ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
-        built = build.build(
-            options.root, pin, target, options.origin, options.root / DIST, options.only
-        )
+        built = build(options.root, pin, target, options.origin, options.root / DIST, options.only)
         wheel = shlex.quote(shown(built.path))
         OUT.print(
             f"{shown(built.path)}: version {built.version},"
@@ -108,7 +106,7 @@ def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     options.releases = [options.release] if options.release else []
     (pin,) = chosen_releases(options, pins)
-    name = f"sglang-{build.local_version(pin, options.only)}.patch"
+    name = f"sglang-{local_version(pin, options.only)}.patch"
     out = options.out or options.root / DIST / name
     console = ERR if atomic.is_output(out) else OUT
     made = backport.write_patch(options.root, pin, options.base, out, options.only, options.without)

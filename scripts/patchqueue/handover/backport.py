@@ -29,7 +29,7 @@ from ..queue.series import PROVENANCE, Queue
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, open_tree, pristine, refuse_other
 from ..upstream.source import fetch
-from ..wheels.build import local_version
+from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
 
 PACKAGE = "python/sglang"
@@ -92,24 +92,19 @@ def backport(
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
     files = repository.contents(start, PACKAGE)
-    listing = listing_with({}, files)
-    pin = release_of(pins, listing) or _forked(repository, start, pins, release)
+    pin = release_of(pins, listing_with({}, files)) or _forked(repository, start, pins, release)
     if pin is None:
         raise Refused(_no_release(repository, start, base, pins))
     released = {queue.base(patch.name) for patch in queue.select(pin.version)}
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
-    where = f"{repository.shown}: {base}"
-    edits = _edits(repository, selection, listing, where)
-    again = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
-    onto_files = Base(where, files.get, listing, edits, step if edits.paths else BESIDE)
-    wanted = list(commits(settled(selection, onto_files), onto_files))
+    fork = _fork(repository, selection, files, base)
+    wanted = list(commits(settled(selection, fork), fork))
     made = repository.build(start, wanted, author, date_of(pin, repository, start))
     (outcome,) = repository.publish({name: made[-1]})
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
-    tree = hash_python(listing_with(listing, changed_by(wanted)))
-    return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
+    tree = hash_python(listing_with(fork.listing, changed_by(wanted)))
+    return Branch(name, outcome, pin, start, tuple(made), subjects, fork.edits, tree)
 
 
 def release_of(pins: Pins, listing: Mapping[str, str]) -> Pin | None:
@@ -128,17 +123,21 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pi
     return next((pin for pin in tagged if repository.comes_from(commit, pin.tag)), None)
 
 
-def _edits(
-    repository: Repository, selection: Selection, listing: Mapping[str, str], where: str
-) -> Edits:
-    """What a commit has besides its release. Raises Refused where that is another release."""
-    pin = selection.pin
+def _fork(
+    repository: Repository, selection: Selection, files: Mapping[str, bytes], base: str
+) -> Base:
+    """A release or a fork of it, by the files of its package. Raises Refused where that is another
+    release."""
+    pin, where = selection.pin, f"{repository.shown}: {base}"
+    listing = listing_with({}, files)
     if hash_python(listing) == pin.tree:
-        return NONE
+        return Base(where, files.get, listing)
     release = sglang_part(pristine(pin, repository.path).listing())
     edits = between(release, listing, whole=False)
     refuse_other(where, pin, release, edits, selection.touched)
-    return edits
+    again = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
+    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
+    return Base(where, files.get, listing, edits, step)
 
 
 def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:

@@ -6,8 +6,8 @@ overlay's, which know more releases than upstream needs. A change@VERSION.patch 
 series' text from that release up to the next one: the series hooks upstream's code where a pull
 request mends it.
 
-A folder without a patch in the series is a step: what a reviewer is sent before a large change. Its
-text names the patch that the step leads to, and that patch's text has the step `below` it.
+A folder without a patch in the series is a draft of upstream's code alone, which the queue does not
+need. Its text has a title and a probe; other texts may have the draft `below` them.
 """
 
 from __future__ import annotations
@@ -44,19 +44,17 @@ PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
     """pull-request.toml. body: Markdown, with the sections of upstream's template; title: where it
     is not the patch's subject; below: patches that its branch contains, besides those that the
-    patch's header needs; step_to: the patch that a step leads to; probe: how to see that upstream
-    has the step."""
+    patch's header needs; probe: how to see that upstream has a draft without a patch."""
 
     body: str
     title: str = ""
     below: tuple[str, ...] = ()
-    step_to: str = ""
     probe: str = ""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A patch, or a step to one, as it is sent: one commit.
+    """A patch, or a draft without one, as it is sent: one commit.
 
     name: TOPIC/PATCH; source: the file that has the text, in messages; patch: with that text;
     files: path -> content of the files that come along; below: names of drafts that its branch
@@ -123,7 +121,7 @@ class Made:
 
 
 def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
-    """Make a branch for each patch that `words` name (a topic, or one patch or step of it as
+    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
     topic/verb-object; all where none is named).
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
@@ -219,29 +217,45 @@ def write(request: PullRequest, out: Path) -> Path:
 
 
 def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
-    """A draft for each patch that a release gets, by name, in the series' order; in front of it
-    each step to it that changes something there. Raises Refused for a bad text."""
-    steps = _steps(root, queue)
-    known = {*steps, *(_stem(entry.base) for entry in queue.entries)}
+    """A draft for each patch that a release gets, by name, in the series' order; and behind them
+    those without a patch that change something there. Raises Refused for a bad text."""
     every: dict[str, Draft] = {}
     for patch in queue.select(pin.version):
-        header, name = queue.header(patch.name), _stem(queue.base(patch.name))
-        for step, own in steps.items():
-            if own.step_to == name:
-                words = (("Subject", own.title), (STATUS, header.get(STATUS)), ("Probe", own.probe))
-                begun = Patch(f"{step}.patch", b"", Header(words), ())
-                draft = _draft(root, pin, begun, begun.header, {}, own)
-                changes = draft.patch.files or any(map(_is_code, draft.files))
-                every |= {step: draft} if changes else {}
-        text = read_text(root, name)
+        header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
         draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
         described = text_of(queue, patch).partition("\n\n")[2]
-        every[name] = replace(draft, description=described)
+        every[draft.name] = replace(draft, description=described)
+    own = _without_patch(root, queue)
+    for name, text in own.items():
+        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
+        begun = Patch(f"{name}.patch", b"", Header(words), ())
+        draft = _draft(root, pin, begun, begun.header, {}, text)
+        changes = draft.patch.files or any(map(_is_code, draft.files))
+        every |= {name: draft} if changes else {}
+    known = {*own, *(_stem(entry.base) for entry in queue.entries)}
     for draft in every.values():
         if draft.text and (unknown := {*draft.text.below} - known):
             what = f"below names no patch: {min(unknown)!r}"
             raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
     return every
+
+
+def _without_patch(root: Path, queue: Queue) -> dict[str, Text]:
+    """The texts of the folders that no patch of the series is named for, by name. Raises Refused
+    for one without a title and a probe."""
+    known = {_stem(entry.base) for entry in queue.entries}
+    texts = {}
+    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
+        name = file.parent.relative_to(root / FOLDER).as_posix()
+        text = read_text(root, name)
+        if name in known or text is None:
+            continue
+        if not (text.title and PROBE.fullmatch(text.probe)):
+            what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
+            step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
+            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
+        texts[name] = text
+    return texts
 
 
 def _draft(
@@ -292,26 +306,4 @@ def read_text(root: Path, name: str) -> Text | None:
         content = (root / where).read_bytes()
     except FileNotFoundError:
         return None
-    text = record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
-    if text.step_to and not (text.title and PROBE.fullmatch(text.probe)):
-        what, step = "a step has a title and a probe", "write the probe as `PATH :: TEXT`"
-        raise Refused.of(BAD, where, what, step)
-    return text
-
-
-def _steps(root: Path, queue: Queue) -> dict[str, Text]:
-    """The texts of the folders without a patch, by their names in order. Raises Refused for a bad
-    text, and for a folder that neither has a patch nor leads to one."""
-    known = {_stem(entry.base) for entry in queue.entries}
-    steps = {}
-    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
-        name = file.parent.relative_to(root / FOLDER).as_posix()
-        text = read_text(root, name)
-        if name in known or text is None:
-            continue
-        if text.step_to not in known:
-            what = f"no patch of the series is named {name!r}, nor {text.step_to!r}, its step_to"
-            step = "name the folder as its patch, or in step_to the patch that it is a step to"
-            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
-        steps[name] = text
-    return steps
+    return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")

@@ -20,15 +20,14 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..applying.check import change_of
-from ..applying.context import edits, one_text, rendered, unified
-from ..applying.matching import Files, Row, listing_with, replay
+from ..applying.context import edits, shared, unified
+from ..applying.matching import Files, Row, apply_patch, listing_with, replay
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
 from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, variant, with_changes, write
-from ..queue.lint import lint
 from ..queue.patchfile import Patch, of_files
 from ..queue.series import Entry, Queue
 from ..upstream import source
@@ -191,7 +190,7 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
     """
     queue, version = outlook.queue, outlook.version
     new = with_changes(queue, changes)
-    problems = lint(root, new)
+    problems = series.lint(root, new) + series.overlapping(new, version)
     for pin in pins.all:
         old_edits, new_edits = (
             {(patch.name, edits(patch)) for patch in each.select(pin.version)}
@@ -295,7 +294,7 @@ class _Plan:
         queue, version, is_for = self.outlook.queue, self.version, entry.is_for(self.version)
         wider = entry.text if is_for else edit.extended(entry.text, version, self.pinned)
         text, patch = None, queue.patches[entry.name]
-        if wider and _is_disjoint(queue, entry, wider):
+        if wider and self._is_free(entry, wider):
             text = patch if row.lines is not None else self._shared(entry, row)
         if text is None:
             why = f"for {version}: {row.why or 'fits as it is'}"
@@ -318,19 +317,23 @@ class _Plan:
         served = [pin for pin in others if entry.is_for(pin.version)]
         if not all(map(source.is_cached, served)):
             return None
-        diff = patchfile.parse_diff(unified(row.before, row.after))
-        texts, below = {self.version: of_files(patch, diff)}, {self.version: row.before}
+        rows = []
         for pin in served:
             steps = Selection(queue, pin).replay(source.fetch(pin, None).read).steps
-            there = next(step for step in steps if step.patch == entry.name)
-            if there.lines is None:
-                return None
-            texts[pin.version], below[pin.version] = rendered(patch, there), there.before
-        return one_text(texts, below)
+            rows.append(next(step for step in steps if step.patch == entry.name))
+        rows.append(row)
+        diff = patchfile.parse_diff(unified(row.before, row.after))
+        text = shared(of_files(patch, diff), [each.before for each in rows])
+        same = text and all(apply_patch(text, each.before.get).after == each.after for each in rows)
+        return text if same else None
 
-
-def _is_disjoint(queue: Queue, entry: Entry, guard: str) -> bool:
-    """Whether the entry may have this guard beside its other variants."""
-    wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
-    others = [each for each in queue.entries if each.base == entry.base and each.name != entry.name]
-    return not series.overlapping([wider, *others])
+    def _is_free(self, entry: Entry, guard: str) -> bool:
+        """Whether the entry may have this guard beside its other variants."""
+        wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
+        others = [
+            each
+            for each in self.outlook.queue.entries
+            if each.base == entry.base and each.name != entry.name
+        ]
+        versions = filter(wider.is_for, (*self.pinned, self.version))
+        return not any(other.is_for(version) for version in versions for other in others)

@@ -20,7 +20,7 @@ from ..files import atomic, run
 from ..outcome import Refused, counted, some
 from ..upstream.pins import Pin
 from ..upstream.source import file_sha256
-from ..wheels import build
+from ..wheels import build, local_version
 from .backport import write_patch
 
 LOG = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
     wheels = sum(len(pin.wheels) for pin in chosen)
-    return Made(folder, wheels, tuple(build.local_version(pin) for pin in chosen), size)
+    return Made(folder, wheels, tuple(local_version(pin) for pin in chosen), size)
 
 
 def _refuse_other_content(root: Path) -> None:
@@ -82,10 +82,10 @@ def _refuse_other_content(root: Path) -> None:
 
 def _add(root: Path, pin: Pin, folder: Path) -> None:
     """Write a release's wheels and patch file."""
-    patch = folder / f"sglang-{build.local_version(pin)}.patch"
+    patch = folder / f"sglang-{local_version(pin)}.patch"
     write_patch(root, pin, None, patch)
     for wheel in pin.wheels:
-        build.build(root, pin, wheel, None, folder)
+        build(root, pin, wheel, None, folder)
     LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
 
 

@@ -34,7 +34,7 @@ from ..upstream.source import LEAVES_THE_TREE
 FOLDER = "sglang.patch-queue"
 PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
-NOTES = ("found", "texts", "laid")  # of the record: see changes.plan
+NOTES = ("found", "texts", "laid")  # see inplace._plan
 PYC = ".pyc"
 UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
@@ -67,13 +67,14 @@ class Change:
 @dataclass(frozen=True)
 class Journal:
     """The journal of one folder, without links in its path. folders: those that the changes make,
-    parents first; record: what its maker says of it."""
+    parents first; record: what a patched tree's record has; notes: what its maker wants back."""
 
     site: Path
     state: State
     changes: tuple[Change, ...]
     folders: tuple[str, ...]
     record: dict[str, Any]
+    notes: dict[str, Any]
 
     @property
     def path(self) -> Path:
@@ -131,9 +132,9 @@ def read(site: Path) -> Journal | None:
     try:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        state, record = State(written["state"]), written["record"]
-        record["notes"] = {name: record["notes"][name] for name in NOTES}
-        journal = Journal(site, state, changes, tuple(written["folders"]), record)
+        notes = {name: written["notes"][name] for name in NOTES}
+        state, folders = State(written["state"]), tuple(written["folders"])
+        journal = Journal(site, state, changes, folders, dict(written["record"]), notes)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(system_problem(error, [folder])) from None
@@ -156,7 +157,12 @@ def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
     return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
 
 
-def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any]) -> Journal:
+def prepare(
+    site: Path,
+    changes: Mapping[str, bytes | None],
+    record: dict[str, Any],
+    notes: dict[str, Any],
+) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it; in
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
     up to then nothing outside of it has been touched.
@@ -169,7 +175,7 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, A
     )
     parents = {folder for path in changes for folder in Path(path).parents}
     folders = sorted(path.as_posix() for path in parents if not (site / path).exists())
-    journal = Journal(site, State.INSTALLING, listed, tuple(folders), record)
+    journal = Journal(site, State.INSTALLING, listed, tuple(folders), record, notes)
     if way := journal.way_out():
         what = f"would change files outside of it: {way}"
         raise Refused.of("linked-install", str(site), what, "reinstall sglang without links")

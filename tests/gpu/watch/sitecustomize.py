@@ -9,7 +9,6 @@ sizes that it captured, and how many times its own tokens a batch may be padded 
 limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
 it were not there. MODULE:CLASS.METHOD=OTHER: the class's OTHER runs in its place.
-PREFILL_HOOKS=PATH: a file whose HOOKS are functions of modules, called once one is imported.
 PREFILL_FILES=1: FILE.files gets a line for each module of sglang that a process looks up ("m
 NAME") and for each file of sglang/ that it opens ("o PATH"), for lab/evidence/footprints.py.
 """
@@ -22,7 +21,6 @@ import json
 import linecache
 import os
 import pathlib
-import runpy
 import signal
 import sys
 import time
@@ -58,24 +56,18 @@ REFUSED_IN = 4  # lines of a runner's code that show a refusal: conditions, and 
 
 
 class Notes(importlib.abc.MetaPathFinder):
-    """What this process looks up and opens of the package. A fork has what its parent noted."""
+    """What this process looks up and opens of the package, written at once: engines are killed.
+    What a fork loads its parent has noted."""
 
-    def __init__(self):
-        self.noted, self.out = set(), None
-
-    def begin(self, file):
-        """Write what is known, and from now on each note at once: engines are killed."""
-        self.out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        known, self.noted = self.noted, set()
-        loaded = [f"m {name}" for name in list(sys.modules) if is_ours(name)]
-        for line in (*known, *loaded):
-            self.note(line)
+    def __init__(self, file):
+        self.noted, self.out = set(), os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for name in filter(is_ours, list(sys.modules)):
+            self.note(f"m {name}")
 
     def note(self, line):
         if line not in self.noted:
             self.noted.add(line)
-            if self.out is not None:
-                os.write(self.out, f"{line}\n".encode())
+            os.write(self.out, f"{line}\n".encode())
 
     def find_spec(self, name, path=None, target=None):
         if is_ours(name):
@@ -91,12 +83,6 @@ class Notes(importlib.abc.MetaPathFinder):
 
 def is_ours(name):
     return name.partition(".")[0] == PACKAGE
-
-
-notes = Notes()
-if os.environ.get("PREFILL_FILES"):
-    sys.meta_path.insert(0, notes)
-    sys.addaudithook(notes.audit)
 
 
 def watch_launches():
@@ -270,13 +256,14 @@ def next_sitecustomize():
 
 
 def watch():
-    """Begin, if PREFILL_WATCH asks for it. forkserver.py calls this in its forks, whose environment
-    is a new one."""
+    """Begin, if PREFILL_WATCH asks for it."""
     if not os.environ.get("PREFILL_WATCH"):
         return
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # launch.show_stacks
     if os.environ.get("PREFILL_FILES"):
-        notes.begin(os.environ["PREFILL_WATCH"] + ".files")
+        notes = Notes(os.environ["PREFILL_WATCH"] + ".files")
+        sys.meta_path.insert(0, notes)
+        sys.addaudithook(notes.audit)
     hooks = {
         name: lambda module, kind=kind: watch_runner(module, kind) for name, kind in RUNNERS.items()
     }
@@ -286,8 +273,6 @@ def watch():
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: forget(module, function)
-    if more := os.environ.get("PREFILL_HOOKS"):
-        hooks |= runpy.run_path(more)["HOOKS"]
     # Imports are most of an engine's processor time, and looking for garbage is a fifth of that.
     gc.disable()
     hooks |= dict.fromkeys(LAST, lambda _: gc.enable())

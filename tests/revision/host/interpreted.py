@@ -2,8 +2,8 @@
 ones run on the CPU.
 
 The interpreter must be chosen before triton is first imported, hence a process of its own. It is a
-fork of one that has imported what sglang imports from others: most of ten seconds, which every
-module would take again.
+fork of one that has imported host.preloaded: what a comparison changes in the release's modules
+ends with its fork.
 """
 
 import contextlib
@@ -19,23 +19,14 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
-from host import standin_packages
-
-# What sglang's layers import from others. Nothing of sglang: each module says what is there before
-# it.
-LIBRARIES = (
-    *("torch", "triton", "torch._dynamo", "torch._inductor.compile_fx", "torch.distributed"),
-    *("torchvision", "torchao", "scipy.special", "transformers", "openai", "flashinfer", "IPython"),
-    *("compressed_tensors", "aiohttp", "pydantic", "huggingface_hub"),
-)
-
 
 @functools.cache
 def _forks():
-    """The context of multiprocessing whose forks have LIBRARIES and the interpreter."""
+    """The context of multiprocessing whose forks have imported host.preloaded."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LIBRARIES)
-    with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+    context.set_forkserver_preload(["host.preloaded"])
+    variables = dict(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
+    with mock.patch.dict(os.environ, variables):
         multiprocessing.forkserver.ensure_running()
     return context
 
@@ -51,8 +42,6 @@ def run(module, cases):
 
 
 def _compare(module, cases):
-    start()
-    standin_packages.install()
     run_case = importlib.import_module(module).compare
     return {name: run_case(**case) for name, case in cases.items()}
 
@@ -64,6 +53,8 @@ def call(module, *words, folder="", **variables):
 
 
 def _command(module, words, folder, variables):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+        del sys.modules[name]
     sys.argv = [module, *words]
     os.environ.update(variables)
     if folder:

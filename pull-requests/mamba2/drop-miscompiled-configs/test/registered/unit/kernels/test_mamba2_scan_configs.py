@@ -30,8 +30,8 @@ CONSTANTS = dict.fromkeys(
     "IS_CAUSAL HAS_D HAS_SEQ_IDX HAS_INITSTATES IS_TRITON_22".split(), True
 )
 CONSTANTS |= {"D_HAS_HDIM": False, "HAS_Z": False, "BLOCK_SIZE_DSTATE": 128, "batch": 1}
-INNERMOST = "cb_csize_k x_hdim C_dstate states_dstate init_states_dstate dt_csize dA_cs_csize"
-INNERMOST += " seq_idx_seqlen out_hdim D_head"
+INNERMOST = "cb_csize_k x_hdim C_dstate states_dstate init_states_dstate dt_csize"
+INNERMOST += " dA_cs_csize seq_idx_seqlen out_hdim D_head"
 CONSTANTS |= {f"stride_{name}": 1 for name in INNERMOST.split()}
 
 
