@@ -331,7 +331,11 @@ def unwrapped(tree: ast.Module) -> ast.Module:
 BROUGHT = {file.stem: file for file in (ROOT / "pull-requests").rglob("python/**/[!_]*.py")}
 
 
-@pytest.mark.parametrize("name", sorted(BROUGHT))
+# what captures on the static tables that upstream has, and the overlay does on its own
+ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph", "gdn_prefill_graph"}
+
+
+@pytest.mark.parametrize("name", sorted(BROUGHT.keys() - ON_TABLES_OF_UPSTREAM))
 def test_what_takes_the_overlays_place_is_the_overlays_own(name):
     """So that a repair of the one is not forgotten in the other."""
     [overlay] = (ROOT / "overlay").rglob(f"{name}.py")
