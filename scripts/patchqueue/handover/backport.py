@@ -13,21 +13,22 @@ import re
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..applying.apply import load_queue
-from ..applying.matching import Read, in_front, listing_with, replay
+from ..applying.matching import in_front, listing_with, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files import atomic
-from ..files.tree import hash_python, sglang_part, sha256
-from ..outcome import Outcome, Problem, Refused, counted, to_type
+from ..files.tree import PREFIX, hash_python, list_package, sglang_part, sha256
+from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.header import Header
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, open_tree, pristine, refuse_other
+from ..upstream.release import Edits, between, pristine, refuse_other
 from ..upstream.source import fetch
 from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
@@ -41,14 +42,17 @@ EITHER = "change one of the two so that both fit, or merge a branch of backport 
 
 @dataclass(frozen=True)
 class Base:
-    """What the queue is applied to. where: what a user calls it; listing: of its package; edits:
-    what it has besides the release; step: what to do about a conflict."""
+    """What the queue is applied to. where: what a user calls it; files: path in git's layout ->
+    content; edits: what it has besides the release; step: what to do about a conflict."""
 
     where: str
-    read: Read
-    listing: Mapping[str, str]
+    files: Mapping[str, bytes] = field(repr=False)
     edits: Edits = NONE
     step: str = BESIDE
+
+    @cached_property
+    def listing(self) -> dict[str, str]:
+        return listing_with({}, self.files)
 
 
 @dataclass(frozen=True)
@@ -91,14 +95,14 @@ def backport(
     repository.branch(name)  # refused before the work
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
-    files = repository.contents(start, PACKAGE)
-    pin = release_of(pins, listing_with({}, files)) or _forked(repository, start, pins, release)
-    if pin is None:
-        raise Refused(_no_release(repository, start, base, pins))
+    found = Base(f"{repository.shown}: {base}", repository.contents(start, PACKAGE))
+    pin = release_of(pins, found.listing) or _forked(repository, start, pins, release, found.where)
     released = {queue.base(patch.name) for patch in queue.select(pin.version)}
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
-    fork = _fork(repository, selection, files, base)
+    again = to_type("backport", f"--onto {onto} --base {pin.tag} BRANCH")
+    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
+    fork = _compared(found, selection, repository.path, step)
     wanted = list(commits(settled(selection, fork), fork))
     made = repository.build(start, wanted, author, date_of(pin, repository, start))
     (outcome,) = repository.publish({name: made[-1]})
@@ -114,47 +118,40 @@ def release_of(pins: Pins, listing: Mapping[str, str]) -> Pin | None:
     return next((pin for pin in pins.all if pin.tree == tree), None)
 
 
-def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
+def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
     """The release that a commit is a fork of: the one that is named, else the newest pinned tag
-    that it comes from."""
+    that it comes from. Raises Refused where it comes from none."""
     if release:
         return pins.find(release)
-    tagged = (pin for pin in reversed(pins.all) if repository.has_tag(pin.tag))
-    return next((pin for pin in tagged if repository.comes_from(commit, pin.tag)), None)
-
-
-def _fork(
-    repository: Repository, selection: Selection, files: Mapping[str, bytes], base: str
-) -> Base:
-    """A release or a fork of it, by the files of its package. Raises Refused where that is another
-    release."""
-    pin, where = selection.pin, f"{repository.shown}: {base}"
-    listing = listing_with({}, files)
-    if hash_python(listing) == pin.tree:
-        return Base(where, files.get, listing)
-    release = sglang_part(pristine(pin, repository.path).listing())
-    edits = between(release, listing, whole=False)
-    refuse_other(where, pin, release, edits, selection.touched)
-    again = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
-    return Base(where, files.get, listing, edits, step)
-
-
-def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
-    """Why a commit is no base: it has no release's files, and comes from no release's tag."""
-    tag = next((pin.tag for pin in reversed(pins.all) if repository.has_tag(pin.tag)), "")
-    fetch_tags = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
-    hint = f"name a release: --base {tag}" if tag else f"{fetch_tags} {pins.default.tag}"
+    known, tags = repository.tags(), repository.tags("--merged", commit)
+    newest = [pin for pin in reversed(pins.all) if pin.tag in known]
+    for pin in newest:
+        if pin.tag in tags:
+            return pin
+    hint = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
+    hint = f"name a release: --base {newest[0].tag}" if newest else f"{hint} {pins.default.tag}"
     what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
     step = f"{hint}; or the one that it is made of: --release RELEASE"
-    return Problem("no-pinned-release", f"{repository.shown}: {base}", what, step)
+    raise Refused.of("no-pinned-release", where, what, step)
+
+
+def _compared(found: Base, selection: Selection, checkout: Path, step: str) -> Base:
+    """A tree with its edits of the release, and what to do where they conflict. checkout: where the
+    release's tag may be. Raises Refused where the tree is another release."""
+    pin = selection.pin
+    if hash_python(found.listing) == pin.tree:
+        return found
+    release = sglang_part(pristine(pin, checkout).listing())
+    edits = between(release, found.listing, whole=False)
+    refuse_other(found.where, pin, release, edits, selection.touched)
+    return replace(found, edits=edits, step=step)
 
 
 def settled(selection: Selection, base: Base) -> Selection:
     """The selection without the patches whose change the base has. Raises Refused where a patch
     does not fit edits of others, or the patches beside it that are left out."""
     if base.edits.paths or not selection.queue.whole:
-        return settle(selection, base.read, base.where, base.step)
+        return settle(selection, base.files.get, base.where, base.step)
     return selection
 
 
@@ -171,13 +168,13 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
     for patch in patches:
         needed = queue.overlay_for([patch]) | (record if patch is patches[-1] else {})
         new = {path: content for path, content in needed.items() if path not in laid}
-        done = replay([patch], new, in_front(laid, base.read), pin.tag)
+        done = replay([patch], new, in_front(laid, base.files.get), pin.tag)
         if done.problems:
             raise Refused(done.problems)
         laid.update(done.files)
         listing: dict[str, bytes] = {}
         if patch is patches[-1]:
-            listing = in_git(laid, base.read, listing_with(base.listing, laid), base.edits)
+            listing = in_git(laid, base.files.get, listing_with(base.listing, laid), base.edits)
         yield Commit(message(queue, patch, pin), done.files | listing)
 
 
@@ -257,14 +254,19 @@ def write_patch(
     """
     selection = select(load_queue(root, only), pin, without)
     if base:
-        edited = open_tree(pin, base, selection.touched)
-        onto = Base(str(base), edited.read, edited.listing(), edited.edits, EITHER)
+        site = base / "python" if (base / PACKAGE).is_dir() else base
+        if not (site / "sglang").is_dir():
+            what, step = "holds no sglang/ and no python/sglang/", "--base CHECKOUT"
+            raise Refused.of("no-sglang", str(base), what, to_type("patches", pin.tag, step))
+        places = {path: site / path.removeprefix(PREFIX) for path in list_package(site)}
+        files = {path: file.read_bytes() for path, file in places.items() if file.is_file()}
+        onto = _compared(Base(str(base), files), selection, site.parent, EITHER)
     else:
         release = fetch(pin, None)
-        onto = Base(pin.tag, release.read, release.listing())
+        onto = Base(pin.tag, {path: release.read(path) or b"" for path in release.paths})
     selection = settled(selection, onto)
     after = changed_by(commits(selection, onto))
-    before = {path: text for path in after if (text := onto.read(path)) is not None}
+    before = {path: onto.files[path] for path in after if path in onto.files}
     content = _head(selection).encode() + diff(before, after)
     atomic.write(out, content)
     tree = hash_python(listing_with(onto.listing, after))

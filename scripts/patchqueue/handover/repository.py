@@ -75,10 +75,11 @@ class Repository:
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
         # is committed, and no edit.
-        words = ["-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z"]
-        words += ["--untracked-files=no", "--ignore-submodules=all"]
-        found = self._as_user(*words).decode("utf-8", "replace")
-        edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
+        words = ("-c", "core.fsmonitor=false", "--no-optional-locks", "diff", "HEAD")
+        found = self._as_user(
+            *words, "--name-only", "-z", "--ignore-submodules=all", "--no-renames"
+        )
+        edited = found.decode("utf-8", "replace").split("\0")[:-1]
         if edited:
             what = (
                 "has edits that are not committed, and the branch would begin at HEAD, which"
@@ -108,7 +109,7 @@ class Repository:
         is_name = self._holds("check-ref-format", f"refs/heads/{name}") and name != "HEAD"
         if not is_name or name.startswith(("-", "refs/")):
             what = "is no name for a branch"
-        elif self.has_tag(name):
+        elif name in self.tags():
             what = "is a tag's name, and git would not know which is meant"
         if what:
             raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
@@ -125,12 +126,9 @@ class Repository:
             return False
         return True
 
-    def has_tag(self, tag: str) -> bool:
-        return bool(self.word("for-each-ref", f"refs/tags/{tag}"))
-
-    def comes_from(self, commit: str, tag: str) -> bool:
-        """Whether the tag is the commit or one before it."""
-        return self._holds("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
+    def tags(self, *words: str) -> list[str]:
+        """The names of its tags. words: as `git tag --list` takes them."""
+        return self.word("tag", "--list", *words).split("\n")
 
     def date(self, commit: str) -> int:
         """When it was committed, in seconds since 1970."""

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -29,9 +29,7 @@ from ..files.tree import (
     differing,
     hash_python,
     is_part_of_tree,
-    list_package,
     names,
-    sglang_part,
     sha256,
 )
 from ..outcome import Refused, some, to_type
@@ -326,40 +324,3 @@ def pristine(pin: Pin, repository: Path | None) -> Source:
         except Refused:
             pass  # no such tag there, or a moved one
     return source.fetch(pin, None)
-
-
-@dataclass(frozen=True)
-class Edited:
-    """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
-    queue is applied to it."""
-
-    site: Path
-    edits: Edits
-    listed: Mapping[str, str] = field(repr=False)
-
-    def read(self, path: str) -> bytes | None:
-        """A file by its path in git's layout, or None where the tree has none."""
-        file = self.site / path.removeprefix(PREFIX)
-        return file.read_bytes() if path in self.listed and file.is_file() else None
-
-    def listing(self) -> dict[str, str]:
-        return dict(self.listed)
-
-
-def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
-    """The release with edits of others in a folder: a checkout, or the folder that holds sglang/.
-
-    ours: the files that the queue touches. Raises Refused where there is no sglang in it, or
-    another release.
-    """
-    site = folder / "python" if (folder / "python/sglang").is_dir() else folder
-    if not (site / "sglang").is_dir():
-        what = "holds no sglang/ and no python/sglang/"
-        step = to_type("patches", pin.tag, "--base CHECKOUT")
-        raise Refused.of("no-sglang", str(folder), what, step)
-    present = list_package(site)
-    original = pristine(pin, site.parent)
-    release = sglang_part(original.listing())
-    edits = between(release, present, whole=False)
-    refuse_other(str(folder), pin, release, edits, ours)
-    return Edited(site, edits, present)
