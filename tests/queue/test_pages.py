@@ -310,7 +310,12 @@ RUN: dict[str, list[Step | Deed]] = {
         ),
     ],
     "pull requests": [
-        nox(f"{ONTO} origin/main --pull-requests", "prefill-graph/steps-count-once-more made")
+        nox(f"{ONTO} origin/main --pull-requests", "prefill-graph/steps-count-once-more made"),
+        nox(
+            f"{ONTO} v0.5.23 --pull-requests breakable/keep-break-tensors",
+            "prefill-graph/steps-count-once-more is there already",
+            **{"breakable/keep-break-tensors": "steps/count-once-more"},
+        ),
     ],
     "the front page": [
         nox(
@@ -342,6 +347,16 @@ RUN: dict[str, list[Step | Deed]] = {
     "a page of links": [
         nox("build v0.5.9 --release", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"),
         nox("build --release", f"dist/release-{RELEASE}: 4 wheels, 4 patch files"),
+        Step(
+            "python -m http.server --directory dist/release-2",
+            "",
+            put={"python": "timeout 60 python", "release-2": "release-2 18573 &>/dev/null &"},
+        ),
+        Step(
+            "pip install --find-links http://localhost:8000/index.html sglang==0.5.9+pcg.2",
+            "Successfully installed sglang-0.5.9+pcg.2",
+            put={"8000": "18573"},
+        ),
     ],
     "from nothing": [
         Step("uv venv --python 3.12", "Creating virtual environment", put={"3.12": sys.executable}),
@@ -358,16 +373,6 @@ RUN: dict[str, list[Step | Deed]] = {
         Step(
             "uvx --from git+REPOSITORY patchqueue install --python .venv/bin/python",
             "2 patches, 2 files changed",
-        ),
-        Step(
-            "uvx --from git+REPOSITORY patchqueue uninstall --site-packages DIR",
-            "2 files restored",
-            put=SITE,
-        ),
-        Step(
-            "uvx --from git+REPOSITORY patchqueue install --site-packages DIR",
-            "2 patches, 2 files changed",
-            put=SITE,
         ),
     ],
     "in place": [
@@ -404,9 +409,6 @@ RUN: dict[str, list[Step | Deed]] = {
                 "memory-saver/pause-index-keys": "steps/name-the-cut",
                 " --without moe/return-routed-experts-of-own-rank": "",
             },
-        ),
-        Step(
-            "python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\"", "site-packages"
         ),
     ],
 }
