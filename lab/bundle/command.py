@@ -69,7 +69,7 @@ def _bundle(options: argparse.Namespace) -> int:
         step = "leave out RELEASE and --flash"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
     pins = pinning.load(options.root)
-    chosen = [] if options.peer else chosen_releases(options, pins)
+    releases = [] if options.peer else chosen_releases(options, pins)
     described = load(options.host or options.root / DEFAULT)
     size = round(options.part_size * MIB)
     wanted = Wanted(options.sm, size, options.carry_torch, options.flash)
@@ -78,7 +78,7 @@ def _bundle(options: argparse.Namespace) -> int:
         run = f"{RUN}gain.py --out RESULTS --peer {options.peer.name}=PEER"
         _report(options, made, f"host, beside a release's bundle; there `./unpack PEER && {run}`")
         return 0
-    for pin in chosen:
+    for pin in releases:
         made = release.pack(options.root, pin, described, wanted)
         _report(options, made, f"host; there `./unpack FOLDER && {RUN}run.py --out RESULTS`")
     return 0

@@ -1,8 +1,8 @@
 """Every command that a page shows is run as it stands there, in a home with a small clone of the
 queue; or its words are checked.
 
-RUN has the commands that are run. The parsers of the tool and of tests/gpu read the words of every
-command on a page.
+RUN has the commands that are run, UNRUN why others are not. The parsers of the tool and of
+tests/gpu read the words of every command on a page.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from packaging.utils import parse_wheel_filename
 from patchqueue import RELEASE
 from patchqueue.files.run import find_quilt
 from patchqueue.handover import release
+from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import LABEL
@@ -399,7 +400,6 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("python sglang/srt/prefill_graph --verify", PATCHED, "site"),
         Step("python -m sglang.srt.prefill_graph --verify", PATCHED),
         nox("uninstall --site-packages DIR", "2 files restored", **SITE),
-        nox("patches v0.5.9", "2 patches for v0.5.9, 2 files changed"),
         Step(
             "scripts/nox patches v0.5.15.post1 --without memory-saver/pause-index-keys --without"
             " moe/return-routed-experts-of-own-rank",
@@ -477,8 +477,29 @@ def steps() -> Iterator[str]:
     return (step.command for story in RUN.values() for step in story if isinstance(step, Step))
 
 
+# Commands of blocks that are neither run nor checked, by their beginning, and why.
+UNRUN = {
+    r"(FROM|COPY|RUN|docker) ": "no test has Docker; the commands of the Dockerfile are run",
+    r".*tests/gpu/": "it needs a GPU; the words of the script are checked",
+    r"scripts/nox bundle ": "it fetches gigabytes; its words are checked",
+    r"scripts/nox (lint|test)\b": "it needs packages of its own, and runs for minutes",
+    r"scripts/nox (gpu|sweep) ": "it needs a GPU; its words are checked",
+    r"scripts/nox status --merge ": "it takes what a GPU host wrote",
+    r"scripts/nox pin v0.5.24 --lock": "it asks the index for 200 packages",
+    r"python -m sglang.launch_server ": "it needs a GPU and a model",
+}
+
+
 def test_pages_show_every_command_that_is_run_here():
     assert {*steps()} <= {shown.command for shown in COMMANDS}
+
+
+def test_every_command_of_a_block_is_run_or_checked_or_has_a_reason():
+    shown = {each.command for each in COMMANDS if not each.named}
+    left = sorted(shown - {*steps()})
+    reasons = {command: [one for one in UNRUN if re.match(one, command)] for command in left}
+    assert dict.fromkeys(left, 1) == {one: len(found) for one, found in reasons.items()}
+    assert {reason for found in reasons.values() for reason in found} == UNRUN.keys()
 
 
 read_pins, read_sessions, make_parser = map(cache, (pins.load, fakes.sessions, fakes.parser))
@@ -525,3 +546,16 @@ def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
         assert version.local == f"{LABEL}.{RELEASE}"
         assert tags in [parse_wheel_filename(wheel.file)[3] for wheel in pin.wheels]
     assert set(re.findall(r"--exclude-newer (\S+)", text)) <= days
+
+
+def test_topics_and_releases_in_commands_are_there():
+    """Of the real queue: the small clone has others."""
+    known, (queue, _) = pins.load(ROOT), series.read(ROOT)
+    topics = {name.partition("/")[0] for name in queue.patches}
+    pinned = {str(pin.version) for pin in known.all}
+    for command in {shown.command for shown in COMMANDS}:
+        names, words = pages.sessions(command)
+        named = [word for word in words if re.fullmatch(r"v?0\.\d+\.\d+(\.post\d+)?", word)]
+        unknown = {word.removeprefix("v") for word in named} - pinned
+        assert not names or unknown <= ({*LATER} if names[0] in TO_COME else set()), command
+        assert "--test" not in words or set(words) & topics, command
