@@ -196,8 +196,7 @@ def _build(
     texts, after = planned.texts(), listing_with(before, planned.files)
     worktree.push(aside, texts, planned.layers)
     record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
-    for patch in record["patches"]:
-        patch["sha256"] = sha256(texts[patch["name"]])
+    record["texts"] = {name: sha256(text) for name, text in texts.items()}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:
         about = own_changes.described(planned.files, pristine.read, after)

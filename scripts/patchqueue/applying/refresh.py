@@ -100,7 +100,7 @@ class EditedTree:
     @property
     def recorded(self) -> dict[str, str]:
         """The patches as they were left in the tree, name -> sha256."""
-        return {patch["name"]: patch["sha256"] for patch in self.record.get("patches", ())}
+        return dict(self.record.get("texts", {}))
 
     @property
     def made_of(self) -> dict[str, str]:
