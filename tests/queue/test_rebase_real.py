@@ -19,7 +19,7 @@ from fakes import ROOT
 from packaging.version import Version
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.applying.context import edits, unified
+from patchqueue.applying.matching import edits, unified
 from patchqueue.applying.selection import Selection, select
 from patchqueue.applying.worktree import write_patches
 from patchqueue.files.tree import hash_python, list_folder

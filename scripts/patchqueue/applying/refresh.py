@@ -32,8 +32,7 @@ from ..upstream.source import Source
 from . import worktree
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import shared, unified
-from .matching import Row, apply_patch, in_front, listing_with, misfits, replay
+from .matching import Row, apply_patch, in_front, listing_with, misfits, replay, shared, unified
 from .selection import Selection
 from .worktree import State, WorkTree, content, foreign, listed, lowest, read_record
 

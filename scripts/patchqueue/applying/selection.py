@@ -22,8 +22,7 @@ from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch, overlapping
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .context import unified
-from .matching import Read, Replay, Row, listing_with, replay
+from .matching import Read, Replay, Row, listing_with, replay, unified
 
 NO_REASON = "no reason given"
 
