@@ -464,26 +464,6 @@ def test_a_checkout_without_a_tag_is_taken_as_it_stands(project, checkout, capsy
     applies(project, runner=RIVAL)
 
 
-def test_a_pin_whose_tag_was_moved_is_refused_and_the_queue_stays(project, checkout, capsys):
-    """Today's patches of the pin would be rewritten for the edits."""
-    fakes.git(checkout, "tag", "v9.9.1")
-    said = refused(project, capsys, "9.9.1", "--from", str(checkout))
-    assert "[tree mismatch]" in said and "v9.9.1 from" in said
-    assert not list(project.root.glob("work/rebase-*"))
-
-
-def test_the_pins_own_checkout_is_taken(project, tmp_path, capsys):
-    """By its tag whatever is checked out, and as a wheel."""
-    project.release("9.8.0")  # a pin to carry from
-    project.warm()
-    checkout = project.checkout(tmp_path / "sglang")
-    (checkout / fakes.RUNNER).write_text(RIVAL)
-    fakes.git(checkout, "commit", "-qam", "edited")
-    assert run(project, "9.9.1", "--from", str(checkout)) == 0
-    assert run(project, "9.9.1", "--from", str(project.wheels)) == 0
-    assert capsys.readouterr().out.count("which is pinned") == 2
-
-
 def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, checkout, capsys):
     assert run(project, NEXT, "--from", str(checkout)) == 0
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)

@@ -128,8 +128,12 @@ def forecast(
     read = in_front(files, release.read)
     for entry in entries:
         row = _decided(queue, entry, release, (decided or {}).get(entry.name), read)
-        rows.append(row or _attempt(stages, entry, read, str(release.version)))
-        files |= rows[-1].after
+        row = row or apply_patch(queue.patches[entry.name], read)
+        if row.outcome is Outcome.CONFLICT and not row.ambiguous:
+            names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
+            row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
+        rows.append(row)
+        files |= row.after
     return Forecast(queue, release, stages, tuple(rows))
 
 
@@ -143,15 +147,6 @@ def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
     )
     chosen = old | own
     return [entry for entry in readable if entry is chosen.get(entry.base)]
-
-
-def _attempt(stages: Stages, entry: Entry, read: Read, name: str) -> Row:
-    """A patch applied where its text matches; else as git merges it."""
-    row = apply_patch(stages.queue.patches[entry.name], read)
-    if row.outcome is not Outcome.CONFLICT:
-        return row
-    names = (name, stages.pin.tag, entry.name.removesuffix(".patch"))
-    return _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
 
 
 def _decided(
@@ -171,11 +166,10 @@ def _decided(
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
-    """A patch that conflicts, as git merges it: applied where no region is left to solve, and the
-    text was nowhere else."""
+    """A patch that conflicts, as git merges it: applied where no region is left to solve."""
     base, theirs = stage
     ours = {path: content for path in theirs if (content := read(path)) is not None}
-    if not theirs or len(ours) < len(theirs) or row.ambiguous:
+    if not theirs or len(ours) < len(theirs):
         return row
     merged = {path: _merged((ours[path], base[path], theirs[path]), names) for path in theirs}
     regions = sum(count for _, count in merged.values())
@@ -376,7 +370,7 @@ class ConflictRepository:
         said = self._repository.git(*words, "--name-status", "-z", *trees)
         parts = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
         changed = dict(zip(parts[1::2], parts[::2]))
-        problems = [self._no_patch(name, how) for name, how in changed.items() if how != "M"]
+        problems = [_no_patch(self.shown, name, how) for name, how in changed.items() if how != "M"]
         checked = run.own_git(self.path, *words, "--check", *trees, check=False).stdout
         hint = "solve the region, remove its markers, then continue"
         problems += [
@@ -387,14 +381,18 @@ class ConflictRepository:
             raise Refused(problems)
         return {name: (self.path / name).read_bytes() for name in changed}
 
-    def _no_patch(self, name: str, how: str) -> Problem:
-        """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
-        where, rule = f"{self.shown}/{name}", "new-or-deleted-file"
-        back = f"`git checkout rebase -- {name}` in {self.shown} brings"
-        if how == "A":
-            step = "move the change to where that code is now and remove the file; a new file"
-            what = "is a file that the release does not have"
-            return Problem(rule, where, what, f"{step} belongs into overlay/")
-        if how == "D":
-            return Problem(rule, where, "is deleted, which no patch does", f"{back} it back")
-        return Problem("symlink", where, "is a link", f"{back} the file back")
+
+def _no_patch(shown: str, name: str, how: str) -> Problem:
+    """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
+    back = f"`git checkout rebase -- {name}` in {shown} brings"
+    move = "move the change to where that code is now and remove the file; a new file belongs into"
+    rule, what, step = {
+        "A": (
+            "new-or-deleted-file",
+            "is a file that the release does not have",
+            f"{move} overlay/",
+        ),
+        "D": ("new-or-deleted-file", "is deleted, which no patch does", f"{back} it back"),
+        "T": ("symlink", "is a link", f"{back} the file back"),
+    }[how]
+    return Problem(rule, f"{shown}/{name}", what, step)

@@ -204,18 +204,11 @@ class Repository:
 def open_repository(name: str) -> Repository:
     """The repository at or above the folder `name`. Raises Refused where there is none, or no
     git."""
-    path = Path(name).expanduser()
-
-    def bad(what: str) -> Refused:
-        step = "give a git checkout of sglang: --onto PATH"
-        return Refused.of("no-repository", name, what, step)
-
-    if not path.is_dir():
-        raise bad("there is no such folder")
-    try:
-        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.strip()
-    except Failed as failure:
-        raise bad(f"is no git checkout: {failure}") from None
-    if not top:
-        raise bad("is no git checkout")
-    return Repository(path.resolve(), name)
+    path, what = Path(name).expanduser(), "there is no such folder"
+    if path.is_dir():
+        try:
+            run.git(path, "rev-parse", "--git-dir")
+            return Repository(path.resolve(), name)
+        except Failed as failure:
+            what = f"is no git checkout: {failure}"
+    raise Refused.of("no-repository", name, what, "give a git checkout of sglang: --onto PATH")
