@@ -177,7 +177,7 @@ def plan(root: Path, pins: Pins, outlook: Forecast) -> list[Change]:
     """The changes that the rows below the first conflict need. Raises Refused where a guard cannot
     be made right."""
     old = (root / series.FILE).read_text(encoding="utf-8")
-    planned = _Plan(pins, outlook, Lines.of(old))
+    planned = _Plan(pins, outlook, Lines(old))
     changes = [change for row in outlook.below for change in planned.changes(row)]
     new = planned.lines.text
     return [*changes, Change(str(series.FILE), new.encode(), "guards")] if new != old else changes
