@@ -29,8 +29,8 @@ REBASED = f"work/rebase-{NEXT}"
 
 def foresee(project: fakes.Project, name: str, origin: str | None = None) -> Forecast:
     known = pins.load(project.root)
-    with find(known, pins.version(name), origin) as release:
-        return forecast(load_queue(project.root), known, release)
+    release = find(known, pins.version(name), origin)
+    return forecast(load_queue(project.root), known, release)
 
 
 def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
@@ -480,8 +480,8 @@ def test_an_unpacked_wheel_is_taken_like_the_wheel(project, tmp_path, capsys):
     (unpacked / "test").mkdir()  # of another package
     (unpacked / "test/test_other.py").write_text("")
     known, version = pins.load(project.root), Version(NEXT)
-    with find(known, version, str(unpacked)) as taken, find(known, version, str(wheel)) as packed:
-        assert taken.listing() == packed.listing()
+    taken, packed = (find(known, version, str(origin)) for origin in (unpacked, wheel))
+    assert taken.files == packed.files
     (tmp_path / "home/sglang/python/sglang").mkdir(parents=True)  # a checkout in the folder
     said = refused(project, capsys, NEXT, "--from", str(tmp_path / "home"))
     assert "holds no python/sglang and no sglang/srt" in said

@@ -42,8 +42,8 @@ def _rebase(options: argparse.Namespace) -> int:
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-        with find(pins, pinning.version(options.release), options.origin) as release:
-            progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
+        release = find(pins, pinning.version(options.release), options.origin)
+        progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
         _show_next(root, pins, progress, begun=True)
         return 0
     version = _version(root, options.release)
@@ -83,8 +83,7 @@ def _show_newer(root: Path, pins: Pins) -> int:
         return 0
     queue = load_queue(root)
     for version in versions:
-        with find(pins, version, None) as release:
-            _show_forecast(pins, forecast(queue, pins, release))
+        _show_forecast(pins, forecast(queue, pins, find(pins, version, None)))
     OUT.print(f"next: {to_type('rebase', versions[0])} carries it there, up to a first conflict")
     return 0
 

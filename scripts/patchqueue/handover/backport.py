@@ -262,8 +262,7 @@ def write_patch(
         files = {path: file.read_bytes() for path, file in places.items() if file.is_file()}
         onto = _compared(Base(str(base), files), selection, site.parent, EITHER)
     else:
-        release = fetch(pin, None)
-        onto = Base(pin.tag, {path: release.read(path) or b"" for path in release.paths})
+        onto = Base(pin.tag, fetch(pin, None).contents())
     selection = settled(selection, onto)
     after = changed_by(commits(selection, onto))
     before = {path: onto.files[path] for path in after if path in onto.files}

@@ -122,10 +122,10 @@ def forecast(
     stages = Stages(queue, older[-1])
     entries = _tried(queue, stages.pin, release.version)
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in entries])
-    if shadowed := replay((), overlay, release.read, str(release.version)).problems:
+    if shadowed := replay((), overlay, release.files.get, str(release.version)).problems:
         raise Refused(shadowed)
     files, rows = dict(overlay), list[Row]()
-    read = in_front(files, release.read)
+    read = in_front(files, release.files.get)
     for entry in entries:
         row = _decided(queue, entry, release, (decided or {}).get(entry.name), read)
         row = row or apply_patch(queue.patches[entry.name], read)
@@ -154,7 +154,7 @@ def _decided(
 ) -> Row | None:
     """The row of a patch that its header or a person has decided; None for any other."""
     header = queue.header(entry.name)
-    if any(passes(line, release.read) for line in header.probes):
+    if any(passes(line, release.files.get) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
     gap = header.gap(release.version)
     if gap and (solution == {} or not entry.is_for(release.version)):
@@ -254,8 +254,7 @@ class ConflictRepository:
 
     def release(self) -> Release:
         """The release that it was made of."""
-        files = self._repository.contents(f"refs/tags/v{self.version}")
-        return Release(self.version, files.get, tuple(sorted(files)))
+        return Release(self.version, self._repository.contents(f"refs/tags/v{self.version}"))
 
     def remove(self) -> None:
         """Out of sight with one rename, then away."""
@@ -311,7 +310,7 @@ class ConflictRepository:
     def _commits(self, outlook: Forecast) -> dict[str, str]:
         """Its refs, by name, and the commits that they belong at, which are made."""
         queue, pin, of = outlook.queue, outlook.nearest, outlook.stages.of
-        release, pristine = outlook.release, outlook.stages.pristine
+        before, after = outlook.stages.pristine.contents(), outlook.release.files
 
         def commit(patch: str, files: Files, why: str = "") -> Commit:
             return Commit(f"{queue.header(patch).get('Subject')}\n\n{patch}{why}", files)
@@ -319,14 +318,12 @@ class ConflictRepository:
         def made(base: str, *commits: Commit) -> list[str]:
             return self._repository.build(base, commits, WHO, WHEN)
 
-        before = {path: pristine.read(path) or b"" for path in pristine.paths}
-        after = {path: release.read(path) or b"" for path in release.paths}
         changed = {path: content for path, content in after.items() if before.get(path) != content}
         removed = before.keys() - after.keys()
         old, new = made(
             "",
             Commit(f"sglang {pin.version}", before),
-            Commit(f"sglang {release.version}", changed, removed),
+            Commit(f"sglang {self.version}", changed, removed),
         )
         overlay = Commit("The overlay", queue.overlay_for(queue.select(pin.version)))
         *_, on_pin = made(old, overlay, *(commit(base, of[base][1]) for base in of))
@@ -336,7 +333,7 @@ class ConflictRepository:
         *_, below = made(new, overlay, *patches)
         return {
             f"refs/tags/{pin.tag}": old,
-            f"refs/tags/v{release.version}": new,
+            f"refs/tags/v{self.version}": new,
             f"refs/heads/queue-on-{pin.tag}": on_pin,
             "refs/heads/rebase": below,
         }

@@ -144,7 +144,7 @@ def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] 
     changes = [*first, *plan(root, pins, outlook)]
     files, release = prove(root, pins, outlook, changes), outlook.release
     if outlook.conflict is None and any(pin.version == release.version for pin in pins.all):
-        tree = hash_python(listing_with(release.listing(), files))
+        tree = hash_python(listing_with(release.listing, files))
         changes += change_of(root, {release.version: tree})
     write(root, changes)
     if outlook.conflict is None:
@@ -203,7 +203,7 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
     expected = [(queue.base(row.patch), row.after) for row in outlook.below if row.after]
     bases = [base for base, _ in expected]
     selected = [patch for patch in new.select(version) if new.base(patch.name) in bases]
-    replayed = replay(selected, new.overlay_for(selected), outlook.release.read, str(version))
+    replayed = replay(selected, new.overlay_for(selected), outlook.release.files.get, str(version))
     problems += replayed.problems
     if not problems and [(new.base(row.patch), row.after) for row in replayed.steps] != expected:
         what = "does not give the tree that was made"

@@ -14,9 +14,9 @@ import logging
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from packaging.version import Version
@@ -44,38 +44,34 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 
 @dataclass(frozen=True)
 class Release:
-    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted."""
+    """files: path in git's layout -> content, sorted by path."""
 
     version: Version
-    read: Callable[[str], bytes | None]
-    paths: tuple[str, ...]
+    files: Mapping[str, bytes] = field(repr=False)
 
+    @cached_property
     def listing(self) -> dict[str, str]:
         """The listing (see files/tree.py) of its files."""
-        return {path: sha256(self.read(path) or b"") for path in self.paths}
+        return {path: sha256(content) for path, content in self.files.items()}
 
     @property
     def tree(self) -> str:
         """The tree hash (see files/tree.py) of its files."""
-        return hash_python(self.listing())
+        return hash_python(self.listing)
 
 
-@contextmanager
-def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
+def find(pins: Pins, version: Version, origin: str | None) -> Release:
     """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
     checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
     where they cannot be had."""
     path, pin = Path(origin or ""), _pin_of(pins, version)
     if pin:
-        pristine = source.fetch(pin, origin)
-        yield Release(version, pristine.read, pristine.paths)
-    elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
-        yield _of_folder(version, path)
-    else:
-        with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, origin, Path(space))
-            archive = Archive(file, kind, file.name)
-            yield Release(version, archive.read, archive.paths)
+        return Release(version, source.fetch(pin, origin).contents())
+    if origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
+        return _of_folder(version, path)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
+        file, kind = _archive(version, origin, Path(space))
+        return Release(version, Archive(file, kind, file.name).contents())
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -159,13 +155,8 @@ def _of_folder(version: Version, folder: Path) -> Release:
         for path in root.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
-    paths = tuple(sorted(filter(is_part_of_tree, files)))
-
-    def read(path: str) -> bytes | None:
-        file = files.get(path)
-        return file.read_bytes() if file and file.is_file() else None
-
-    return Release(version, read, paths)
+    paths = sorted(filter(is_part_of_tree, files))
+    return Release(version, {path: files[path].read_bytes() for path in paths})
 
 
 def add_pin(root: Path, name: str, origin: str | None) -> Pin:
