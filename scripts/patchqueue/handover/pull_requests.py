@@ -30,7 +30,7 @@ from ..queue.header import TREE_PATH, Header
 from ..queue.patchfile import Patch
 from ..queue.series import Queue, read_overlay
 from ..upstream.pins import Pin, Pins
-from .backport import PACKAGE, date_of, release_of, text_of
+from .backport import PACKAGE, date_of, description, release_of
 from .repository import Commit, open_repository
 
 BRANCHES = "prefill-graph/"
@@ -223,8 +223,7 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
     for patch in queue.select(pin.version):
         header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
         draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
-        described = text_of(queue, patch).partition("\n\n")[2]
-        every[draft.name] = replace(draft, description=described)
+        every[draft.name] = replace(draft, description=description(queue, patch))
     own = _without_patch(root, queue)
     for name, text in own.items():
         words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))

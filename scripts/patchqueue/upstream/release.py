@@ -24,7 +24,6 @@ from packaging.version import Version
 from ..files import run
 from ..files.tree import (
     GENERATED,
-    PREFIX,
     SGLANG,
     differing,
     hash_python,
@@ -68,7 +67,8 @@ def find(pins: Pins, version: Version, origin: str | None) -> Release:
     if pin:
         return Release(version, source.fetch(pin, origin).contents())
     if origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
-        return _of_folder(version, path)
+        LOG.info(f"sglang {version} from {path}: its files as they stand")
+        return of_folder(version, path)
     with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
         file, kind = _archive(version, origin, Path(space))
         return Release(version, Archive(file, kind, file.name).contents())
@@ -132,23 +132,16 @@ def _asked(folder: Path, *words: str) -> str:
     return done.stdout.decode("utf-8", "replace").strip()
 
 
-def _site_in(folder: Path) -> Path:
-    """The folder that holds sglang/: python/ of a checkout, or an unpacked wheel itself. Raises
-    Refused where there is none."""
-    if (folder / SGLANG).is_dir():
-        return folder / PREFIX
-    if (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
-        return folder
-    what, step = "holds no python/sglang and no sglang/srt", "give a wheel, or a checkout of sglang"
-    raise Refused.of("not-fetched", str(folder), what, step)
-
-
-def _of_folder(version: Version, folder: Path) -> Release:
-    site = _site_in(folder)
-    LOG.info(f"sglang {version} from {folder}: its files as they stand")
-    roots = {SGLANG: site / "sglang"}
-    if site != folder:  # an unpacked wheel has no tests of sglang
-        roots["test/"] = folder / "test"
+def of_folder(version: Version, folder: Path) -> Release:
+    """The files of a checkout, or of an unpacked wheel, which has no tests. Raises Refused where
+    there is no sglang."""
+    roots = {SGLANG: folder / SGLANG, "test/": folder / "test"}
+    if not (folder / SGLANG).is_dir():
+        roots = {SGLANG: folder / "sglang"}
+        if not (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
+            what = "holds no python/sglang and no sglang/srt"
+            step = "give a wheel, or a checkout of sglang"
+            raise Refused.of("not-fetched", str(folder), what, step)
     files = {
         prefix + path.relative_to(root).as_posix(): path
         for prefix, root in roots.items()
