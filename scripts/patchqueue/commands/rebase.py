@@ -102,9 +102,8 @@ def _summary(pins: Pins, outlook: Forecast) -> str:
     """Which patches were tried, and how many of them do what."""
     kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
     counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
-    pinned = any(pin.version == outlook.version for pin in pins.all)
-    own = "which is pinned, with its own patches and those of" if pinned else "with the patches of"
-    tried = f"{own} {outlook.nearest.tag}"
+    own = "which is pinned, with its own patches and those" if pins.of(outlook.version) else ""
+    tried = f"{own or 'with the patches'} of {outlook.nearest.tag}"
     return f"sglang {outlook.version}, {tried}: {counts}"
 
 
@@ -156,7 +155,7 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
-    pin = next((pin for pin in pins.all if pin.version == version), None)
+    pin = pins.of(version)
     steps = [] if pin else [to_type("pin", version)]
     steps += [to_type("check", *([] if pin else ["--write"]), f"v{version}")]
     steps += [] if pin and has_environment(root, pin) else [to_type("pin", f"v{version}", "--lock")]

@@ -96,7 +96,8 @@ def backport(
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
     found = Base(f"{repository.shown}: {base}", repository.contents(start, PACKAGE))
-    pin = release_of(pins, found.listing) or _forked(repository, start, pins, release, found.where)
+    pin = pins.with_tree(hash_python(found.listing))
+    pin = pin or _forked(repository, start, pins, release, found.where)
     released = {queue.base(patch.name) for patch in queue.select(pin.version)}
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
@@ -109,13 +110,6 @@ def backport(
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(listing_with(fork.listing, changed_by(wanted)))
     return Branch(name, outcome, pin, start, tuple(made), subjects, fork.edits, tree)
-
-
-def release_of(pins: Pins, listing: Mapping[str, str]) -> Pin | None:
-    """The pinned release whose Python files a listing has, all of them and no other; None where it
-    is none."""
-    tree = hash_python(listing)
-    return next((pin for pin in pins.all if pin.tree == tree), None)
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:

@@ -25,7 +25,7 @@ from packaging.version import Version
 from ..applying.matching import Files, Read, Row, apply_patch, in_front, replay
 from ..applying.selection import Selection, passes
 from ..files import atomic, run
-from ..outcome import Outcome, Problem, Refused, counted, to_type
+from ..outcome import Outcome, Problem, Refused, counted
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -60,13 +60,10 @@ class Stages:
     @cached_property
     def of(self) -> dict[str, tuple[Files, Files]]:
         """Raises Refused where the queue is broken on that pin."""
-        rows = Selection(self.queue, self.pin).replay(self.pristine.read).steps
-        for row in rows:
-            if row.outcome is not Outcome.APPLIED:
-                what = f"does not apply on {self.pin.tag} itself"
-                step = f"{to_type('check', self.pin.tag)} says why"
-                raise Refused.of(str(row.outcome), f"patches/{row.patch}", what, step)
-        return {self.queue.base(row.patch): (row.before, row.after) for row in rows}
+        replayed = Selection(self.queue, self.pin).replay(self.pristine.read)
+        if replayed.problems:
+            raise Refused(replayed.problems)
+        return {self.queue.base(row.patch): (row.before, row.after) for row in replayed.steps}
 
 
 @dataclass(frozen=True)

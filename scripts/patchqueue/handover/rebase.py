@@ -79,8 +79,8 @@ def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Pro
         if state is None:
             raise _nothing("nothing-to-continue", repository)
         release = repository.release()
-        pinned = {pin.version: pin.tree for pin in pins.all}
-        if pinned.get(version, release.tree) != release.tree:
+        pin = pins.of(version)
+        if pin and pin.tree != release.tree:
             step = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
             what = "has been pinned since, with another tree"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"v{version}", what, step)
@@ -143,7 +143,7 @@ def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] 
     """Plan, prove, write, go on. first: changes that the forecast's queue has already."""
     changes = [*first, *plan(root, pins, outlook)]
     files, release = prove(root, pins, outlook, changes), outlook.release
-    if outlook.conflict is None and any(pin.version == release.version for pin in pins.all):
+    if outlook.conflict is None and pins.of(release.version):
         tree = hash_python(listing_with(release.listing, files))
         changes += change_of(root, {release.version: tree})
     write(root, changes)

@@ -63,7 +63,7 @@ def find(pins: Pins, version: Version, origin: str | None) -> Release:
     """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
     checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
     where they cannot be had."""
-    path, pin = Path(origin or ""), _pin_of(pins, version)
+    path, pin = Path(origin or ""), pins.of(version)
     if pin:
         return Release(version, source.fetch(pin, origin).contents())
     if origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
@@ -72,10 +72,6 @@ def find(pins: Pins, version: Version, origin: str | None) -> Release:
     with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
         file, kind = _archive(version, origin, Path(space))
         return Release(version, Archive(file, kind, file.name).contents())
-
-
-def _pin_of(pins: Pins, version: Version) -> Pin | None:
-    return next((pin for pin in pins.all if pin.version == version), None)
 
 
 def _wheels(folder: Path, version: Version) -> list[Path]:
