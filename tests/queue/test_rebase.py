@@ -157,7 +157,8 @@ def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
 @pytest.mark.parametrize("how", ["edited", "added", "committed"])
 def test_what_is_solved_becomes_a_variant_with_its_guard(project, conflict, capsys, how):
     (conflict / fakes.RUNNER).write_text(SOLVED)
-    (conflict / f"{fakes.RUNNER}.orig").write_text("left by a merge tool")
+    for left in (f"{fakes.RUNNER}.orig", fakes.RUNNER.replace(".py", "_BASE_12.py"), "notes.txt"):
+        (conflict / left).write_text("left by a merge tool")
     if how != "edited":
         fakes.git(conflict, "add", "-A")
     if how == "committed":
