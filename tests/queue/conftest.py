@@ -124,33 +124,18 @@ def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return run
 
 
-WORKS = run.Quilt.works
-WORKING: set[tuple[str, ...]] = set()  # where quilt and its parts lie
-
-
-def works_once(engine: run.Quilt) -> bool:
-    """A quilt that worked is not asked again: each find() would start its shell scripts, and tests
-    have links to one."""
-    path = engine.variables.get("PATH", os.environ["PATH"])
-    names = [shutil.which(name, path=path) or "" for name in (engine.command, "patch")]
-    seen = tuple(map(os.path.realpath, [*names, engine.variables.get("QUILT_DIR", "")]))
-    if seen not in WORKING and WORKS(engine):
-        WORKING.add(seen)
-    return seen in WORKING
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quilt_asked_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.Quilt, "works", works_once)
-        yield
-
-
 @pytest.fixture
 def applied(tmp_path: Path, template: Path) -> fakes.Project:
     """A good project with its queue applied and its release cached."""
     shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
     return fakes.Project(tmp_path / "project", tmp_path / "cache", tmp_path / "wheels")
+
+
+@pytest.fixture
+def measured(applied: fakes.Project) -> fakes.Project:
+    """A project with rules to judge results by."""
+    fakes.harness(applied)
+    return applied
 
 
 @pytest.fixture

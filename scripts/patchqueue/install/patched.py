@@ -115,9 +115,9 @@ class InPlace:
                     continue
                 text = files[name].decode("utf-8", "surrogateescape")
                 matches = (match(text, inverted(form[path])) for form in forms)
-                exact = (one for one in matches if all(len(spot.lines) == 1 for spot in one.spots))
-                if found := next(exact, None):
-                    files[name] = found.text.encode("utf-8", "surrogateescape")
+                exact = (made for made, places in matches if all(len(each) == 1 for each in places))
+                if (without := next(exact, None)) is not None:
+                    files[name] = without.encode("utf-8", "surrogateescape")
                     continue
                 what = "lines were edited since beside those of the queue, or among them"
                 step = "remove that edit, run the same command again, then make the edit again"
