@@ -33,7 +33,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     engine_words,
     judged_run,
@@ -81,7 +80,8 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
                 commandline.say(f"{mode}: {chosen.reason}")
                 continue
             one = job(session, row, model, mode)
-            stages.append(Stage([one], environment=SAVER, lead=False))
+            one.environment = SAVER
+            stages.append([one])
     return Plan(stages)
 
 
@@ -104,12 +104,18 @@ def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
-    """The engines of each model, compared."""
+    """The engines of each model: each graph's against the one that its answers count beside."""
     runs = []
     for model in made.models:
         jobs = made.of_model(model)
         found = {one.plan["mode"]: judging.answers(one) for one in jobs if one.code == 0}
-        checks = unanswered(session, jobs) + _held_against(session, model, row, found)
+        references = references_of(model, session.modes(row), session.known)
+        checks = unanswered(session, jobs)
+        for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
+            right = found.get(references.get(mode, modes.EAGER))
+            if modes.EAGER in found and right:
+                routed = right if mode in references else None
+                checks += compared(mode, found[mode], found[modes.EAGER], HELD_MIB, routed)
         run = judged_run(row, model, jobs, checks)
         run["notes"] = [
             f"{mode}: " + ", ".join(f"{step} {mib} MiB" for step, mib in used_mib(one).items())
@@ -117,21 +123,6 @@ def judge(session: Session, row: Experiment, made: Plan) -> dict:
         ]
         runs.append(run)
     return {"runs": runs}
-
-
-def _held_against(
-    session: Session, model: str, row: Experiment, found: dict[str, dict]
-) -> list[compare.Verdict]:
-    """Each graph's engine against the one that its answers count beside."""
-    if modes.EAGER not in found:
-        return []
-    references = references_of(model, session.modes(row), session.known)
-    checks: list[compare.Verdict] = []
-    for mode in found.keys() - {modes.EAGER, *modes.REFERENCES}:
-        reference = found.get(references.get(mode, ""))
-        if reference or mode not in references:
-            checks += compared(mode, found[mode], found[modes.EAGER], HELD_MIB, reference)
-    return checks
 
 
 def references_of(model: str, asked: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -174,37 +165,31 @@ def compared(
     for step, done in mine["steps"].items():
         if "answers" not in done:
             continue
-        expected = right["steps"][step]["answers"]
-        what = f"{mode}, {step}: agrees with eager prefill"
-        found.append(compare.same_answers(what, done["answers"], expected, limits))
-        what, span = f"{mode}, {step}: prefills were replayed", (done["asked"], done["answered"])
-        found.append(compare.replayed(what, mine["prefills"], CAPTURE, [span]))
-        first = FIRST.get(step)
-        if first:
+        answers, what = done["answers"], f"{mode}, {step}: "
+        expected, span = right["steps"][step]["answers"], (done["asked"], done["answered"])
+        agrees, replayed = f"{what}agrees with eager prefill", f"{what}prefills were replayed"
+        found.append(compare.same_answers(agrees, answers, expected, limits))
+        found.append(compare.replayed(replayed, mine["prefills"], CAPTURE, [span]))
+        if first := FIRST.get(step):
             before = mine["steps"][first]["answers"]
-            what = f"{mode}, {step}: answers as after {first!r}"
-            found.append(compare.same_answers(what, done["answers"], before))
-    used, bare = used_mib(mine), used_mib(eager)
+            found.append(compare.same_answers(f"{what}answers as after {first!r}", answers, before))
+    return found + kept_memory(mode, used_mib(mine), used_mib(eager), held)
+
+
+def kept_memory(mode: str, used: dict, bare: dict, held: int) -> list[compare.Verdict]:
+    """Whether a sleeping graph holds at most `held` MiB beside what an eager server has in use, and
+    a recapture takes no more than that again."""
+    found = []
     for step in ASLEEP:
         more = used[step] - bare[step]
+        why = f"{used[step]} MiB in use, an eager server {bare[step]}: {more} more;"
+        why += f" {held} are allowed"
         what = f"{mode}, {step}: the graph's memory was given up"
-        found.append(
-            compare.Verdict(
-                what,
-                more <= held,
-                f"{used[step]} MiB in use, an eager server {bare[step]}: {more} more; {held} are"
-                " allowed",
-            )
-        )
+        found.append(compare.Verdict(what, more <= held, why))
     grown, usual = (one["captured again"] - one["captured anew"] for one in (used, bare))
-    found.append(
-        compare.Verdict(
-            f"{mode}: a recapture keeps no old graph",
-            grown - usual <= held,
-            f"{grown} MiB more than before, an eager server {usual}; {held} more are allowed",
-        )
-    )
-    return found
+    why = f"{grown} MiB more than before, an eager server {usual}; {held} more are allowed"
+    what = f"{mode}: a recapture keeps no old graph"
+    return [*found, compare.Verdict(what, grown - usual <= held, why)]
 
 
 # What follows runs in the engine's own process.

@@ -1,8 +1,7 @@
-"""One engine of sglang that does what gain.py asks: `python bench_engine.py PLAN.json`, started by
-turns.begin.
+"""One engine of sglang that gain.py times: `python bench_engine.py PLAN.json`.
 
-PLAN: model (folder), mode, port, engine (sglang.Engine's words), watch, fd (the socket to who
-asks), capture (tokens that graphs are captured for). Idle until asked.
+PLAN: as timing.py has it, and model (folder), mode, port, engine (sglang.Engine's words), watch,
+capture (tokens that graphs are captured for).
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import compare
 import engine as engines
-import load
-import served
+import timing
 import traffic
 
 
@@ -23,7 +21,7 @@ def sampling(count: int) -> dict:
     return {"max_new_tokens": count, "temperature": 0, "ignore_eos": True}
 
 
-class Served(served.Served):
+class Timed(timing.Timed):
     """An engine of a tree."""
 
     engine = None
@@ -33,7 +31,7 @@ class Served(served.Served):
         # Up to 0.5.9 nobody reads the answer to a flush before something was generated
         # (managers/tokenizer_communicator_mixin.py:346).
         began = time.monotonic()
-        self.generate([[load.SMALLEST]], 2)
+        self.generate([[traffic.SMALLEST]], 2)
         return result | {"first_answer_s": round(time.monotonic() - began, 1)}
 
     def generate(self, prompts: list[list[int]], answer: int) -> None:
@@ -58,7 +56,7 @@ class Served(served.Served):
         """A load of users, from a cache that has nothing else than what the load wants there."""
         engines.flush(self.engine)
         wanted = traffic.made(kind, number)
-        self.send([list(prompt) for prompt in wanted.cached], load.PREFILL_IN_FLIGHT)
+        self.send([list(prompt) for prompt in wanted.cached], traffic.PREFILL_IN_FLIGHT)
         since, began = time.time(), time.perf_counter()
         found = self.engine.loop.run_until_complete(_talk(self.engine, wanted))
         span = time.perf_counter() - began
@@ -93,7 +91,7 @@ async def _talk(engine, wanted: traffic.Load) -> list[traffic.Answered]:
     """Every request of a load, its first token seen as it comes."""
     slots = asyncio.Semaphore(wanted.in_flight or len(wanted.requests))
 
-    async def one(request: load.Request) -> traffic.Answered:
+    async def one(request: traffic.Request) -> traffic.Answered:
         await asyncio.sleep(request.at_s)
         async with slots:
             return await _streamed(engine, request)
@@ -101,7 +99,7 @@ async def _talk(engine, wanted: traffic.Load) -> list[traffic.Answered]:
     return await asyncio.gather(*map(one, wanted.requests))
 
 
-async def _streamed(engine, request: load.Request) -> traffic.Answered:
+async def _streamed(engine, request: traffic.Request) -> traffic.Answered:
     began, first = time.perf_counter(), None
     async for part in await engine.async_generate(
         input_ids=list(request.prompt), sampling_params=sampling(request.answer), stream=True
@@ -112,4 +110,4 @@ async def _streamed(engine, request: load.Request) -> traffic.Answered:
 
 
 if __name__ == "__main__":  # the engine's own processes import this file again
-    served.serve(Served)
+    timing.run(Timed)

@@ -29,48 +29,19 @@ def count(word: str) -> int:
 
 def add_place(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """The options that place_of reads. required: whether --out is."""
-    parser.add_argument("--out", type=Path, required=required, help="where results go")
-    parser.add_argument(
-        "--tree",
-        type=Path,
-        help="the folder that holds the patched sglang/ (default: the bundle's tree/)",
-    )
-    parser.add_argument(
-        "--site",
-        type=Path,
-        action="append",
-        help=(
-            "a folder of packages, or an unpacked bundle (default: the bundle around this file; may"
-            " be given again)"
-        ),
-    )
+    add = parser.add_argument
+    add("--out", type=Path, required=required, help="where results go")
+    tree = "the folder that holds the patched sglang/ (default: the bundle's tree/)"
+    add("--tree", type=Path, help=tree)
+    site = "a folder of packages, or an unpacked bundle (default: the bundle around this file; may"
+    add("--site", type=Path, action="append", help=f"{site} be given again)")
 
 
-def add_untouched(parser: argparse.ArgumentParser) -> None:
-    """The option that untouched.make's folder comes from, for scripts that also run the release's
-    own tree."""
-    parser.add_argument(
-        "--untouched",
-        type=Path,
-        metavar="FOLDER",
-        help="what makes the release's own tree (default: the bundle's untouched/)",
-    )
-
-
-def add_against(parser: argparse.ArgumentParser) -> None:
-    """The option that names the other tree itself, as for a branch, which no plan leads back
-    from."""
-    parser.add_argument(
-        "--against",
-        type=Path,
-        metavar="TREE",
-        help="the folder that holds the other sglang/ (default: made from --untouched)",
-    )
-
-
-def add_attention(parser: argparse.ArgumentParser, why: str) -> None:
-    """The option that names an engine's attention kernels; a model with sparse attention has its
-    own. why: of its default."""
+def add_trees(parser: argparse.ArgumentParser, why: str) -> None:
+    """The options of scripts that also run the release's own tree, and that name an engine's
+    attention kernels; a model with sparse attention has its own. why: of their default."""
+    own = "what makes the release's own tree (default: the bundle's untouched/)"
+    parser.add_argument("--untouched", type=Path, metavar="FOLDER", help=own)
     usual, other = kernels.ATTENTION
     parser.add_argument(
         "--attention",
@@ -160,15 +131,9 @@ def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
     bundle may say that it has trimmed."""
     if any(patch["name"].startswith("nsa/split-indexer-and-attention") for patch in patches):
         return True
-    file = srt(options) / "layers/radix_attention.py"
-    trimmed = [
-        pattern for one in manifest_of(options).get("trimmed", []) for pattern in one["patterns"]
-    ]
-    return (
-        file.is_file()
-        and "topk_indices" in file.read_text(encoding="utf-8")
-        and not any("flash_ops" in pattern for pattern in trimmed)
-    )
+    trimmed = [what for one in manifest_of(options).get("trimmed", []) for what in one["patterns"]]
+    knows = mentions(options, "layers/radix_attention.py", "topk_indices")
+    return knows and not any("flash_ops" in pattern for pattern in trimmed)
 
 
 def enforced(model: str) -> bool:
@@ -179,8 +144,8 @@ def enforced(model: str) -> bool:
 def knows_experts(options: argparse.Namespace) -> bool:
     """Whether the tree's NemotronH may have layers of experts. 0.5.5's may not: it dies of their
     letter while it is made (KeyError: 'E', ALL_DECODER_LAYER_TYPES, models/nemotron_h.py:304)."""
-    file = srt(options) / "models/nemotron_h.py"
-    return not file.is_file() or re.search(r"\bMOE: ", file.read_text(encoding="utf-8")) is not None
+    file = "models/nemotron_h.py"
+    return not (srt(options) / file).is_file() or mentions(options, file, "MOE: ")
 
 
 def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
@@ -198,14 +163,17 @@ def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
         "managers/scheduler.py": "req.logprob_start_len >= len(",
         "model_executor/runner/prefill_cuda_graph_runner.py": "_uses_eager_prefill_tail",
     }
-    files = {srt(options) / name: sign for name, sign in never.items()}
-    return not any(
-        file.is_file() and sign in file.read_text(encoding="utf-8") for file, sign in files.items()
-    )
+    return not any(mentions(options, name, sign) for name, sign in never.items())
+
+
+def mentions(options: argparse.Namespace, name: str, sign: str) -> bool:
+    """Whether a file of the tree's srt/ has this text; a file that is not there has none."""
+    file = srt(options) / name
+    return file.is_file() and sign in file.read_text(encoding="utf-8")
 
 
 def srt(options: argparse.Namespace) -> Path:
-    return (options.tree or HERE.parents[1] / "tree") / "sglang/srt"
+    return tree_of(options) / "sglang/srt"
 
 
 def say(text: str) -> None:

@@ -77,9 +77,8 @@ class Limits:
 
     def prompts(self, kind: str, count: int) -> int:
         """How many of a kind's `count` prompts may have moved."""
-        return max(
-            1, math.ceil(self.kind * count) if self.control is None else 2 * self.control[kind]
-        )
+        known = self.control is not None
+        return max(1, 2 * self.control[kind] if known else math.ceil(self.kind * count))
 
 
 CONTROL = "eager prefill against itself in other batches"
@@ -162,11 +161,8 @@ class Tally:
                     )
                 return
             off = abs(left["logprobs"][step] - right["logprobs"][step])
-            self.tokens, self.total, self.far = (
-                self.tokens + 1,
-                self.total + off,
-                self.far + (off > TOLERANCE),
-            )
+            self.tokens, self.total = self.tokens + 1, self.total + off
+            self.far += off > TOLERANCE
             if off > self.worst:
                 self.worst, self.worst_at = off, f"{where}, token {step}"
 
@@ -321,37 +317,29 @@ def with_leads(mine: dict, reference: dict) -> dict:
         decided = [[math.inf, 0.0]] * (len(answer["tokens"]) - alike - 1)
         return answer | {"best": right["best"][: alike + 1] + decided}
 
-    return {
-        call: mine[call]
-        | {
-            "answers": [
-                lead(*pair)
-                for pair in zip(mine[call]["answers"], reference[call]["answers"], strict=True)
-            ]
-        }
-        for call in mine
-    }
+    def led(call: str) -> list[dict]:
+        pairs = zip(mine[call]["answers"], reference[call]["answers"], strict=True)
+        return [lead(*pair) for pair in pairs]
+
+    return {call: mine[call] | {"answers": led(call)} for call in mine}
 
 
 def remembers(answers: dict, pairs: list[tuple[str, str]]) -> Verdict:
     """Whether answers depend on a prompt's beginning: without that, no comparison would see a wrong
     state."""
     gaps = {}
-    for left, right in pairs:
-        one, two = (answers[name]["answers"][0] for name in (left, right))
-        gaps[left] = (
-            math.inf
-            if one["tokens"] != two["tokens"]
-            else max(abs(a - b) for a, b in zip(one["logprobs"], two["logprobs"]))
-        )
-    worst = min(gaps.values())
+    for names in pairs:
+        one, two = (answers[name]["answers"][0] for name in names)
+        apart = (abs(a - b) for a, b in zip(one["logprobs"], two["logprobs"]))
+        gaps[names[0]] = math.inf if one["tokens"] != two["tokens"] else max(apart)
     shown = {
         name: "other tokens" if gap == math.inf else round(gap, 4) for name, gap in gaps.items()
     }
+    least = min(gaps, key=lambda name: gaps[name])
     return Verdict(
         "the answers depend on the prompt's beginning",
-        worst > MEMORY,
-        f"least difference: {shown[min(gaps, key=gaps.get)]}",
+        gaps[least] > MEMORY,
+        f"least difference: {shown[least]}",
         shown,
     )
 
@@ -366,22 +354,17 @@ def varied(answers: dict) -> Verdict:
     )
 
 
+def _cached(passes: dict, name: str, kinds: tuple[str, ...]) -> list[tuple[str, int]]:
+    """(where, cached prompt tokens) of each answer of a pass to calls of some kinds."""
+    calls = ((call, got) for call, got in passes[name].items() if call.startswith(kinds))
+    return [(f"{name}/{call}", one["cached"]) for call, got in calls for one in got["answers"]]
+
+
 def hits(passes: dict) -> Verdict:
     """Whether the calls that continue earlier prompts found them in the cache, on every pass."""
-    missed = [
-        f"{name}/{call}"
-        for name, answers in passes.items()
-        for call, got in answers.items()
-        if call.startswith("prefix-")
-        for answer in got["answers"]
-        if not answer["cached"]
-    ]
-    found = sum(
-        answer["cached"]
-        for call, got in passes["cold"].items()
-        if call.startswith("prefix-")
-        for answer in got["answers"]
-    )
+    kinds = ("prefix-",)
+    missed = [where for name in passes for where, n in _cached(passes, name, kinds) if not n]
+    found = sum(cached for _, cached in _cached(passes, "cold", kinds))
     return Verdict(
         "prompts that continue earlier ones hit the cache",
         not missed,
@@ -394,24 +377,11 @@ def emptied(passes: dict) -> Verdict:
     """Whether the cache was empty before every pass that must find it so: prompts that continue no
     others found nothing there."""
     apart = {"cold": ("single-",), "again": ("single-",), "alone": ("fill-", "batch-")}
-    asked = [
-        (f"{name}/{call}", answer["cached"])
-        for name in apart
-        if name in passes
-        for call, got in passes[name].items()
-        if call.startswith(apart[name])
-        for answer in got["answers"]
-    ]
+    asked = [one for name in apart if name in passes for one in _cached(passes, name, apart[name])]
     found = [where for where, cached in asked if cached]
-    return Verdict(
-        "prompts of their own find an empty cache",
-        not found,
-        (
-            f"{len(found)} of {len(asked)} hit it, first {found[0]}"
-            if found
-            else f"none of {len(asked)} hit it"
-        ),
-    )
+    why = f"{len(found)} of {len(asked)} hit it, first {found[0]}" if found else ""
+    why = why or f"none of {len(asked)} hit it"
+    return Verdict("prompts of their own find an empty cache", not found, why)
 
 
 def flags_known(flags: dict, dropped: Collection[str]) -> Verdict:
@@ -428,9 +398,7 @@ def has_graph(captured: list[dict], report: list[dict]) -> Verdict:
     """Whether the reference's server has a prefill graph, by its log or the queue's report: else
     its kernels may be others."""
     logged = [
-        entry["what"]
-        for entry in captured
-        if "piecewise" in entry["what"] or "prefill" in entry["what"]
+        one["what"] for one in captured if "piecewise" in one["what"] or "prefill" in one["what"]
     ]
     on = [entry["feature"] for entry in report if entry["verdict"] == "on"]
     return Verdict(
@@ -472,11 +440,11 @@ def fitting(prefills: list[dict], sizes: Collection[int]) -> list[dict]:
     at most to twice the tokens (sglang's model_executor/runner/prefill_cuda_graph_runner.py:695).
     What needs more runs eagerly."""
     padding = next((line["padding"] for line in prefills if line.get("padding")), math.inf)
-    return [
-        line
-        for line in prefills
-        if any(line["tokens"] <= size <= padding * line["tokens"] for size in sizes)
-    ]
+
+    def fits(tokens: int) -> bool:
+        return any(tokens <= size <= padding * tokens for size in sizes)
+
+    return [line for line in prefills if fits(line["tokens"])]
 
 
 def on_graph(line: dict) -> bool:
@@ -516,21 +484,20 @@ def graph_used(
     the next larger one. refusing: code of a rule by which the release runs prefills of this model
     eagerly; one whose reason shows it does not count as fitting.
     """
-    what = (
-        "every prefill that fits ran on the graph, of several requests too"
-        if wanted
-        else "no prefill ran on a graph"
-    )
+    what = "no prefill ran on a graph"
+    if wanted:
+        what = "every prefill that fits ran on the graph, of several requests too"
     fit = fitting(prefills, sizes)
     refused = [line for line in fit if refusing and refusing in (line.get("why") or "")]
     fit = [line for line in fit if line not in refused]
     ran = list(filter(on_graph, prefills))
     several = sorted({line["requests"] for line in ran if line["requests"] > 1})
+    launches = sum(line["launches"] for line in prefills)
     numbers = {
         "prefills": len(prefills),
         "fitting": len(fit),
         "on_graph": len(ran),
-        "launches": sum(line["launches"] for line in prefills),
+        "launches": launches,
         "with_several_requests": sum(line["requests"] > 1 for line in ran),
         "several": several,
         "padded": sum(line["tokens"] not in sizes for line in ran),
@@ -539,32 +506,29 @@ def graph_used(
         return Verdict(what, False, "the watch saw no prefill", numbers)
     if not wanted:
         return Verdict(what, not ran, f"{len(ran)} of {len(prefills)} did", numbers)
-    missed = [line for line in fit if not on_graph(line)]
-    if missed:
+    if fault := _not_used(prefills, fit, sizes, sorted({*several_wanted} - {*several})):
+        return Verdict(what, False, fault, numbers)
+    why = f"{len(ran)} of {len(prefills)}, with up to {several[-1]} requests,"
+    why += f" {launches} graph launches"
+    why += f"; {len(refused)} are left out by a rule of the release" if refused else ""
+    return Verdict(what, True, why, numbers)
+
+
+def _not_used(
+    prefills: list[dict], fit: list[dict], sizes: list[int], missing: Sequence[int]
+) -> str:
+    """What keeps prefills from having run on the graph as they should. missing: how many requests
+    no prefill on it had."""
+    if missed := [line for line in fit if not on_graph(line)]:
         first = missed[0]
-        return Verdict(
-            what,
-            False,
+        return (
             f"{len(missed)} of {len(fit)} did not, first one of {first['tokens']} tokens and"
-            f" {first['requests']} requests" + (f": {first['why']}" if first.get("why") else ""),
-            numbers,
+            f" {first['requests']} requests" + (f": {first['why']}" if first.get("why") else "")
         )
     captured = next((line["captured"] for line in prefills if "captured" in line), None)
     if captured != sorted(sizes):
-        return Verdict(what, False, f"captured for {captured}, not for {sorted(sizes)}", numbers)
-    missing = sorted(set(several_wanted).difference(several))
+        return f"captured for {captured}, not for {sorted(sizes)}"
     if missing:
-        return Verdict(
-            what,
-            False,
-            f"none of {len(ran)} on the graph had {' or '.join(map(str, missing))} requests",
-            numbers,
-        )
-    return Verdict(
-        what,
-        True,
-        f"{len(ran)} of {len(prefills)}, with up to {several[-1]} requests,"
-        f" {numbers['launches']} graph launches"
-        + (f"; {len(refused)} are left out by a rule of the release" if refused else ""),
-        numbers,
-    )
+        count = sum(map(on_graph, prefills))
+        return f"none of {count} on the graph had {' or '.join(map(str, missing))} requests"
+    return ""

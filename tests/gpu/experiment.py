@@ -57,28 +57,16 @@ class Session:
 
 
 @dataclass
-class Stage:
-    """Engines that run at the same time. place: whose tree they have, where it is not the
-    session's; environment: more variables; width: how many at once, where not as run.py says."""
-
-    jobs: list[launch.Job]
-    place: launch.Place | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    width: int | None = None
-    lead: bool = True
-
-
-@dataclass
 class Plan:
-    """Stages, which run one after another. left_out: what the release cannot run, with the
-    reason."""
+    """stages: engines that run at the same time, one stage after another. left_out: what the
+    release cannot run, with the reason."""
 
-    stages: list[Stage]
+    stages: list[list[launch.Job]]
     left_out: list[dict] = field(default_factory=list)
 
     @property
     def jobs(self) -> list[launch.Job]:
-        return [job for stage in self.stages for job in stage.jobs]
+        return [job for stage in self.stages for job in stage]
 
     @property
     def models(self) -> list[str]:
@@ -92,24 +80,27 @@ class Plan:
 class Experiment:
     """A row of the table.
 
-    what: engines are asked; passes: the questions; checked: what the verdict rests on.
+    what: engines are asked; passes: the questions, where not each mode's own; checked: what the
+    verdict rests on.
     plan: (session, row, models) -> Plan; judge: (session, row, plan) -> what is written of it, with
     "runs", each with experiment, model, verdict, why and checks. prepare: writes the checkpoints of
     the plan.
     modes: tried by default. takes: the options of run.py that it has beside those of all rows;
     controls: what --without may leave out. beside: its engines run beside those of other rows;
     width, limit, engine_limit: engines at once on a GPU, seconds of all and of one, by default.
-    port: first of its engines' ports, by default.
+    port: first of its engines' ports, by default. words: sglang.Engine's on top of those for all;
+    ask: generate()'s words of a pass; own_sizes: the release chooses what it captures; gpus: of one
+    engine.
     """
 
     name: str
     what: str
     models: tuple[str, ...]
-    passes: tuple[str, ...]
     checked: str
     port: int
     plan: Callable[[Session, Experiment, Sequence[str]], Plan]
     judge: Callable[[Session, Experiment, Plan], dict]
+    passes: tuple[str, ...] = ()
     prepare: Callable[[Session, Plan], None] | None = None
     modes: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
@@ -119,6 +110,10 @@ class Experiment:
     width: int = 1
     limit: float = 540
     engine_limit: float = 300
+    words: dict = field(default_factory=dict)
+    ask: dict[str, dict] = field(default_factory=dict)
+    own_sizes: bool = False
+    gpus: int = 1
 
     @property
     def file(self) -> str:

@@ -21,7 +21,6 @@ _ROWS = (
         name=PROOF,
         what="109 prompts in every graph mode; the support matrix is made of it",
         models=models.DEFAULT,
-        passes=cases.passes(modes.BREAKABLE),
         checked="agrees with eager prefill; every prefill that fits ran on the graph",
         port=21000,
         plan=proof.plan,
@@ -34,7 +33,7 @@ _ROWS = (
         limit=1500,
         engine_limit=420,
     ),
-    *(settings.row(name, setting) for name, setting in settings.SETTINGS.items()),
+    *settings.ROWS,
     Experiment(
         name="agree",
         what="the patched tree's answers against the untouched one's, eagerly",
@@ -73,14 +72,12 @@ _ROWS = (
     solo.row(
         next_turn,
         "next turns behind states that were kept while decoding; 0.5.15 and later",
-        ("warm", "cold"),
         "next turns answer as without a cache",
         30000,
     ),
     solo.row(
         mixed_states,
         "beginnings that were prefilled beside decoding requests; 0.5.14 and later",
-        ("warm", "cold"),
         "shared beginnings answer as without a cache",
         32000,
     ),
@@ -95,7 +92,8 @@ def listing() -> str:
         lines = [f"{row.name}: {row.what}"]
         lines.append(f"  models: {' '.join(row.models)}")
         lines += [f"  modes: {' '.join(row.modes)}"] if row.modes else []
-        lines.append(f"  passes: {'; '.join(row.passes)}")
+        passes = row.passes or cases.passes(modes.BREAKABLE)
+        lines.append(f"  passes: {'; '.join(passes)}")
         lines.append(f"  checked: {row.checked}")
         lines += [f"  --without: {' '.join(row.controls)}"] if row.controls else []
         blocks.append("\n".join(lines))

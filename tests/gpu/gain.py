@@ -12,7 +12,6 @@ RESULTS/gain.json. Exit code 0: all was measured of the trees.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
@@ -29,21 +28,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
 import compare
 import engine as engines
-import floor
 import judging
 import kernels
-import load
+import launch
 import machine
 import models
 import modes
 import peers
 import subjects
+import timing
 import traffic
-import turns
 import untouched
-import visit as visits
 from gain_table import show, states
-from visit import NoTime, Run, Visit, name
+from timing import name
 
 HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
@@ -52,7 +49,7 @@ UNTOUCHED, PATCHED = "untouched", "patched"
 SHAPES = ((1, 512), (8, 64), (1, 2048), (1, 4096), (8, 512))
 KERNELS_S = 200  # until when the attention kernels that all engines load are waited for
 RUNNING = re.compile(r"#running-req: (\d+)")  # of a release's line about a batch
-# of an engine until it was asked
+# of an engine until it has answered
 UNASKED = {"verdict": "not run", "why": "no time was left", "seconds": 0, "captured": []}
 END_S = 15  # kept of --limit for ending the engine and writing
 
@@ -65,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         gain.measure()
     finally:
-        gain.end()
+        gain.write()
     show(gain.facts)
     return 0 if gain.facts["passed"] else 1
 
@@ -75,10 +72,14 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commandline.add_place(parser)
-    commandline.add_untouched(parser)
-    commandline.add_against(parser)
-    commandline.add_attention(parser, "as in the other runs of the page")
+    commandline.add_trees(parser, "as in the other runs of the page")
     add = parser.add_argument
+    add(
+        "--against",
+        type=Path,
+        metavar="TREE",
+        help="the folder that holds the other sglang/ (default: made from --untouched)",
+    )
     add(
         "--subject",
         choices=[*subjects.SUBJECTS],
@@ -174,11 +175,9 @@ class Gain:
         self.until = self.began + options.limit - END_S
         self.place = commandline.place_of(options)
         self.subject = subjects.SUBJECTS[options.subject]
-        self.words = self._words()
-        # a sparse model has its own
-        self.words = {"attention_backend": options.attention} | self.words
-        self.now: turns.Engine | None = None
-        self.making: list[subprocess.Popen] = []  # processes that compile attention kernels
+        # a sparse model has attention of its own
+        self.words = {"attention_backend": options.attention} | self._words()
+        self.compiling: list[int] = []  # processes that compile attention kernels
         self.facts = self._facts() | {"runs": [], "peers": [], "passed": False}
         gpu, queue = self.facts["gpu"]["name"], machine.queue_of(self.facts)
         self.say(f"{self.facts['version']} ({queue}) on {gpu}: {self.subject.model}")
@@ -196,28 +195,14 @@ class Gain:
         commandline.say(f"{time.time() - self.began:4.0f} s: {text}")
 
     def _facts(self) -> dict:
-        facts = machine.describe(self.place, self.options)
-        for field in ("capture", "chunk", "tolerance"):
-            facts.pop(field)
-        prefills = {
-            "requests": load.PREFILL_REQUESTS,
-            "in_flight": load.PREFILL_IN_FLIGHT,
-            "prompt": load.PREFILL_PROMPT,
-            "loads": visits.LOADS,
-        }
         settings = {
             "shapes": [name(shape) for shape in self.options.shapes],
             "rounds": self.options.rounds,
-            "warm_up": visits.WARM_UP,
-            "profiled": visits.PROFILED,
-            "pause_s": load.PAUSE_S,
-            "load": prefills,
-            "order": [*self.options.trees],
             "engine": self.words,
             "capture": self._sizes(),
             "traffic": [*self.options.traffic],
         }
-        return facts | {
+        return machine.describe(self.place, self.options) | {
             "subject": self.options.subject,
             "model": self.subject.model,
             "config": self.subject.config,
@@ -233,7 +218,7 @@ class Gain:
         if self.options.traffic:
             return []
         return sorted(
-            {count * length for count, length in self.options.shapes} | {load.PREFILL_PROMPT}
+            {count * length for count, length in self.options.shapes} | {traffic.PREFILL_PROMPT}
         )
 
     def measure(self) -> None:
@@ -242,27 +227,16 @@ class Gain:
         self._floor()
         folder = self.place.scratch / "models" / self.options.subject
         model = models.write_config(folder, self.subject.config)
-        with self._kernels() as self.making:
+        config = self.subject.config.get("text_config", self.subject.config)
+        head_dim = config.get("head_dim") or kernels.HEAD_DIM
+        device, attention = machine.visible()[0].use, self.options.attention
+        # They take a minute on a fresh host, as the first engine's start does. Nothing is timed
+        # before both are done.
+        with kernels.made_ahead(self.place, device, attention, head_dim) as self.compiling:
             for number, tree in enumerate(self.options.trees):
                 self._visit(number, *self._of_tree(number, tree, own, model))
             for number, peer in enumerate(self.options.peer, len(self.options.trees)):
                 self._visit(number, *self._of_peer(number, peer, model))
-
-    def _kernels(self) -> contextlib.AbstractContextManager[list[subprocess.Popen]]:
-        """What compiles the attention kernels that all engines load."""
-        config = self.subject.config.get("text_config", self.subject.config)
-        head_dim = config.get("head_dim") or kernels.HEAD_DIM
-        device, attention = machine.visible()[0].use, self.options.attention
-        return kernels.made_ahead(self.place, device, attention, head_dim)
-
-    def compiled(self, until: float) -> None:
-        """Wait for the attention kernels. They are compiled while the first engine starts, which
-        takes a minute on a fresh host too; nothing is timed before both are done."""
-        if not self.making:
-            return
-        kernels.wait(self.making, min(until, self.began + KERNELS_S))
-        self.making = []
-        self.say("attention kernels compiled")
 
     def _own_tree(self) -> Path:
         """The untouched tree. Ends the run where it cannot be made."""
@@ -274,21 +248,21 @@ class Gain:
     def _floor(self) -> None:
         """The rate of large matrix products on this GPU, and every shape's floor at it."""
         try:
-            rate = self.place.ask(floor.RATE)
+            rate = self.place.ask(subjects.RATE)
         except (RuntimeError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
             rate = {"tflops": None, "why": str(error)[-300:]}
         self.facts["rate"] = rate
         if rate["tflops"]:
             config, rates = self.subject.config, rate["tflops"] * self.words.get("tp_size", 1)
             self.facts["floor_ms"] = {
-                name((c, n)): floor.milliseconds(config, c, n, rates)
+                name((c, n)): subjects.milliseconds(config, c, n, rates)
                 for c, n in self.options.shapes
             }
         self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")
 
     def _of_tree(
         self, number: int, tree: str, own: Path | None, model: Path
-    ) -> tuple[dict, peers.Ready]:
+    ) -> tuple[dict, launch.Job]:
         """What is kept of one engine of a tree, and how it is run."""
         options = argparse.Namespace(
             **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
@@ -306,28 +280,29 @@ class Gain:
         } | UNASKED
         self.facts["runs"].append(entry)
         more = {STATES: entry["states"]} if entry["states"] else {}
-        plan = self._plan(number, tree, model) | {"mode": chosen}
-        return entry, peers.of_sglang(options, plan, {}, more)
+        label = f"{number + 1}.{tree}"
+        plan = self._plan(number, label, model) | {"mode": chosen}
+        return entry, peers.of_sglang(options, label, plan, **more)
 
     def _of_peer(
         self, number: int, peer: peers.Peer, model: Path
-    ) -> tuple[dict, peers.Ready | None]:
+    ) -> tuple[dict, launch.Job | None]:
         """The same of a peer, which leaves the trees' part as it is, whatever becomes of it; None
         where it cannot be run."""
         entry = {"name": peer.name, "version": "", "mode": ""} | UNASKED
         self.facts["peers"].append(entry)
         label = f"{number + 1}.{peer.name}"
         try:
-            its = peers.ready(peer, self.options, label, self._plan(number, peer.name, model))
+            job, told = peers.ready(peer, self.options, label, self._plan(number, label, model))
         except peers.Unfit as why:
             entry |= {"verdict": "failed", "why": str(why)}
             self.say(f"{label}: failed {why}")
             return entry, None
-        entry |= its.told
-        return entry, its
+        entry |= told
+        return entry, job
 
-    def _plan(self, number: int, engine: str, model: Path) -> dict:
-        """What bench_engine.py is told, but for the mode."""
+    def _plan(self, number: int, label: str, model: Path) -> dict:
+        """What an engine is told, but for the mode and the time at which it ends."""
         return {
             "model": str(model),
             "port": self.options.port + 100 * number,
@@ -335,43 +310,51 @@ class Gain:
             "capture": self._sizes(),
             "enforce": self.subject.enforce,
             "breakable": not models.is_sparse(self.subject.config),
-            "watch": str(self.place.out / f"{number + 1}.{engine}.watch"),
+            "watch": str(self.place.out / f"{label}.watch"),
+            "reasons": False,  # they take time
+            "shapes": self.options.shapes,
+            "rounds": self.options.rounds,
+            "loads": timing.LOADS,
+            "requests": traffic.PREFILL_REQUESTS,
+            "traffic": self.options.traffic,
+            "compiling": self.compiling,
+            "compiled_by": self.began + KERNELS_S,
+            "scratch": str(self.place.scratch),
+            "out": str(self.place.out / f"bench.{label}.json"),
         }
 
-    def _visit(self, number: int, entry: dict, its: peers.Ready | None) -> None:
+    def _visit(self, number: int, entry: dict, job: launch.Job | None) -> None:
         """One engine: started, asked everything, ended."""
-        if its is None:
+        if job is None:
             return
-        label = f"{number + 1}.{entry.get('tree') or entry['name']}"
         because = f" because {entry['mode_why']}" if entry.get("mode_why") else ""
-        self.say(f"{label}: starting, {entry['mode'] or 'mode unknown'}{because}{states(entry)}")
+        mode = entry["mode"] or "mode unknown"
+        self.say(f"{job.name}: starting, {mode}{because}{states(entry)}")
         part = share(number, len(self.options.trees), len(self.options.peer))
-        until = time.time() + (self.until - time.time()) * part
-        _clear(Path(its.plan["watch"]))
-        self.now = turns.begin(its.place, label, its.script, its.plan, **its.environment)
-        asked = (self.options.shapes, self.options.rounds, self.options.traffic)
-        run = Run(*asked, self.place.scratch, self.compiled, self.say, self.write)
+        until = job.plan["until"] = time.time() + (self.until - time.time()) * part
+        (kept := Path(f"{job.plan['out']}.part")).unlink(missing_ok=True)
         try:
-            Visit(run, self.now, entry, until).measure()
-            entry |= {"verdict": "passed", "why": ""}
-        except turns.Gone as gone:
-            error = judging.error(self.now.log.read_text(errors="replace"))
-            entry |= {"verdict": "failed", "why": f"{gone}: {error}"}
-        except NoTime as what:
-            entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
+            launch.run_all(self.place, [job], 1, until, self.say, lead=False)
         finally:
-            self._close(entry, its.plan)
-        self.say(f"{label}: {entry['verdict']} {entry['why']}")
+            answered = Path(job.plan["out"])
+            file = answered if answered.is_file() else kept
+            entry |= json.loads(file.read_text()) if file.is_file() else {}
+            self._close(entry, job)
+        self.say(f"{job.name}: {entry['verdict']} {entry['why']}")
 
-    def _close(self, entry: dict, plan: dict) -> None:
-        """End the engine, and read what its log and its watch say."""
-        log = self.now.log.read_text(errors="replace")
-        self.now.end()
-        entry["seconds"] = round(time.time() - self.now.began)
+    def _close(self, entry: dict, job: launch.Job) -> None:
+        """What became of an engine, and what its log and its watch say."""
+        file = self.place.out / f"{job.name}.log"
+        log = file.read_text(errors="replace") if file.is_file() else ""
+        if job.code is None:
+            entry |= {"verdict": "not run", "why": job.why}
+        elif job.code:
+            entry |= {"verdict": "failed", "why": f"{job.why}: {judging.error(log)}"}
+        entry["seconds"] = round(job.seconds)
         entry["captured"] = [asdict(found) for found in judging.captures(log)]
         if self.options.traffic:
             entry["running"] = max(map(int, RUNNING.findall(log)), default=0)
-        ran = engines.watched(plan["watch"])
+        ran = engines.watched(job.plan["watch"])
         seen = counted(ran)
         if ran or "tree" in entry:
             entry["prefills"] = seen
@@ -381,7 +364,6 @@ class Gain:
                 "why": f"{seen['on_graph']} of {len(ran)} prefills ran on a graph,"
                 f" and {seen['too_long']} are longer than what was captured",
             }
-        self.now = None
         self.write()
 
     def write(self) -> None:
@@ -393,12 +375,6 @@ class Gain:
         file = self.place.out / RESULT
         file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
         file.with_suffix(".part").replace(file)
-
-    def end(self) -> None:
-        """Leave no engine, and what was found."""
-        if self.now:
-            self.now.end()
-        self.write()
 
 
 def share(number: int, count: int, peers: int = 0) -> float:
@@ -433,12 +409,6 @@ def _as_meant(entry: dict) -> bool:
         return ran["prefills"] > 0 and not ran["on_graph"]
     fit = ran["prefills"] - ran["too_long"]
     return entry["tree"] == UNTOUCHED or ran["on_graph"] >= 0.95 * fit > 0
-
-
-def _clear(pattern: Path) -> None:
-    """Remove what an earlier run left under a name."""
-    for file in pattern.parent.glob(f"{pattern.name}.*"):
-        file.unlink()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 import traffic
-from visit import spoken
+from timing import spoken
 
 
 def states(entry: dict) -> str:

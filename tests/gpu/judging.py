@@ -32,10 +32,8 @@ REFUSED = re.compile(
 
 def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> dict:
     """One engine's result with all its verdicts."""
-    model, mode = one.plan["of"], one.plan["mode"]
     log = log_of(place, one)
-    run = {"model": model, "mode": mode, "device": one.device, "seconds": round(one.seconds)}
-    run["captured"] = [asdict(found) for found in captures(log)]
+    run = about(one) | {"captured": [asdict(found) for found in captures(log)]}
     reason = re.search(r"(?m)^not applicable: (.*)$", log) if one.code else None
     refusal = REFUSED.search(log) if one.code == 0 else None
     if reason or refusal:
@@ -44,8 +42,21 @@ def judge(place: launch.Place, one: launch.Job, jobs: Sequence[launch.Job]) -> d
     if one.code != 0:
         return run | without_answer(one, log)
     result, reference = answers(one), reference_of(one, jobs)
-    verdicts = checks(model, mode, result | {"captured": run["captured"]}, reference)
+    captured = {"captured": run["captured"]}
+    verdicts = checks(one.plan["of"], one.plan["mode"], result | captured, reference)
     return run | facts_of(result) | verdict(one, reference, verdicts)
+
+
+def about(one: launch.Job) -> dict:
+    """Which engine a run is about, and where it ran."""
+    of, mode = one.plan["of"], one.plan["mode"]
+    return {"model": of, "mode": mode, "device": one.device, "seconds": round(one.seconds)}
+
+
+def in_cache(passes: dict) -> dict:
+    """The passes in which prompts continue earlier ones that are in the cache."""
+    names = (cases.COLD, cases.AGAIN, cases.WARM)
+    return {name: answers for name, answers in passes.items() if name in names}
 
 
 def log_of(place: launch.Place, one: launch.Job) -> str:
@@ -101,77 +112,57 @@ def _noted(file: Path) -> set[str]:
 def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[compare.Verdict]:
     """What one engine's answers must stand up to. reference: the same model's reference result;
     without it agreement is left out."""
-    passes, made = result["passes"], cases.calls()
-    in_cache = {
-        name: answers
-        for name, answers in passes.items()
-        if name in (cases.COLD, cases.AGAIN, cases.WARM)
-    }
-    several = [
-        count for count in cases.REQUESTS if 1 < count <= cases.CHUNK // models.page_size(model)
-    ]
+    passes, graph = result["passes"], mode in modes.GRAPHS
+    most = cases.CHUNK // models.page_size(model)
+    several = [count for count in cases.REQUESTS if 1 < count <= most]
+    refusing = models.REFUSED.get(model, "") if mode == modes.BREAKABLE else ""
     found = [
-        compare.graph_used(
-            result["prefills"],
-            list(cases.CAPTURE),
-            mode in modes.GRAPHS,
-            several,
-            models.REFUSED.get(model, "") if mode == modes.BREAKABLE else "",
-        ),
-        compare.hits(in_cache),
+        compare.graph_used(result["prefills"], [*cases.CAPTURE], graph, several, refusing),
+        compare.hits(in_cache(passes)),
         compare.emptied(passes),
+        compare.flags_known(result["flags"], result["dropped_flags"]),
     ]
-    found.append(compare.flags_known(result["flags"], result["dropped_flags"]))
     router = models.has_router(models.MODELS[model])
     limits = compare.STRICT
     if mode in modes.REFERENCES:
-        itself = compare.against_itself(control(passes), router)
         found += [
             compare.has_graph(result["captured"], compare.servers_of(result["report"], model)),
             compare.varied(passes[cases.COLD]),
-            compare.remembers(passes[cases.COLD], cases.memory_pairs(made)),
-            itself,
+            compare.remembers(passes[cases.COLD], cases.memory_pairs(cases.calls())),
+            compare.against_itself(control(passes), router),
         ]
     elif reference:
-        graph, kept = mode in modes.GRAPHS, reference["passes"]
-        limits = (
-            compare.limits(router, mode == modes.INDUCTOR, control(kept))
-            if graph
-            else compare.without(router)
-        )
-        first = {
-            call: (passes[name][call], kept[name][call])
-            for name in (cases.COLD, cases.SIZES)
-            for call in kept[name]
-        }
-        mine, right = ({call: pair[side] for call, pair in first.items()} for side in (0, 1))
-        found.append(
-            compare.same_answers(
-                "agrees with eager prefill, cold, and every size after every other",
-                mine,
-                right,
-                limits,
-            )
-        )
-        for name in (name for name in passes if name not in (cases.COLD, cases.SIZES)):
-            found.append(
-                compare.same_answers(
-                    f"agrees with eager prefill, {name}",
-                    passes[name],
-                    kept[cases.COLD if name == cases.AGAIN else name],
-                    limits,
-                )
-            )
-    if mode in modes.GRAPHS and compare.reports(result.get("report")):
+        limits = compare.without(router)
+        if graph:
+            itself = control(reference["passes"])
+            limits = compare.limits(router, mode == modes.INDUCTOR, itself)
+        found += agreement(passes, reference["passes"], limits)
+    if graph and compare.reports(result.get("report")):
         found.append(compare.reported(result["report"], model))
     if cases.AGAIN in passes and reference:
+        what = "answers the same when asked again"
         cold = compare.with_leads(passes[cases.COLD], reference["passes"][cases.COLD])
-        found.append(
-            compare.same_answers(
-                "answers the same when asked again", passes[cases.AGAIN], cold, limits
-            )
-        )
+        found.append(compare.same_answers(what, passes[cases.AGAIN], cold, limits))
     return found
+
+
+def agreement(passes: dict, kept: dict, limits: compare.Limits) -> list[compare.Verdict]:
+    """Every pass against the reference's; the first and that of sizes together."""
+    together = (cases.COLD, cases.SIZES)
+    mine, right = (
+        {k: v for name in together for k, v in of[name].items()} for of in (passes, kept)
+    )
+    what = "agrees with eager prefill, cold, and every size after every other"
+    found = [compare.same_answers(what, mine, right, limits)]
+    for name in (name for name in passes if name not in together):
+        what, right = f"agrees with eager prefill, {name}", kept[_same_calls(name)]
+        found.append(compare.same_answers(what, passes[name], right, limits))
+    return found
+
+
+def _same_calls(name: str) -> str:
+    """The pass in which a reference was asked what a pass asks."""
+    return cases.COLD if name == cases.AGAIN else name
 
 
 def control(passes: dict) -> compare.Tally:

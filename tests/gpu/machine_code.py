@@ -1,6 +1,7 @@
 """Whether Triton miscompiled a kernel: the machine code of Hopper's asynchronous matrix products.
 
-For sweep.py, which proposes no tile of such a kernel, and for the tests that compile kernels.
+For sweep_experts.py, which chooses no tile of such a kernel, and for the tests that compile
+kernels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One vLLM engine that does what gain.py asks: `python peer_engine.py PLAN.json`, started by
-turns.begin.
+"""One vLLM engine that gain.py times: `python peer_engine.py PLAN.json`.
 
-PLAN: model (folder), chunk (most tokens of one forward), fd (the socket to who asks). Seen in the
-sources of vLLM 0.26.0 (lines) and 0.33.0: with VLLM_ENABLE_V1_MULTIPROCESSING=0 an engine for one
-GPU runs in this process (v1/engine/core_client.py:276, v1/executor/uniproc_executor.py:44), so that
-torch's profiler here sees its kernels. What is not said below is vLLM's default.
+PLAN: as timing.py has it, and model (folder). Seen in the sources of vLLM 0.26.0 (lines) and
+0.33.0: with VLLM_ENABLE_V1_MULTIPROCESSING=0 an engine for one GPU runs in this process
+(v1/engine/core_client.py:276, v1/executor/uniproc_executor.py:44), so that torch's profiler here
+sees its kernels. What is not said below is vLLM's default.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import load
-import served
+import timing
+import traffic
 
 # A default of 1024 would want a recurrent state for each: more than the GPU has
 # (config/compilation.py:1492). Of 256 or more, graphs have up to 512 tokens (config/vllm.py:1795).
 RUNNING = 256
-CONTEXT = 2 * load.CHUNK
+CONTEXT = 2 * traffic.CHUNK
 
 
-class Served(served.Served):
+class Timed(timing.Timed):
     """An engine of vLLM."""
 
     PROFILED_ANSWER = 1  # it generates one at the least
@@ -43,12 +42,12 @@ class Served(served.Served):
             seed=1,
             enable_prefix_caching=False,
             max_model_len=CONTEXT,
-            max_num_batched_tokens=self.plan["chunk"],
+            max_num_batched_tokens=traffic.CHUNK,
             max_num_seqs=RUNNING,
         )
         self.llm = vllm.LLM(**words)
         ready = time.monotonic()
-        self.generate([[load.SMALLEST]], 1)
+        self.generate([[traffic.SMALLEST]], 1)
         how = self.llm.llm_engine.vllm_config.compilation_config
         return {
             "start_s": round(ready - began, 1),
@@ -95,4 +94,4 @@ def _sampling(count: int) -> object:
 
 
 if __name__ == "__main__":  # what vLLM starts may import this file again
-    served.serve(Served)
+    timing.run(Timed)

@@ -14,21 +14,17 @@ of every engine lie beside it. Exit code 0: every check passed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
 import experiments
-import forkserver
 import harness
 import judging
 import kernels
@@ -36,7 +32,7 @@ import launch
 import machine
 import models
 import modes
-from experiment import Experiment, Plan, Session, Stage, title, write_models
+from experiment import Experiment, Plan, Session, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
 TAKEN = ("model", "mode", "tp", "against")  # by some rows alone
@@ -97,8 +93,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--list", action="store_true", help="print the table, and run nothing")
     commandline.add_place(parser, required=False)
-    commandline.add_untouched(parser)
-    commandline.add_attention(parser, "as most evidence is about")
+    commandline.add_trees(parser, "as most evidence is about")
     only_asked_for = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
     add(
         "--model",
@@ -133,12 +128,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         help="seconds after which nothing starts any more (default: the row's)",
     )
     add("--engine-limit", type=float, help="seconds that one engine may take (default: the row's)")
-    add(
-        "--no-fork",
-        action="store_true",
-        help="start every engine from nothing, instead of forking a process that has imported its"
-        " packages",
-    )
     add(
         "--port-base",
         type=int,
@@ -193,52 +182,22 @@ def visible(options: argparse.Namespace) -> list[machine.Gpu]:
 
 
 def groups(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """What runs together: rows whose engines may run beside others, but for the proof, whose
-    engines are forks; then each other row by itself."""
-    beside = [one for one in planned if one.row.beside and not forked(one)]
+    """What runs together: rows whose engines may run beside others, but for the proof, which has
+    limits of its own; then each other row by itself."""
+    beside = [one for one in planned if one.row.beside and one.row.name != experiments.PROOF]
     alone = [[one] for one in planned if one not in beside]
     return [beside, *alone] if beside else alone
 
 
-def forked(one: Planned) -> bool:
-    return one.row.name == experiments.PROOF
-
-
 def perform(session: Session, group: Sequence[Planned], write: Callable[[], None]) -> None:
-    """Run the engines of some rows."""
-    options, row = session.options, group[0].row
-    gpus = [gpu.use for gpu in visible(options)]
-    with contextlib.ExitStack() as stack:
-        if row.beside:
-            stack.enter_context(kernels.made_ahead(session.place, gpus[0], options.attention))
-        forks = None
-        if forked(group[0]) and not options.no_fork:
-            kind = session.facts["gpu"]["compute_capability"]
-            forks = stack.enter_context(fork_server(session.place, kind))
+    """Run the engines of some rows. One that is alone begins when all is compiled."""
+    gpus = [gpu.use for gpu in visible(session.options)]
+    with kernels.made_ahead(session.place, gpus[0], session.options.attention) as compiling:
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
-        if not row.beside:
-            compile_attention(session, group[0].plan, gpus[0])
-        run_stages(session, group, gpus, write, ready(forks) if forks else None)
-
-
-@contextlib.contextmanager
-def fork_server(place: launch.Place, capability: str) -> Iterator[forkserver.ForkServer]:
-    """The server that engines are forked from, which begins to import. capability: the GPUs'."""
-    known = {"PREFILL_FILES": "1", forkserver.CAPABILITY: capability}
-    environment, log = place.environment(**known), place.out / "forkserver.log"
-    with contextlib.closing(forkserver.ForkServer(place.python, environment, log)) as server:
-        yield server
-
-
-def ready(server: forkserver.ForkServer) -> forkserver.ForkServer | None:
-    """The server once it has imported; None, and the reason said, where it cannot be forked."""
-    try:
-        commandline.say(f"engines are forked from a process with {server.wait()}")
-    except forkserver.Unready as reason:
-        commandline.say(f"every engine starts from nothing: {reason}")
-        return None
-    return server
+        if not group[0].row.beside:
+            kernels.wait(compiling, time.time() + KERNELS_S)
+        run_stages(session, group, gpus, write)
 
 
 def run_stages(
@@ -246,7 +205,6 @@ def run_stages(
     group: Sequence[Planned],
     gpus: Sequence[str],
     write: Callable[[], None],
-    server: forkserver.ForkServer | None,
 ) -> None:
     """Run the engines of rows: of rows that run beside each other all at once, till the limit of
     all; else one stage after the other, on the first GPUs. First what takes one GPU, then what
@@ -254,24 +212,23 @@ def run_stages(
     options, row, stages = session.options, group[0].row, group[0].plan.stages
     if row.beside:
         jobs = [job for one in group for job in one.plan.jobs]
-        stages = [Stage(jobs, stages[0].place, width=options.width)]
+        stages = [jobs]
     for stage in stages:
-        for devices, here in by_gpus(stage.jobs, gpus):
-            deadline = time.time() + len(here) * session.engine_limit(row)
+        for devices, here in by_gpus(stage, gpus):
+            width, deadline = len(here), time.time() + len(here) * session.engine_limit(row)
             if row.beside:
+                width = options.width or row.width
                 deadline = session.began + (options.limit or row.limit)
-            with mock.patch.dict(os.environ, stage.environment):
-                launch.run_all(
-                    stage.place or session.place,
-                    here,
-                    stage.width or row.width,
-                    deadline,
-                    commandline.say,
-                    lead=stage.lead,
-                    devices=devices if row.beside else devices[:1],
-                    ended=write,
-                    server=server,
-                )
+            launch.run_all(
+                session.place,
+                here,
+                width,
+                deadline,
+                commandline.say,
+                lead=row.beside,
+                devices=devices if row.beside else devices[:1],
+                ended=write,
+            )
 
 
 def by_gpus(
@@ -290,14 +247,6 @@ def by_gpus(
     return found
 
 
-def compile_attention(session: Session, plan: Plan, gpu: str) -> None:
-    """Before an engine that is alone starts, where some engine has FlashInfer's attention."""
-    kinds = {job.plan["engine"]["attention_backend"] for job in plan.jobs}
-    if kernels.FLASHINFER in kinds:
-        seconds = kernels.make(session.place, gpu, KERNELS_S)
-        commandline.say(f"attention kernels compiled in {seconds:.0f} s")
-
-
 def save(session: Session, one: Planned, complete: bool) -> None:
     """Write what was found of a row, whole or not at all."""
     one.found |= one.row.judge(session, one.row, one.plan)
@@ -305,7 +254,7 @@ def save(session: Session, one: Planned, complete: bool) -> None:
     one.found["seconds"] = round(time.time() - session.began)
     one.found["passed"] = bool(complete) and all(run["verdict"] in judging.GOOD for run in runs)
     facts = session.facts | one.found
-    if not forked(one):
+    if one.row.name != experiments.PROOF:
         facts |= {
             "experiment": one.row.name,
             "without": options.without,

@@ -8,7 +8,8 @@ looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import cases
 import compare
@@ -37,13 +38,7 @@ def judge(
     """One server's result with all its verdicts. ask: generate()'s words of the setting's
     passes."""
     plan = one.plan
-    found = {
-        "experiment": plan["setting"],
-        "model": plan["of"],
-        "mode": plan["mode"],
-        "device": one.device,
-        "seconds": round(one.seconds),
-    }
+    found = {"experiment": plan["setting"]} | judging.about(one)
     if one.code != 0:
         return found | judging.without_answer(one, judging.log_of(place, one))
     result, reference = within_passes(judging.answers(one)), judging.reference_of(one, jobs)
@@ -56,11 +51,16 @@ def within_passes(result: dict) -> dict:
 
     A runner's first line, wherever it stands, notes what was captured.
     """
-    calls = [call for answers in result["passes"].values() for call in answers.values()]
-    began, ended = min(call["from"] for call in calls), max(call["to"] for call in calls)
-    seen = [line for line in result["prefills"] if began <= line["at"] <= ended]
-    noted = [line["captured"] for line in result["prefills"] if line.get("captured")]
-    return result | {"prefills": seen, "sizes": noted[0] if noted else []}
+    calls = {(name, call): of[call] for name, of in result["passes"].items() for call in of}
+    noted = (line["captured"] for line in result["prefills"] if line.get("captured"))
+    return result | {"prefills": within(result["prefills"], calls), "sizes": next(noted, [])}
+
+
+def within(prefills: Sequence[dict], answers: Mapping[Any, dict]) -> list[dict]:
+    """The prefills from the first of some calls to the last, by their answers."""
+    began = min(call["from"] for call in answers.values())
+    ended = max(call["to"] for call in answers.values())
+    return [line for line in prefills if began <= line["at"] <= ended]
 
 
 def checks(
@@ -89,12 +89,7 @@ def checks(
         found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
     # each of its ranks has a cache
     if cases.WARM in result["passes"] and "dp_size" not in plan["engine"]:
-        cached = {
-            name: answers
-            for name, answers in result["passes"].items()
-            if name in (cases.COLD, cases.AGAIN, cases.WARM)
-        }
-        found.append(compare.hits(cached))
+        found.append(compare.hits(judging.in_cache(result["passes"])))
     if cases.MIXED in result["passes"] and graph:
         found.append(mixed(result["prefills"], result["passes"][cases.MIXED]))
     return found
@@ -140,10 +135,7 @@ def given_back(
     plan: dict, ask: dict, mine: dict, reference: dict, router: bool
 ) -> list[compare.Verdict]:
     """Hidden states and routed experts, where they were asked for."""
-    name = next(
-        (name for name, words in ask.items() if words.keys() & RETURNS),
-        None,
-    )
+    name = next((name for name, words in ask.items() if words.keys() & RETURNS), None)
     if name is None:
         return []
     right, config = reference[name], models.MODELS[plan["of"]]
@@ -157,13 +149,9 @@ def given_back(
     if router:
         shape = config["num_hidden_layers"], config["num_experts_per_tok"]
         usual = returned.choices(alone, batches, *shape)
-        found.append(
-            returned.same_choices(
-                "routed experts are eager prefill's",
-                returned.choices(mine[name], right, *shape),
-                usual,
-            )
-        )
+        chosen = returned.choices(mine[name], right, *shape)
+        what = "routed experts are eager prefill's"
+        found.append(returned.same_choices(what, chosen, usual))
     return found
 
 
@@ -181,22 +169,14 @@ def counted(prefills: Sequence[dict]) -> dict:
 def ran(prefills: Sequence[dict], graph: bool) -> compare.Verdict:
     """Whether prefills ran on the graph, and each that did not says why; none, on a reference."""
     seen = counted(prefills)
+    on, count = seen["on_graph"], seen["all"]
     if not graph:
-        return compare.Verdict(
-            "no prefill ran on a graph",
-            bool(seen["all"]) and not seen["on_graph"],
-            f"{seen['on_graph']} of {seen['all']} did",
-            seen,
-        )
+        what, good = "no prefill ran on a graph", bool(count) and not on
+        return compare.Verdict(what, good, f"{on} of {count} did", seen)
     eager = [f"{count} × {why or 'no reason'}" for why, count in seen["eager"].items()]
-    why = f"{seen['on_graph']} of {seen['all']} on the graph"
-    why += f"; eagerly: {'; '.join(eager)}" if eager else ""
-    return compare.Verdict(
-        "prefills ran on the graph, and the others say why not",
-        seen["on_graph"] > 0 and "" not in seen["eager"],
-        why,
-        seen,
-    )
+    why = f"{on} of {count} on the graph" + (f"; eagerly: {'; '.join(eager)}" if eager else "")
+    what = "prefills ran on the graph, and the others say why not"
+    return compare.Verdict(what, on > 0 and "" not in seen["eager"], why, seen)
 
 
 def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
@@ -205,15 +185,10 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
     for line in prefills:
         by_rank.setdefault(line["process"], []).append(compare.on_graph(line))
     said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
-    alike = "dp_size" in plan["engine"] or len({tuple(rank) for rank in by_rank.values()}) == 1
-    good = (
-        len(by_rank) == plan["ranks"] and alike and (not graph or all(map(any, by_rank.values())))
-    )
-    return compare.Verdict(
-        "every rank ran its prefills alike",
-        good,
-        f"{len(by_rank)} ranks of {plan['ranks']}, on the graph: {said or 'none'}",
-    )
+    alike = "dp_size" in plan["engine"] or len(set(map(tuple, by_rank.values()))) == 1
+    all_ran = len(by_rank) == plan["ranks"] and (not graph or all(map(any, by_rank.values())))
+    why = f"{len(by_rank)} ranks of {plan['ranks']}, on the graph: {said or 'none'}"
+    return compare.Verdict("every rank ran its prefills alike", all_ran and alike, why)
 
 
 def sizes_within(sizes: Sequence[int], context: int) -> compare.Verdict:
@@ -233,16 +208,6 @@ def mixed_eagerly(passes: dict, limits: compare.Limits) -> list[compare.Verdict]
 
 def mixed(prefills: Sequence[dict], answers: dict) -> compare.Verdict:
     """Whether decoding requests were in prefills: else the setting shows nothing."""
-    began, ended = (
-        min(call["from"] for call in answers.values()),
-        max(call["to"] for call in answers.values()),
-    )
-    seen = counted(
-        [line for line in prefills if line["mode"] == "MIXED" and began <= line["at"] <= ended]
-    )
-    return compare.Verdict(
-        "prefills were mixed with decoding",
-        seen["all"] > 0,
-        f"{seen['all']} were, {seen['on_graph']} of them on the graph",
-        seen,
-    )
+    seen = counted([line for line in within(prefills, answers) if line["mode"] == "MIXED"])
+    why = f"{seen['all']} were, {seen['on_graph']} of them on the graph"
+    return compare.Verdict("prefills were mixed with decoding", seen["all"] > 0, why, seen)

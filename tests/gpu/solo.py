@@ -6,6 +6,7 @@ engine.py calls `asked`. control: nothing was patched, so that answers must diff
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Sequence
 from types import ModuleType
@@ -20,7 +21,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     engine_words,
     judged_run,
@@ -29,38 +29,39 @@ from experiment import (
 )
 
 
-def row(question: ModuleType, what: str, passes: tuple[str, ...], checked: str, port: int):
+def row(question: ModuleType, what: str, checked: str, port: int) -> Experiment:
     """A row of the table."""
     return Experiment(
         name=question.__name__,
         what=what,
         models=(question.MODEL,),
-        passes=passes,
+        passes=("warm", "cold"),
         checked=checked,
         port=port,
-        plan=lambda session, row, asked: plan(session, row, asked, question.ENGINE),
-        judge=lambda session, row, made: judge(session, row, made, question),
+        plan=plan,
+        judge=judge,
         takes=("model",),
         controls=(QUEUE,),
         engine_limit=200,
+        words=question.ENGINE,
     )
 
 
-def plan(session: Session, row: Experiment, asked: Sequence[str], words: dict) -> Plan:
+def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     """Prefills are eager: graphs for decoding alone are captured."""
     without = session.options.without
-    place, jobs = session.untouched if without else None, []
+    place, stages = session.untouched if without else None, []
     for model in asked:
         name = f"{row.name.replace('_', '-')}.{model}.{without or 'patched'}"
-        engine = engine_words(session, model) | words
-        jobs.append(
-            engine_job(session, row, name, model, modes.EAGER, engine=engine, question=row.name)
-        )
-    return Plan([Stage([job], place, lead=False) for job in jobs])
+        words = {"engine": engine_words(session, model) | row.words, "question": row.name}
+        one = engine_job(session, row, name, model, modes.EAGER, **words)
+        one.place = place
+        stages.append([one])
+    return Plan(stages)
 
 
-def judge(session: Session, row: Experiment, made: Plan, question: ModuleType) -> dict:
-    runs = []
+def judge(session: Session, row: Experiment, made: Plan) -> dict:
+    question, runs = importlib.import_module(row.name), []
     for one in made.jobs:
         checks = unanswered(session, [one])
         if not checks:
@@ -93,12 +94,11 @@ def cached(result: dict) -> list[int]:
     return [call["answers"][0]["cached"] for call in result["warm"].values()]
 
 
-def judged_without_cache(what: str, result: dict, control: bool) -> list[compare.Verdict]:
-    """Whether nothing was found without a cache, and whether both answer alike. what: is alike."""
+def judged(shown: compare.Verdict, what: str, result: dict, control: bool) -> list[compare.Verdict]:
+    """Whether the question was met, nothing was found without a cache, and both answer alike.
+    shown: that it was met; what: is alike."""
     warm, cold = result["warm"], result["cold"]
     agree = compare.same_answers(f"{what} answer as without a cache", warm, cold)
     found = any(call["answers"][0]["cached"] for call in cold.values())
-    return [
-        compare.Verdict("without a cache nothing was found", not found, "the cache was empty"),
-        otherwise([agree], QUEUE) if control else agree,
-    ]
+    empty = compare.Verdict("without a cache nothing was found", not found, "the cache was empty")
+    return [shown, empty, otherwise([agree], QUEUE) if control else agree]

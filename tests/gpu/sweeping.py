@@ -1,5 +1,5 @@
-"""What the sweeps of kernels share: their options, a process in which the tree's modules are found,
-compiling many tiles at once, and what Triton made of a launch."""
+"""What a sweep of kernels needs beside its kernels: options, a process in which the tree's modules
+are found, compiling many tiles at once, and what Triton made of a launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import commandline
 
 
 def parser(description: str, limit_s: float) -> argparse.ArgumentParser:
-    """With the options of every sweep. limit_s: the default of --limit."""
+    """With a sweep's options. limit_s: the default of --limit."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,5 @@
-"""What users send to a server: when, which tokens, how long an answer. The same for every tree.
+"""What gain.py sends: prompts of a shape, a prefill node's load, and what users send: when, which
+tokens, how long an answer. The same tokens for every tree.
 
 gsm8k   one shared beginning of 800 tokens and short questions, 128 in flight
 chat    223 tokens asked and 140 answered, at each of RATES requests a second
@@ -14,8 +15,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import load
-
+SMALLEST, LARGEST = 100, 100_000  # token ids
+CHUNK = 4096  # longest piece of prompts that one forward takes
+# requests of a decode step that a graph is captured for
+DECODE = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112, 128)
+# of a prefill node's load: all requests, the tokens of each, and how many are under way at once
+PREFILL_REQUESTS, PREFILL_PROMPT, PREFILL_IN_FLIGHT = (32, 4096, 16)
+# Before each timed call. Schedulers that prepare the next step early also decode behind a last
+# token: 5 ms in which the next call would wait for the call before.
+PAUSE_S = 0.03
+# gsm8k: requests; tokens of the five worked examples that every prompt begins with; shortest and
+# longest question behind them; shortest, mean and longest answer
+REQUESTS, RUNNING, SHOTS, QUESTION, ANSWER = 200, 128, 800, (60, 100), (40, 120, 300)
 RATES = (4, 16, 32)  # requests a second
 SECONDS = 12  # of arrivals at one rate
 CHAT_PROMPT, CHAT_ANSWER = 223, 140
@@ -29,7 +40,15 @@ KINDS = (
     *(f"chat-{rate}" for rate in RATES),
     *(f"decode-{count}" for count in RUNS),
 )
-RUNNING = load.IN_FLIGHT
+
+
+@dataclass(frozen=True)
+class Request:
+    """prompt: token ids; answer: how many tokens are generated; at_s: when it is sent."""
+
+    prompt: tuple[int, ...]
+    answer: int
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +56,7 @@ class Load:
     """Requests, and how many of them may be under way at once; 0: as many as come. cached: prompts
     that are answered before, so that the prefix cache has them."""
 
-    requests: tuple[load.Request, ...]
+    requests: tuple[Request, ...]
     in_flight: int
     cached: tuple[tuple[int, ...], ...] = ()
 
@@ -59,13 +78,26 @@ def made(kind: str, number: int) -> Load:
 
 
 def _gsm8k(source: random.Random, _: str) -> Load:
-    return Load(tuple(load.requests(seed=source.randrange(1 << 30))), load.IN_FLIGHT)
+    source = random.Random(source.randrange(1 << 30))
+    shots = tokens(source, SHOTS)
+    found = (
+        Request(shots + tokens(source, source.randint(*QUESTION)), _answer_length(source))
+        for _ in range(REQUESTS)
+    )
+    return Load(tuple(found), RUNNING)
+
+
+def _answer_length(source: random.Random) -> int:
+    """Spread as answers are: many short ones, few long ones, ANSWER's mean (a gamma distribution,
+    cut at both ends)."""
+    shortest, mean, longest = ANSWER
+    return min(longest, shortest + round(source.gammavariate(2.5, (mean - shortest) / 2.5)))
 
 
 def _chat(source: random.Random, rate: str) -> Load:
     at_s, found = 0.0, []
     while (at_s := at_s + source.expovariate(int(rate))) < SECONDS:
-        found.append(load.Request(load.tokens(source, CHAT_PROMPT), CHAT_ANSWER, at_s))
+        found.append(Request(tokens(source, CHAT_PROMPT), CHAT_ANSWER, at_s))
     return Load(tuple(found), 0)
 
 
@@ -78,18 +110,29 @@ def _prefill(source: random.Random, _: str) -> Load:
 
 
 def _turns(source: random.Random, _: str) -> Load:
-    cached = tuple(load.tokens(source, PREFIX) for _ in range(TURNS))
-    new = (load.tokens(source, source.randint(1, MOST_NEW)) for _ in cached)
-    return Load(tuple(load.Request(one + more, 1) for one, more in zip(cached, new)), 0, cached)
+    cached = tuple(tokens(source, PREFIX) for _ in range(TURNS))
+    new = (tokens(source, source.randint(1, MOST_NEW)) for _ in cached)
+    return Load(tuple(Request(one + more, 1) for one, more in zip(cached, new)), 0, cached)
 
 
 def _decode(source: random.Random, count: str) -> Load:
     return Load(_alike(source, int(count), DECODE_PROMPT, DECODE_ANSWER), 0)
 
 
-def _alike(source: random.Random, count: int, prompt: int, answer: int) -> tuple[load.Request, ...]:
+def _alike(source: random.Random, count: int, prompt: int, answer: int) -> tuple[Request, ...]:
     """Requests of so many tokens each, which share none."""
-    return tuple(load.Request(load.tokens(source, prompt), answer) for _ in range(count))
+    return tuple(Request(tokens(source, prompt), answer) for _ in range(count))
+
+
+def prefills(number: int, count: int) -> list[list[int]]:
+    """The load of a node that only prefills, one token each: prompts that share nothing."""
+    source = random.Random(f"prefills {number}")
+    return [list(tokens(source, PREFILL_PROMPT)) for _ in range(count)]
+
+
+def tokens(source: random.Random, count: int) -> tuple[int, ...]:
+    """Token ids."""
+    return tuple(source.randrange(SMALLEST, LARGEST) for _ in range(count))
 
 
 @dataclass(frozen=True)
@@ -127,7 +170,15 @@ def summary(found: Sequence[Answered], span_s: float) -> dict:
 
 
 def _percentiles(ordered: Sequence[float], parts: Sequence[int]) -> dict[str, float]:
-    return {f"p{part}": round(load.percentile(ordered, part), 2) for part in parts}
+    return {f"p{part}": round(percentile(ordered, part), 2) for part in parts}
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Between its two neighbours where it falls between them. Raises IndexError of nothing."""
+    place = (len(ordered) - 1) * part / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def rate(found: dict) -> float:

@@ -23,7 +23,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start
 import fakepip  # noqa: E402
 import fakes  # noqa: E402
 
-from patchqueue.applying import quilt  # noqa: E402
 from patchqueue.files import run  # noqa: E402
 from patchqueue.upstream import index, pins, source  # noqa: E402
 
@@ -37,7 +36,7 @@ def quilt_home() -> Path | None:
     """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for
     before anything is redirected."""
     cache = source.cache_folder()
-    return None if quilt.find(cache).command == "quilt" else cache / "quilt"
+    return None if run.find_quilt(cache).command == "quilt" else cache / "quilt"
 
 
 @pytest.fixture(scope="session")
@@ -141,33 +140,18 @@ def started_pip(fake_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_pip", STARTED_PIP)
 
 
-WORKS = quilt.Quilt.works
-WORKING: set[tuple[str, ...]] = set()  # where quilt and its parts lie
-
-
-def works_once(engine: quilt.Quilt) -> bool:
-    """A quilt that worked is not asked again: each find() would start its shell scripts, and tests
-    have links to one."""
-    path = engine.environment().get("PATH")
-    names = [shutil.which(name, path=path) or "" for name in (engine.command, "patch")]
-    seen = tuple(map(os.path.realpath, [*names, engine.variables.get("QUILT_DIR", "")]))
-    if seen not in WORKING and WORKS(engine):
-        WORKING.add(seen)
-    return seen in WORKING
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quilt_asked_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quilt.Quilt, "works", works_once)
-        yield
-
-
 @pytest.fixture
 def applied(tmp_path: Path, template: Path) -> fakes.Project:
     """A good project with its queue applied and its release cached."""
     shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
     return fakes.Project(tmp_path / "project", tmp_path / "cache", tmp_path / "wheels")
+
+
+@pytest.fixture
+def measured(applied: fakes.Project) -> fakes.Project:
+    """A project with rules to judge results by."""
+    fakes.harness(applied)
+    return applied
 
 
 @pytest.fixture

@@ -25,11 +25,12 @@ from evidence import harness as rules
 from patchqueue import RELEASE as QUEUE
 from patchqueue.applying import apply, check
 from patchqueue.commands import cli
+from patchqueue.files.run import find_quilt
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream import release as releases
-from patchqueue.wheels import build
+from patchqueue.wheels import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
@@ -309,7 +310,24 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     members.pop(info, None)
-    (site / info).write_bytes(build.record_of(members, info).replace(b"\n", b"\r\n"))
+    (site / info).write_bytes(record_of(members, info).replace(b"\n", b"\r\n"))
+
+
+def verified(folder: Path) -> dict:
+    """What the tree's own module says, with the standard library alone."""
+    file = folder / series.PACKAGE.removeprefix("python/") / "report/provenance.py"
+    code = (
+        "import dataclasses, importlib.util, json, sys\n"
+        "spec = importlib.util.spec_from_file_location('provenance', sys.argv[1])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['provenance'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "found = module.verify()\n"
+        "print(json.dumps({**dataclasses.asdict(found), 'intact': found.intact,"
+        " 'said': list(module.lines(found)), 'version': module.read().version}))"
+    )
+    words = [sys.executable, "-I", "-S", "-B", "-c", code, file]
+    return json.loads(run(*words, check=True).stdout)
 
 
 def harness(project: Project) -> str:
@@ -353,6 +371,15 @@ def as_clone(root: Path) -> None:
     program(tools / "bin/nox", f'exec "{sys.executable}" -m nox "$@"')
 
 
+def quilt(tree: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """Run one quilt command in a tree, by no configuration; what it says, in order."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    engine = find_quilt(source.cache_folder())
+    done = engine.run(tree, "--quiltrc", "-", *words, **how)
+    assert not check or done.returncode in (0, 2), done.stdout  # 2: there is nothing to do
+    return done
+
+
 def main(words: Sequence[str]) -> int:
     """Run a command, as the sessions of noxfile.py do: each by the command line that has it."""
     return _line(words).main(words)
@@ -374,15 +401,28 @@ def program(path: Path, line: str) -> Path:
     return path
 
 
+def in_child(call) -> int:
+    """Run it in a forked process: its exit status, negative for the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            call()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def kill_at(number: int, run: Callable[[], object]) -> None:
     """Do something in a process that is killed at the number-th rename."""
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         with pytest.MonkeyPatch.context() as patch:
             killed_at(number, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
             run()
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+    assert in_child(killed) == -signal.SIGKILL
 
 
 def interrupt() -> None:

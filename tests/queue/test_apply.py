@@ -16,7 +16,8 @@ import fakes
 import pytest
 from fakes import COUNT, CUT, RELEASE, RUNNER, TAG, numbered
 
-from patchqueue.applying import quilt, worktree
+from patchqueue.applying import worktree
+from patchqueue.files import run
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.outcome import Outcome
 from patchqueue.upstream import source
@@ -45,10 +46,6 @@ def tree_hash(project) -> str:
     return hash_python(list_folder(project.tree))
 
 
-def engine() -> quilt.Quilt:
-    return quilt.find(source.cache_folder())
-
-
 def test_apply_makes_the_tree(project):
     report = project.apply()
     assert report.outcome is Outcome.APPLIED and report.path == project.tree
@@ -69,40 +66,26 @@ def test_apply_makes_the_tree(project):
     assert project.apply().outcome is Outcome.ALREADY_APPLIED
     assert fakes.snapshot(project.root, project.cache) == before
     # plain quilt takes everything off and on again
-    engine().run(project.tree, "pop", "-a")
+    fakes.quilt(project.tree, "pop", "-a")
     assert tree_hash(project) == pristine_hash(project) and not (project.tree / STEPS).exists()
-    engine().run(project.tree, "push", "-a", "--fuzz=0")
+    fakes.quilt(project.tree, "push", "-a", "--fuzz=0")
     assert tree_hash(project) == after and project.apply().outcome is Outcome.ALREADY_APPLIED
 
 
 def test_unapply_gives_the_pristine_tree_back(applied):
     assert applied.unapply().outcome is Outcome.APPLIED
     assert tree_hash(applied) == pristine_hash(applied)
-    assert not (applied.tree / STEPS).exists() and quilt.applied(applied.tree) == []
+    assert not (applied.tree / STEPS).exists() and worktree.applied(applied.tree) == []
     assert applied.unapply().outcome is Outcome.ALREADY_APPLIED
     assert applied.apply().outcome is Outcome.APPLIED and (applied.tree / STEPS).is_file()
     shutil.rmtree(applied.tree)
     assert names(applied.unapply) == ["no-tree"]
 
 
-def meddling(monkeypatch, verb: str) -> None:
-    """Let quilt write other content into a file of the release behind this verb."""
-    real = quilt.Quilt.run
-
-    def meddle(self, tree, *arguments, **options):
-        done = real(self, tree, *arguments, **options)
-        if arguments[0] == verb and (tree / RUNNER).is_file():
-            (tree / RUNNER).write_text("meddled\n")
-        return done
-
-    monkeypatch.setattr(quilt.Quilt, "run", meddle)
-
-
-def test_a_tree_that_does_not_become_pristine_is_left_applied(applied, monkeypatch):
-    """quilt takes the release's files from its backups: what it gives back need not be the
-    release."""
+def test_a_tree_that_does_not_become_pristine_is_left_applied(applied):
+    """What is given back are quilt's copies: they need not be the release."""
+    (applied.tree / ".pc" / COUNT / RUNNER).write_text("meddled\n")
     before = fakes.snapshot(applied.tree)
-    meddling(monkeypatch, "pop")
     name, text = fakes.refused(applied.unapply)
     assert name == "tree mismatch" and "--discard" in text
     assert fakes.snapshot(applied.tree) == before
@@ -161,7 +144,7 @@ def test_what_running_the_tree_leaves_behind_is_no_edit(applied):
 
 def test_partly_popped(applied):
     after = tree_hash(applied)
-    engine().run(applied.tree, "pop")
+    fakes.quilt(applied.tree, "pop")
     before = fakes.snapshot(applied.root)
     for call in (applied.apply, applied.unapply):
         assert names(call)[0] in ("popped-tree", "edited-tree")
@@ -196,49 +179,6 @@ def test_what_this_tool_did_not_make_is_kept_unless_discarded(project, make):
         project.apply(discard=True)
         assert tree_hash(project) == record(project)["tree"]["after"]
         (project.tree / RUNNER).write_text("edited\n")
-
-
-@pytest.mark.parametrize("how", ["other bytes", "less"])
-def test_an_engine_that_makes_other_bytes_or_lays_less_is_refused(project, monkeypatch, how):
-    real = quilt.Quilt.run
-
-    def one_patch(self, tree, *words, **options):
-        return real(self, tree, *(word for word in words if word != "-a"), **options)
-
-    if how == "less":
-        monkeypatch.setattr(quilt.Quilt, "run", one_patch)
-    else:
-        meddling(monkeypatch, "push")
-    assert names(project.apply) == ["engines-disagree"] and not project.tree.exists()
-
-
-USER_SETTINGS = {
-    # quilt's
-    "QUILT_PATCHES": "other",
-    "QUILT_PC": ".other",
-    "QUILT_SERIES": "order",
-    "QUILT_PATCH_OPTS": "--fuzz=3 --dry-run",
-    "QUILT_PUSH_ARGS": "--leave-rejects",
-    # of the programs that quilt runs
-    "POSIXLY_CORRECT": "1",
-    "VERSION_CONTROL": "numbered",
-    "SIMPLE_BACKUP_SUFFIX": ".mine",
-    "GREP_OPTIONS": "--color=always",
-    "LC_ALL": "de_DE.UTF-8",
-    "LANGUAGE": "de",
-}
-
-
-def test_the_users_settings_do_not_matter(project, tmp_path, monkeypatch, template):
-    settings = "QUILT_PATCHES=other\nQUILT_PATCH_OPTS=--fuzz=3\nQUILT_NO_DIFF_INDEX=1\nexit 1\n"
-    (tmp_path / "home/.quiltrc").write_text(settings)
-    for name, value in USER_SETTINGS.items():
-        monkeypatch.setenv(name, value)
-    project.apply()
-    expected = template / "project/work" / TAG / "provenance.json"
-    assert (project.tree / "provenance.json").read_bytes() == expected.read_bytes()
-    project.unapply()
-    assert tree_hash(project) == pristine_hash(project)
 
 
 def test_another_source_is_laid_anew(applied, tmp_path):
@@ -312,7 +252,7 @@ def test_quilt_holds_the_lock_when_its_parent_is_killed(applied, tmp_path):
     child = os.fork()
     if child == 0:
         with worktree.WorkTree(applied.root, TAG).locked() as lock:
-            quilt.Quilt(str(slow)).run(tmp_path, "pop", lock=lock)
+            run.Quilt(str(slow)).run(tmp_path, "pop", lock=lock)
         os._exit(0)
     while not pid.exists():
         time.sleep(0.01)
@@ -330,7 +270,7 @@ NAME = "it's $(touch ran);touch ran;a:b two\nlines"
 
 def test_no_name_of_a_folder_is_shell_text(tmp_path, monkeypatch):
     """quilt's scripts paste where they lie into shell text: it was another path, or a command."""
-    monkeypatch.setattr(quilt.Quilt, "works", lambda self: False)
-    name, text = fakes.refused(quilt.find, tmp_path / NAME / "cache")
+    monkeypatch.setenv("PATH", os.devnull)
+    name, text = fakes.refused(run.find_quilt, tmp_path / NAME / "cache")
     assert name == "no-quilt" and "PATCHQUEUE_CACHE" in text
     assert not list(tmp_path.rglob("ran"))

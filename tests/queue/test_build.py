@@ -18,19 +18,19 @@ import fakes
 import pytest
 from fakes import ROOT
 
+from patchqueue import wheels
 from patchqueue.files import tree as trees
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
-from patchqueue.wheels import build, notice
 
-ANY = build.Target("3.12", "x86_64")
+ANY = wheels.Target("3.12", "x86_64")
 LOCAL = f"9.9.1+{fakes.LABEL}"
 NAME = f"sglang-{LOCAL}-py3-none-any.whl"
 INFO = f"sglang-{LOCAL}.dist-info/"
 
 
 def make(project, out="dist", target=ANY, origin=None):
-    return build.build(project.root, project.pin, target, origin, project.root / out)
+    return wheels.build(project.root, project.pin, target, origin, project.root / out)
 
 
 def members(path) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
     for name, row in rows.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(found[name]).digest()).rstrip(b"=")
         assert row == [name, f"sha256={digest.decode()}", str(len(found[name]))]
-    assert json.loads(found[f"{INFO}{build.PROVENANCE}"])["tree"] == made.record["tree"]
+    assert json.loads(found[f"{INFO}{wheels.PROVENANCE}"])["tree"] == made.record["tree"]
 
 
 def test_the_record_names_the_wheel_that_was_repacked(project):
@@ -81,9 +81,9 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
     pin = pins.load(project.root).default
     for wheel in pin.wheels:
         source.fetch(pin, str(project.wheels / wheel.file))
-    target = build.Target("3.99", "x86_64")
-    made = build.build(project.root, pin, target, None, project.root / "dist")
-    named = json.loads(members(made.path)[f"{INFO}{build.PROVENANCE}"])["source"]
+    target = wheels.Target("3.99", "x86_64")
+    made = wheels.build(project.root, pin, target, None, project.root / "dist")
+    named = json.loads(members(made.path)[f"{INFO}{wheels.PROVENANCE}"])["source"]
     assert (named["name"], named["sha256"]) == (made.origin, pin.wheels[1].sha256)
     assert "cp399" in made.origin
 
@@ -95,9 +95,9 @@ def test_a_release_without_a_wheel_for_the_target_is_refused(project):
 
 def test_files_that_are_not_the_recorded_tree_are_refused(project):
     report = project.apply()
-    files = build.patched_files(report.path) | {"sglang/srt/runner.py": b"edited = 1\n"}
+    files = wheels.patched_files(report.path) | {"sglang/srt/runner.py": b"edited = 1\n"}
     with pytest.raises(Refused, match="is not the tree that its record names"):
-        build.repack({}, files, project.pin, report.record)
+        wheels.repack({}, files, project.pin, report.record)
 
 
 def test_a_release_without_a_generated_version_file_says_its_local_version_too(project):
@@ -107,7 +107,7 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     project.release("9.9.2", files)
     project.edit("series", "==9.9.1", ">=9.9")
     pin = pins.load(project.root).find("9.9.2")
-    made = build.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
+    made = wheels.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
     found = members(made.path)["sglang/version.py"].decode()
     assert found == f'__version__ = "9.9.2+{fakes.LABEL}"\n'
 
@@ -115,21 +115,18 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        (build.PLAIN_VERSION_FILE, ""),
-        (build.PLAIN_VERSION_FILE, '__version__ = "9.9.2"\n'),
-        (build.PLAIN_VERSION_FILE, 'version = "9.9.1"\n'),
-        (build.VERSION_FILE, "__version__ = '9.9.1'\n"),
+        (wheels.PLAIN_VERSION_FILE, ""),
+        (wheels.PLAIN_VERSION_FILE, '__version__ = "9.9.2"\n'),
+        (wheels.PLAIN_VERSION_FILE, 'version = "9.9.1"\n'),
+        (wheels.VERSION_FILE, "__version__ = '9.9.1'\n"),
         ("METADATA", "Name: sglang\n\nVersion: 9.9.1\n"),
         ("METADATA", "Version: 9.9.1\nVersion: 9.9.1\n"),
         ("METADATA", "Version: 9.9.2\n"),
     ],
 )
 def test_a_version_file_of_another_form_is_refused(file, text):
-    if file == "METADATA":
-        assert fakes.refused(build.stamp_metadata, text, "9.9.1", LOCAL)[0] == "bad-metadata"
-    else:
-        found = fakes.refused(build.stamp_module, file, text, "9.9.1", LOCAL)
-        assert found[0] == "bad-version-file"
+    name = "bad-metadata" if file == "METADATA" else "bad-version-file"
+    assert fakes.refused(wheels.stamp, file, text.encode(), "9.9.1", LOCAL)[0] == name
 
 
 OURS = "https://example.org/queue"
@@ -148,31 +145,35 @@ Project-URL: Bug Tracker, of the text below
 """
 
 
-def fields(address: str = "") -> email.message.Message:
-    return email.message_from_string(notice.metadata(HEAD, 7, address))
+def fields(head: str = HEAD) -> email.message.Message:
+    return email.message_from_string(wheels.patched_metadata(head, 7))
+
+
+@pytest.fixture(params=["", OURS])
+def address(request, monkeypatch) -> str:
+    """The queue's own repository, where it is published."""
+    monkeypatch.setattr(wheels, "REPOSITORY", request.param)
+    return request.param
 
 
 def test_the_summary_says_that_it_is_patched():
-    assert fields()["Summary"] == "Patched by the sglang patch queue, release 7: Serves models."
-    bare = "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n"
-    added = email.message_from_string(notice.metadata(bare, 7, ""))
-    assert added["Summary"] == "Patched by the sglang patch queue, release 7"
+    said = "Patched by the sglang patch queue, release 7"
+    assert fields()["Summary"] == f"{said}: Serves models."
+    assert fields("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n")["Summary"] == said
 
 
-@pytest.mark.parametrize("address", ["", OURS])
 def test_reports_do_not_go_to_upstream_and_all_else_stays(address):
-    urls = dict(url.split(", ") for url in fields(address).get_all("Project-URL"))
+    urls = dict(url.split(", ") for url in fields().get_all("Project-URL"))
     own = {"Homepage": OURS, "Bug Tracker": f"{OURS}/issues"} if address else {}
     assert urls == {**own, "Upstream Homepage": "https://example.org/sglang"}
-    told = notice.metadata(HEAD, 7, address)
-    assert told.partition("\n\n")[2] == HEAD.partition("\n\n")[2]
-    assert fields(address).get_all("Requires-Dist") == ["torch"]
-    assert fields(address).get_all("License-File") == ["LICENSE", notice.FILE]
+    assert wheels.patched_metadata(HEAD, 7).partition("\n\n")[2] == HEAD.partition("\n\n")[2]
+    assert fields().get_all("Requires-Dist") == ["torch"]
+    assert fields().get_all("License-File") == ["LICENSE", wheels.NOTICE]
 
 
 def test_the_notice_names_every_changed_file(project):
     found = members(make(project).path)
-    told = found[f"{INFO}{notice.FILE}"].decode()
+    told = found[f"{INFO}{wheels.NOTICE}"].decode()
     assert f"version {LOCAL}, not the sglang project's own 9.9.1" in told
     changed, added = told.partition("\nChanged:\n")[2].split("\nAdded:\n")
     assert changed.split() == ["sglang/_version.py", "sglang/srt/cut.py", "sglang/srt/runner.py"]
@@ -182,7 +183,7 @@ def test_the_notice_names_every_changed_file(project):
 
 def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
     made = make(project)
-    bill = json.loads(members(made.path)[f"{INFO}{notice.BILL}"])
+    bill = json.loads(members(made.path)[f"{INFO}{wheels.BILL}"])
     component = bill["metadata"]["component"]
     (upstream,) = component["pedigree"]["ancestors"]
     assert (component["purl"], upstream["purl"]) == (
@@ -194,24 +195,24 @@ def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
     assert named == ["steps/count-once-more.patch", "steps/name-the-cut.patch"]
 
 
-def test_the_notice_lies_beside_upstreams_licence(project):
+def test_the_notice_lies_beside_upstreams_licence(project, monkeypatch):
     """Where METADATA names it: both are read from there."""
     info = "sglang-9.9.1.dist-info"
     own = {f"{info}/licenses/LICENSE": "Apache", f"{info}/METADATA": HEAD.replace("+pcg.7", "")}
     (project.root / "upstream/pins.toml").unlink()
     project.release(files=fakes.RELEASE | own)
-    project.write("releases/about.toml", f'repository = "{OURS}"\n')
+    monkeypatch.setattr(wheels, "REPOSITORY", OURS)
     found = members(make(project).path)
-    text = found[f"{INFO}licenses/{notice.FILE}"].decode()
-    assert f"({OURS})" in text and f"{INFO}{notice.FILE}" not in found
+    text = found[f"{INFO}licenses/{wheels.NOTICE}"].decode()
+    assert f"({OURS})" in text and f"{INFO}{wheels.NOTICE}" not in found
     metadata = email.message_from_bytes(found[f"{INFO}METADATA"])
-    assert metadata.get_all("License-File") == ["LICENSE", notice.FILE]
+    assert metadata.get_all("License-File") == ["LICENSE", wheels.NOTICE]
     assert f"Bug Tracker, {OURS}/issues" in metadata.get_all("Project-URL")
 
 
-BOTH = {notice.PLUGINS, notice.MODULE}
+BOTH = {wheels.PLUGIN_LIST, wheels.PLUGIN_MODULE}
 SCRIPTS = "[console_scripts]\nsglang = sglang.cli.main:main\n"
-LINE = f"{notice.NAME} = {notice.CALLED}\n"
+LINE = f"{wheels.PLUGIN_NAME} = {wheels.PLUGIN_CALL}\n"
 
 
 def named(folder: Path) -> list[str]:
@@ -219,7 +220,7 @@ def named(folder: Path) -> list[str]:
     return [
         f"{one.name} -> {one.value}"
         for distribution in importlib.metadata.distributions(name="sglang", path=[str(folder)])
-        for one in distribution.entry_points.select(group=notice.GROUP)
+        for one in distribution.entry_points.select(group=wheels.PLUGIN_GROUP)
     ]
 
 
@@ -230,62 +231,56 @@ def named(folder: Path) -> list[str]:
         SCRIPTS,
         SCRIPTS.rstrip("\n"),
         SCRIPTS + "\n",
-        f"{SCRIPTS}\n[{notice.GROUP}]\nother = other:main\n",
-        f"[{notice.GROUP}]\nother = other:main\n\n{SCRIPTS}",
+        f"{SCRIPTS}\n[{wheels.PLUGIN_GROUP}]\nother = other:main\n",
+        f"[{wheels.PLUGIN_GROUP}]\nother = other:main\n\n{SCRIPTS}",
     ],
 )
-def test_the_line_is_added_and_the_rest_stays(before: str | None, tmp_path: Path) -> None:
-    made = notice.entry_points(None if before is None else before.encode(), BOTH)
+def test_the_line_is_added_and_the_rest_stays(before, tmp_path):
+    made = wheels.entry_points(None if before is None else before.encode(), BOTH)
     assert made is not None
     info = tmp_path / "sglang-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: sglang\nVersion: 1\n")
     (info / "entry_points.txt").write_bytes(made)
-    assert f"{notice.NAME} -> {notice.CALLED}" in named(tmp_path)
+    assert f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}" in named(tmp_path)
     for line in (before or "").splitlines():
         assert line in made.decode().splitlines()
-    assert made.decode().count(f"[{notice.GROUP}]") == 1
-    assert notice.entry_points(made, BOTH) is None  # it is there
+    assert made.decode().count(f"[{wheels.PLUGIN_GROUP}]") == 1
+    assert wheels.entry_points(made, BOTH) is None  # it is there
 
 
-@pytest.mark.parametrize("files", [set(), {notice.PLUGINS}, {notice.MODULE}])
-def test_without_a_list_or_what_it_is_to_call_nothing_is_named(files: set[str]) -> None:
+@pytest.mark.parametrize("files", [set(), {wheels.PLUGIN_LIST}, {wheels.PLUGIN_MODULE}])
+def test_without_a_list_or_what_it_is_to_call_nothing_is_named(files):
     """Up to 0.5.10 a release has no such list."""
-    assert notice.entry_points(SCRIPTS.encode(), files) is None
+    assert wheels.entry_points(SCRIPTS.encode(), files) is None
 
 
-def test_what_is_named_is_there() -> None:
-    module, _, function = notice.CALLED.partition(":")
+def test_what_is_named_is_there():
+    module, _, function = wheels.PLUGIN_CALL.partition(":")
     file = ROOT / "overlay/python" / f"{module.replace('.', '/')}.py"
-    assert file == ROOT / "overlay/python" / notice.MODULE
+    assert file == ROOT / "overlay/python" / wheels.PLUGIN_MODULE
     assert f"\ndef {function}() -> None:\n" in file.read_text(encoding="utf-8")
 
 
 def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
     """The members of the fake release's wheel, with these files of the package more."""
     report = project.apply()
-    files = build.patched_files(report.path) | extra
+    files = wheels.patched_files(report.path) | extra
     listing = {f"python/{name}": trees.sha256(content) for name, content in files.items()}
     tree = report.record["tree"] | {"after": trees.hash_python(listing)}
     upstream = {name: content.encode() for name, content in fakes.RELEASE.items()}
     upstream["sglang-9.9.1.dist-info/entry_points.txt"] = SCRIPTS.encode()
-    return build.repack(upstream, files, project.pin, report.record | {"tree": tree})
+    return wheels.repack(upstream, files, project.pin, report.record | {"tree": tree})
 
 
-def test_a_wheel_names_it_and_its_record_is_right(project: fakes.Project, tmp_path: Path) -> None:
+def test_a_wheel_names_it_and_its_record_is_right(project, tmp_path):
     made = wheel(project, dict.fromkeys(BOTH, b""))
     found = made[f"{INFO}entry_points.txt"]
-    assert found == f"{SCRIPTS}\n[{notice.GROUP}]\n{LINE}".encode()
+    assert found == f"{SCRIPTS}\n[{wheels.PLUGIN_GROUP}]\n{LINE}".encode()
     rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
     name = f"{INFO}entry_points.txt"
-    assert rows[name] == build.record_row(name, found)
+    assert rows[name] == wheels.record_row(name, found)
     path = tmp_path / "made.whl"
     fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
     zipfile.ZipFile(path).extractall(tmp_path / "site")
-    assert named(tmp_path / "site") == [f"{notice.NAME} -> {notice.CALLED}"]
-
-
-def test_an_address_that_is_none_is_refused(project):
-    project.write("releases/about.toml", 'repository = "https://example.org/queue/"\n')
-    with pytest.raises(Refused, match=r"releases/about.toml: .*repository.*bad-releases"):
-        make(project)
+    assert named(tmp_path / "site") == [f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}"]

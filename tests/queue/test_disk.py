@@ -15,11 +15,9 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG
-from test_install import in_child
+from fakes import RUNNER, TAG, in_child
 
 from bundle import packing
-from patchqueue.applying.quilt import Quilt
 from patchqueue.commands import cli
 from patchqueue.files import run
 from patchqueue.install import inplace
@@ -81,16 +79,13 @@ def test_what_another_program_says(text, step):
 FULL = "write error: No space left on device"
 
 
-def test_quilt_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
-    said = f'echo "fatal: {FULL}"'
-    quilt = Quilt(str(fakes.program(tmp_path / "bin/quilt", f"{said}; exit 1")))
-    fakes.program(tmp_path / "bin/git", f"{said} >&2; exit 128")
+def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
+    fakes.program(tmp_path / "bin/git", f"echo 'fatal: {FULL}' >&2; exit 128")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install: {FULL}")
     monkeypatch.setattr(index, "_pip", lambda command, folder: failed)
     shutil.rmtree(project.cache / "archives")
     for name, call in (
-        ("quilt-failed", lambda: quilt.run(tmp_path, "push", "-a")),
         ("git-failed", lambda: run.own_git(tmp_path, "init")),
         ("not-fetched", lambda: source.fetch(project.pin, "https://example.org/sglang")),
         ("not-fetched", lambda: source.fetch(project.pin, None)),

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import fakes
@@ -59,7 +60,7 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
     (out / "scratch").mkdir(parents=True)
     (out / "scratch/bytecode").symlink_to(engine_bytecode)
     module = load("gain")
-    monkeypatch.setattr(module.load, "PREFILL_REQUESTS", 4)
+    monkeypatch.setattr(module.traffic, "PREFILL_REQUESTS", 4)
     place = ["--tree", FAKE / "tree", "--site", FAKE / "site", "--untouched", laid, "--out", out]
 
     def run(*words: str, **settings) -> tuple[int, dict]:
@@ -67,8 +68,7 @@ def gain(laid, monkeypatch, tmp_path, engine_bytecode):
             if name.startswith("FAKE_"):
                 monkeypatch.setenv(name, value)
             else:
-                owner = module if hasattr(module, name) else module.visits
-                monkeypatch.setattr(owner, name, value)
+                monkeypatch.setattr(module if hasattr(module, name) else module.timing, name, value)
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             code = module.main([*map(str, place), *words])
@@ -129,13 +129,14 @@ def test_each_engine_is_told_whether_to_capture_states(gain, tmp_path, capsys):
     [
         ("dies", "planted: the engine does not start"),
         ("no-kernels", "the profile of 1x512 has no kernels"),
+        ("dies-later", "exit code 9: "),
     ],
 )
 def test_a_tree_that_fails_leaves_the_other_its_figures(gain, fault, why):
     code, found = gain(*SHORT, FAKE_FAULT=fault)
     slow, fast = found["runs"]
     assert code == 1 and slow["verdict"] == "passed" and fast["verdict"] == "failed"
-    assert why in fast["why"]
+    assert why in fast["why"] and ("start_s" in fast) is (fault != "dies")
 
 
 def test_the_limit_ends_it_with_what_there_is(gain):
@@ -202,7 +203,7 @@ def test_the_same_kernels_in_both_trees_are_said(gpu, capsys):
 
 
 def test_the_first_quartile_lies_between_its_neighbours(gpu):
-    spread = load("visit").spread
+    spread = load("timing").spread
     assert spread([5.0])["first_quartile"] == 5
     assert spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
     values = [1.0, 2.0, 3.0, 4.0]
@@ -244,14 +245,14 @@ def test_kernels_are_told_by_their_names(gpu, name, short):
 
 
 def test_the_floor_counts_what_a_token_passes(gpu):
-    floor, models, subjects = map(load, ("floor", "models", "subjects"))
-    nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
+    models, subjects = map(load, ("models", "subjects"))
+    nano = subjects.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
     assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
     # published: 6.95 billion weights besides the embedding and the head
     qwen3 = subjects.SUBJECTS["qwen3"].config
-    assert floor.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
-    assert floor.flops({"model_type": "another"}, 1, 1) is None
-    spent = floor.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0)
+    assert subjects.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
+    assert subjects.flops({"model_type": "another"}, 1, 1) is None
+    spent = subjects.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0)
     assert spent == pytest.approx(91.6, abs=0.5)
 
 
@@ -260,7 +261,9 @@ def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     its time."""
     kernels, launch = load("kernels"), load("launch")
     python = fakes.program(tmp_path / "python", 'echo "$@"')
-    kernels.make(launch.Place((), tmp_path, str(python)), "0", limit_s=60, head_dim=256)
+    place = launch.Place((), tmp_path, str(python))
+    with kernels.made_ahead(place, "0", kernels.FLASHINFER, head_dim=256) as compiling:
+        kernels.wait(compiling, time.time() + 60)
     for kind in kernels.KINDS:
         words = (tmp_path / f"kernels.{kind}.log").read_text().split()
         assert words[1:] == [kind, "256"]
@@ -397,7 +400,7 @@ def release(laid, tmp_path) -> Path:
 
 
 def test_another_release_of_sglang_runs_as_published(gain, release, monkeypatch):
-    monkeypatch.setattr(load("load"), "PREFILL_REQUESTS", 20)
+    monkeypatch.setattr(load("traffic"), "PREFILL_REQUESTS", 20)
     words = ("--shapes", "1x512", "--rounds", "2", "--trees", "patched")
     code, found = gain(*words, "--peer", f"sglang={release}", LOADS=1)
     assert code == 0 and [entry["verdict"] for entry in found["runs"]] == ["passed"]

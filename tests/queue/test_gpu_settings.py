@@ -181,33 +181,14 @@ def test_a_patched_version_comes_where_its_release_does():
     assert before("0.5.15.post1+pcg.2", 16) and not before("0.5.16+pcg.2", 16)
 
 
-CLASS = """
-class Layer:
-    def fused(self): return 1
-    def native(self): return 2
-def follow(a, b=1): raise ValueError
-VALUE = 1
-"""
-HOOKS = """
-seen = []
-def change(module):
-    seen.append(module.__name__)
-    module.VALUE = seen
-HOOKS = {"package": change}
-"""
-EAGER, METHOD = "sglang/srt/prefill_graph/compat/eager", "package:Layer.fused=native"
+FOLLOW = "def follow(a, b=1): raise ValueError\n"
+EAGER = "sglang/srt/prefill_graph/compat/eager"
 
 
 @pytest.mark.parametrize(
     ("code", "variables", "said"),
     [
         ("import package; print(package.follow(1, b=2))", {"FORGET": "package:follow"}, "None"),
-        (
-            "import package as p; print(p.Layer().fused())",
-            {"FORGET": METHOD},
-            "2",
-        ),
-        ("import package; print(package.VALUE)", {"HOOKS": "{}/hooks.py"}, "['package']"),
         (  # where a subclass of the release's runner refuses, the watch sees nothing else
             "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
             " print(eager.why(1, 2), sitecustomize.state['why'])",
@@ -215,13 +196,12 @@ EAGER, METHOD = "sglang/srt/prefill_graph/compat/eager", "package:Layer.fused=na
             "few few",
         ),
     ],
-    ids=["left out", "another in its place", "hooks", "the queue's word"],
+    ids=["left out", "the queue's word"],
 )
 def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     """As in an engine's own processes, with modules of a folder."""
     for name, text in {
-        "package": CLASS,
-        "hooks": HOOKS,
+        "package": FOLLOW,
         EAGER: "def why(runner, batch):\n    return 'few'\n",
     }.items():
         file = tmp_path / f"{name}.py"
@@ -229,7 +209,7 @@ def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
         file.write_text(text)
     known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}"}
     known |= {"PREFILL_WATCH": str(tmp_path / "watch")}
-    known |= {f"PREFILL_{name}": value.format(tmp_path) for name, value in variables.items()}
+    known |= {f"PREFILL_{name}": value for name, value in variables.items()}
     done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
     assert done.stdout == f"{said}\n", done.stderr
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -25,21 +24,20 @@ from pathlib import Path
 import fakes
 import pytest
 import test_build
-from fakes import ROOT, RUNNER, contents, refused
+from fakes import ROOT, RUNNER, contents, in_child, refused, verified
 from packaging.version import Version
 
+from patchqueue import wheels
 from patchqueue.commands.install import launch_advice, launch_argument, launch_exceptions
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
-from patchqueue.install import changes, inplace, installed, undo
+from patchqueue.install import inplace, installed, undo
 from patchqueue.outcome import Outcome
-from patchqueue.queue import series
-from patchqueue.wheels import build, notice
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
 PATCHED = RUNNER.removeprefix("python/")
-CALLED = f"{notice.NAME} -> {notice.CALLED}"
+CALLED = f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}"
 
 
 @pytest.fixture
@@ -180,11 +178,11 @@ def test_record_and_provenance(site, do):
     before = record.read_bytes()
     report = do["install"]()
     rows = {row[0]: row[1:] for row in csv.reader(record.read_text().splitlines())}
-    for name in (PATCHED, STEPS, f"{INFO}/{build.PROVENANCE}"):
-        assert rows[name] == build.record_row(name, (site / name).read_bytes())[1:]
+    for name in (PATCHED, STEPS, f"{INFO}/{wheels.PROVENANCE}"):
+        assert rows[name] == wheels.record_row(name, (site / name).read_bytes())[1:]
     here = {name for name in contents(site) if not name.endswith(".pyc")}
     assert here <= rows.keys(), "pip would leave these behind"
-    assert json.loads((site / INFO / build.PROVENANCE).read_text()) == report.record
+    assert json.loads((site / INFO / wheels.PROVENANCE).read_text()) == report.record
     assert "Version: 9.9.1\n" in (site / INFO / "METADATA").read_text()
     changed = tuple(f"{name},".encode() for name in (PATCHED, "sglang/srt/cut.py"))
     kept = [line for line in before.splitlines(True) if not line.startswith(changed)]
@@ -470,8 +468,8 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     edit("../victim/secret", "secret\n")(site)
 
     def noted(written: dict) -> None:
-        written["record"]["notes"]["found"][f"python/{secret}"] = "0" * 64
-        written["record"]["notes"]["laid"]["files"][str(secret)] = []
+        written["notes"]["found"][f"python/{secret}"] = "0" * 64
+        written["notes"]["laid"]["files"][str(secret)] = []
 
     rewritten(site, noted)
     found = exactly(secret.parent)
@@ -609,8 +607,8 @@ def wheel_site(project, tmp_path) -> Path:
     project.write(name, '"""Where it is from."""\n')
     both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
     project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", both)
-    target = build.Target("3.12", "x86_64")
-    made = build.build(project.root, project.pin, target, None, project.root / "dist")
+    target = wheels.Target("3.12", "x86_64")
+    made = wheels.build(project.root, project.pin, target, None, project.root / "dist")
     zipfile.ZipFile(made.path).extractall(tmp_path / "wheel-site")
     return tmp_path / "wheel-site"
 
@@ -713,19 +711,6 @@ def test_a_checkout_that_is_installed_editable(project, tmp_path):
 # --- kills
 
 
-def in_child(call) -> int:
-    """Run it in a forked process: its exit status, negative for the signal that ended it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            call()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 WRITES = {f"os.{name}" for name in ("rename", "link", "remove", "mkdir", "rmdir", "chmod", "chown")}
 WRITES |= {"os.utime", "shutil.rmtree", "shutil.copystat", "open", "fcntl.flock"}
 
@@ -783,7 +768,7 @@ def states(site, do) -> tuple[dict, dict, dict]:
 def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     """The next call, whichever it is, makes good what a kill has left; and no file is ever torn."""
     pristine, before, after = states
-    monkeypatch.setattr(changes, "LAST", PATCHED)
+    monkeypatch.setattr(inplace, "LAST", PATCHED)
     number = mixed = 0
     while True:
         (do["install"] if verb == "uninstall" else lambda: None)()
@@ -941,7 +926,7 @@ def test_two_at_once(project, site, do):
 # --- real releases
 
 
-def test_a_real_release(unpacked_release, monkeypatch):
+def test_a_real_release(unpacked_release):
     """The tree that the replay makes, which `--verify` there confirms, with the queue's name in
     upstream's list of plugins; and back."""
     pin, site = unpacked_release("0.5.23")
@@ -949,32 +934,21 @@ def test_a_real_release(unpacked_release, monkeypatch):
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
-    assert undo.read(site).changes[-1].path == changes.LAST, (
+    assert undo.read(site).changes[-1].path == inplace.LAST, (
         "a server would call itself patched before it is"
     )
-    found = _provenance(site, monkeypatch)
-    assert found.verify().intact
-    assert (found.read().version, found.tree_hash()) == ("0.5.23", pin.patched)
+    found = verified(site)
+    assert found["intact"] and (found["version"], found["tree"]) == ("0.5.23", pin.patched)
     assert test_build.named(site) == [CALLED]
     listed = f"{info}/entry_points.txt"
     rows = {row[0]: row for row in csv.reader((site / info / "RECORD").read_text().splitlines())}
-    assert rows[listed] == build.record_row(listed, (site / listed).read_bytes())
+    assert rows[listed] == wheels.record_row(listed, (site / listed).read_bytes())
     text = (site / listed).read_bytes()
     (site / listed).write_text("edited = 1\n")
     assert inplace.verify(ROOT, site).faults == (listed,)
     (site / listed).write_bytes(text)
     inplace.uninstall(ROOT, site)
     assert trees.hash_python(trees.list_package(site)) == pin.tree and exactly(site) == before
-
-
-def _provenance(site: Path, monkeypatch):
-    """The installed package's own module, which needs nothing else of sglang."""
-    file = site / series.PACKAGE.removeprefix("python/") / "report/provenance.py"
-    spec = importlib.util.spec_from_file_location("provenance_in_place", file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_check_writes_nothing(site, command):

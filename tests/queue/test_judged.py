@@ -1,5 +1,5 @@
-"""What tests/gpu takes of two engines' answers, by images, agree, the questions and a log; and the
-order of sweep.py."""
+"""What tests/gpu takes of two engines' answers, by images, agree, the questions and a log; and of
+compiled kernels."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_answer_of_the_release_is_read(images, monkeypatch):
     assert found["from"] <= found["to"]
 
 
-agree, sweep = map(gpumodules.fixture, ("agree", "sweep"))
+agree, machine_code = map(gpumodules.fixture, ("agree", "machine_code"))
 
 
 def answers(*tokens, off=0.0):
@@ -133,29 +133,6 @@ def test_other_kernels_may_be_apart_as_far_as_rounding_takes_them(
     assert [check.good for check in agree.compared(model, passes)] == [good, True]
 
 
-def test_tiles_are_ranked_over_all_cases_and_what_does_not_fit_is_left_out(sweep):
-    us = [[9.0, 9.0], [1.0, 4.0], [2.0, 2.0], [1.5, None]]
-    rows = [{"tile": {"a": number} if number else {}, "us": each} for number, each in enumerate(us)]
-    ranked = list(sweep.ranked({"tiles": rows}))
-    assert sorted(row["tile"]["a"] for _, row in ranked) == [1, 2]
-    assert [round(score, 3) for score, _ in ranked] == [1.414, 1.414]
-    rows[1]["us"] = [1.0, 2.5]
-    assert [row["tile"]["a"] for _, row in sweep.ranked({"tiles": rows})] == [1, 2]
-
-
-def test_no_tile_is_proposed_at_which_triton_miscompiles_the_kernel(sweep, capsys):
-    """What it would have gained is printed behind the proposals."""
-    rows = [
-        {"tile": {"a": number}, "us": us, "miscompiled": number > 1}
-        for number, us in enumerate(([4.0, 2.0], [1.0, 1.0], [2.0, 2.0]), 1)
-    ]
-    found = {"layer": {"name": "one"}, "kernel": "chunk_scan", "tiles": rows}
-    assert [(score, row["tile"]["a"]) for score, row in sweep.ranked(found)] == [(1.0, 1)]
-    sweep.show(found)
-    shown = capsys.readouterr().out.splitlines()[1:]
-    assert [line.split()[0] for line in shown] == ["1.000", "0.354"]
-
-
 LOOP = """
 .L_x_1:
   /*10*/ HGMMA.64x64x16.F32.BF16 R24, {left}, gdesc[UR12].tnspB, R24, gsb0 ;
@@ -174,9 +151,9 @@ LOOP = """
         ("R56", "0x1", 2, 0),  # no loop
     ],
 )
-def test_products_under_way_where_a_loop_begins_anew(left, wait, label, found, sweep):
+def test_products_under_way_where_a_loop_begins_anew(left, wait, label, found, machine_code):
     code = LOOP.format(left=left, wait=wait, label=label)
-    assert len(sweep.machine_code.products_over_back_edges(code)) == found
+    assert len(machine_code.products_over_back_edges(code)) == found
 
 
 # Servers that stand for an engine which one question is asked: right ones, and such as have the

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import fakes
 import pytest
 from fakes import COUNT, CUT, patch_text
 
-from patchqueue.queue import lint as linting
+from patchqueue.applying.selection import select
 from patchqueue.queue import series
 from patchqueue.queue.series import PROVENANCE
 
@@ -20,8 +21,7 @@ FIRST, STEPS = f"patches/{COUNT}", "overlay/python/sglang/srt/steps/"
 def problems(project) -> list[tuple[str, str]]:
     queue, found = series.read(project.root)
     assert found == []
-    found = [*linting.lint(project.root, queue), *linting.unlisted_names(project.root, queue)]
-    return [(problem.name, problem.where) for problem in found]
+    return [(problem.name, problem.where) for problem in series.lint(project.root, queue)]
 
 
 def variants(first: str, second: str, content: str = VARIANT):
@@ -46,11 +46,6 @@ def written(name: str, content: str | bytes = "x = 1\n"):
     return f"overlay/{name}", lambda project: project.write(f"overlay/{name}", content)
 
 
-def named(name: str, content: str, line: int = 0):
-    """A file that names a patch, and where its problem is."""
-    return f"{name}:{line}" if line else name, lambda project: project.write(name, content)
-
-
 def gone(name: str):
     return lambda project: (project.root / name).unlink()
 
@@ -61,7 +56,6 @@ def link(name: str, to: str):
 
 OURS = "python/sglang/srt/steps/a.py"
 CASES = [
-    ("overlapping-variants", "series:2", variants(">=9.8,<10", ">=9.9")),
     ("bad-variant", f"patches/{OTHER}", variants("<9.9", ">=9.9", patch_text())),
     ("bad-variant", f"patches/{OTHER}", variants("<9.9", ">=9.9", OF_THE_CUT)),
     ("bad-variant", f"patches/{OTHER}", variant_of_nothing),
@@ -78,11 +72,6 @@ CASES = [
     ("overlay-form", *written(OURS, "")),
     ("overlay-form", *written(OURS, "x = 1")),
     ("missing-overlay", FIRST, gone(f"{STEPS}__init__.py")),
-    (
-        "unknown-patch",
-        *named("docs/patches.md", "| patch |\n| `steps/more` | 9.9 | too few |\n", 2),
-    ),
-    ("unknown-patch", *named("evidence/matrix.toml", '[graphs]\nrepairs = ["a/b.patch"]\n', 2)),
     ("unknown-patch", FIRST, lambda p: p.edit(FIRST, "Test:", "Needs: a/b.patch\nTest:")),
     ("missing-test", FIRST, gone("tests/revision/test_steps.py")),
 ]
@@ -97,16 +86,28 @@ def test_refuses(project, name, where, change):
 
 
 def test_all_names_are_covered():
-    names = set(re.findall(r'Problem\(\s*"([a-z0-9-]+)"', open(linting.__file__).read()))
-    assert names == {name for name, _, _ in CASES}
+    code = inspect.getsource(series).partition("def lint(")[2]
+    assert {*re.findall(r'Problem\(\s*"([a-z0-9-]+)"', code)} == {name for name, _, _ in CASES}
 
 
-def test_disjoint_variants_are_good(project):
+def test_two_variants_for_one_release_are_refused(project):
     variants("<9.9", ">=9.9,<10")(project)
     assert problems(project) == []
+    assert len(select(series.read(project.root)[0], project.pin).patches) == 2
+    variants(">=9.8,<10", ">=9.9")(project)
+    name, text = fakes.refused(select, series.read(project.root)[0], project.pin)
+    assert name == "overlapping-variants" and COUNT in text
 
 
 def test_byte_code_and_git_files_in_the_overlay_are_no_part_of_it(project):
     project.write(f"{STEPS}__pycache__/a.cpython-311.pyc", b"\0")
     project.write("overlay/.gitkeep", "")
     assert problems(project) == []
+
+
+def test_each_repair_that_the_matrix_names_is_a_patch():
+    """As after a rename."""
+    names = re.findall(
+        r'"([^"/\s]+/[^"\s]+\.patch)"', (fakes.ROOT / "evidence/matrix.toml").read_text()
+    )
+    assert names and {*names} <= {entry.base for entry in series.read(fakes.ROOT)[0].entries}

@@ -3,10 +3,7 @@ quilt makes; the text that releases share, and what each of them makes of it."""
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import fakes
@@ -15,7 +12,7 @@ from fakes import COUNT, CUT, RUNNER, diff, numbered
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from patchqueue.applying import context, matching, quilt
+from patchqueue.applying import context, matching
 from patchqueue.applying.apply import apply
 from patchqueue.applying.check import check
 from patchqueue.applying.matching import replay
@@ -26,6 +23,7 @@ from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
 from patchqueue.upstream import pins, source
 
+CACHE = source.cache_folder()  # the machine's own, read before it is redirected
 BASE = numbered(40)
 EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
 
@@ -142,24 +140,6 @@ def at_one_place(before: str, after: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def engine(quilt_home):
-    return quilt.find(quilt_home.parent if quilt_home else source.cache_folder())
-
-
-@contextmanager
-def laid(
-    engine: quilt.Quilt, files: dict[str, str], text: str
-) -> Iterator[tuple[Path, subprocess.CompletedProcess]]:
-    """A tree of these files after `quilt push` of one patch, and what quilt said."""
-    with tempfile.TemporaryDirectory() as name:
-        for path, content in files.items():
-            (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(name) / path).write_bytes(content.encode())
-        write_patches(Path(name), {"a/b.patch": text.encode()})
-        yield Path(name), engine.run(Path(name), "push", "-a", "--fuzz=0", check=False)
-
-
 # An empty file is none for quilt; such patches are refused by their form.
 REAL_EDITS = edits().filter(
     lambda edit: edit[0] and edit[1] and edit[0] != edit[1] and at_one_place(*edit)
@@ -168,30 +148,25 @@ REAL_EDITS = edits().filter(
 
 @settings(max_examples=6)
 @given(st.lists(REAL_EDITS, min_size=1, max_size=9))
-def test_quilt_makes_the_same_bytes(engine, several):
+def test_quilt_makes_the_same_bytes(several):
     """Many files in one push: dozens of edits in the time of six."""
     before = {f"python/sglang/f{n}.py": old for n, (old, _) in enumerate(several)}
     after = {f"python/sglang/f{n}.py": new.encode() for n, (_, new) in enumerate(several)}
     text = "".join(diff(path, old, after[path].decode()) for path, old in before.items())
     replayed = replay([patch(text)], {}, lambda path: before[path].encode(), "v9.9.1")
-    with laid(engine, before, text) as (tree, done):
-        assert done.returncode == 0, done.stdout
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patches:
+        patches.setenv("PATCHQUEUE_CACHE", str(CACHE))
+        tree = Path(name)
+        (tree / "python/sglang").mkdir(parents=True)
+        for path, old in before.items():
+            (tree / path).write_bytes(old.encode())
+        write_patches(tree, {"a/b.patch": text.encode()})
+        fakes.quilt(tree, "push", "-a", "--fuzz=0")
         assert {path: (tree / path).read_bytes() for path in before} == after == replayed.files
-        engine.run(tree, "pop", "-a")
+        fakes.quilt(tree, "pop", "-a")
         assert {path: (tree / path).read_bytes() for path in before} == {
             path: old.encode() for path, old in before.items()
         }
-
-
-@settings(max_examples=5)
-@given(at=st.integers(8, 33), wrong=st.integers(-2, 3))
-def test_quilt_refuses_what_replay_calls_a_conflict(engine, at, wrong):
-    assume(wrong != 0)
-    text = diff(RUNNER, BASE, BASE.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded = 1\n"))
-    upstream = BASE.replace(f"step_{at + wrong} = ", "other = ")
-    with laid(engine, {RUNNER: upstream}, text) as (tree, done):
-        assert done.returncode == 1 and (tree / RUNNER).read_text() == upstream
-    assert one(upstream, text)[0] is Outcome.CONFLICT
 
 
 def test_bytes_that_are_no_text_are_kept():
@@ -213,7 +188,7 @@ def added(text: str, at: int = 20) -> str:
 
 def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
     text, wanted = "x\nx\nx\n", "x\nx\n"
-    assert matching.places(text, wanted) == [1, 2]
+    assert [*matching.find(text, wanted, 0)] == [0, 2]
     row = matching.apply_patch(change(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
     assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
 
@@ -256,21 +231,21 @@ def releases(draw) -> tuple[list[str], list[str]]:
 
 @given(releases())
 def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
-    """The shared text stands at one place of each, and widened there it is that release's own text
+    """The shared text is at one place of each, and widened there it is that release's own text
     again, byte for byte.
     """
     owns = [change(before, after) for before, after in zip(*versions)]
-    text = context.shared(owns)
-    assume(text is not None)  # two changes side by side in one release are one change there
-    assert text.diff == context.shared([*owns, owns[0]]).diff
-    for own, before, after in zip(owns, *versions):
-        below = {RUNNER: before.encode()}
+    # two changes side by side in one release are one change there
+    assume(len({context.edits(own) for own in owns}) == 1)
+    trees = [{RUNNER: before.encode()} for before in versions[0]]
+    text = context.shared(owns[0], trees)
+    assume(text is not None)
+    assert text.diff == context.shared(owns[0], [*trees, trees[0]]).diff
+    for own, below, after in zip(owns, trees, versions[1]):
         row = matching.apply_patch(text, below.get)
         assert row.after == {RUNNER: after.encode()}
-        assert context.rendered(text, row).diff == own.diff and context.edits(
-            text
-        ) == context.edits(own)
-        assert context.fitted(own, below).diff == own.diff
+        assert context.rendered(text, row).diff == own.diff
+        assert context.edits(text) == context.edits(own)
 
 
 @pytest.mark.parametrize(
@@ -284,18 +259,17 @@ def test_what_releases_share_makes_of_each_what_its_own_text_makes(versions):
 )
 def test_a_change_is_found_on_another_release(old, new, fits):
     other = BASE.replace(old, new)
-    found = context.fitted(change(BASE, added(BASE)), {RUNNER: other.encode()})
+    trees = [{RUNNER: text.encode()} for text in (BASE, other)]
+    text = context.shared(change(BASE, added(BASE)), trees)
     after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
-    assert (found.diff if found else None) == (change(other, after).diff if fits else None)
+    assert (text is not None) is fits
+    if fits:
+        row = matching.apply_patch(text, trees[1].get)
+        assert context.rendered(text, row).diff == change(other, after).diff
 
 
-def test_other_changes_share_nothing():
-    own, after = change(BASE, added(BASE)), added(BASE)
-    assert context.shared([own, change(BASE, after.replace("added_step", "more_steps"))]) is None
-    nowhere = BASE.replace("step_20 = 20\n", "a = 1\nstep_20 = 20\n")
-    nowhere = nowhere.replace("step_21 = 21\n", "b = 1\n")
-    other = change(nowhere, nowhere.replace("a = 1\n", "a = 1\nadded_step = 20\n"))
-    assert context.shared([own, other]) is None, "no line beside the change is the same"
+def test_a_release_without_the_file_shares_nothing():
+    assert context.shared(change(BASE, added(BASE)), [{RUNNER: BASE.encode()}, {}]) is None
 
 
 @pytest.fixture
@@ -324,10 +298,9 @@ def test_one_text_serves_two_releases(two):
         file = two.root / "work" / tag / "patches" / COUNT
         before = file.read_text()
         assert f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n" in before
-        engine = quilt.find(source.cache_folder())
-        engine.run(two.root / "work" / tag, "pop", "-a")
-        assert b"offset" not in engine.run(two.root / "work" / tag, "push", COUNT).stdout
-        engine.run(two.root / "work" / tag, "refresh", *fakes.QUILT_FORM, check=False)
+        fakes.quilt(two.root / "work" / tag, "pop", "-a")
+        assert b"offset" not in fakes.quilt(two.root / "work" / tag, "push", COUNT).stdout
+        fakes.quilt(two.root / "work" / tag, "refresh", *fakes.QUILT_FORM, check=False)
         assert file.read_text() == before, "it is in the form that quilt writes"
 
 
@@ -338,7 +311,7 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
     for _ in range(2):  # without a tree, then with one
         written, report = refresh(two.root, every(two), every(two).find(tag), False)
         assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    quilt.find(source.cache_folder()).run(two.root / "work" / tag, "pop", "-a")
+    fakes.quilt(two.root / "work" / tag, "pop", "-a")
     assert refresh(two.root, every(two), every(two).find(tag), False)[0] == []
     assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
 
@@ -382,7 +355,8 @@ def test_two_hunks_never_share_a_line_of_context():
         before.replace("step_5 = 5", "step_5 = 0").replace("more_1 = 1", "more_1 = 0")
         for before in befores
     ]
-    text = context.shared([change(*each) for each in zip(befores, afters)])
+    trees = [{RUNNER: before.encode()} for before in befores]
+    text = context.shared(change(befores[0], afters[0]), trees)
     assert [(hunk.leading, hunk.trailing) for hunk in text.files[0].hunks] == [(3, 3), (1, 3)]
     for before, after in zip(befores, afters):
         row = matching.apply_patch(text, lambda path, content=before: content.encode())

@@ -85,7 +85,7 @@ def added(patch: Patch) -> Iterator[str]:
     """The lines that a patch adds to each file, as one text."""
     for file in patch.files:
         lines = (line for hunk in file.hunks for line in hunk.lines)
-        yield "".join(line.text for line in lines if line.kind == "+")
+        yield "".join(line[1:] for line in lines if line[0] == "+")
 
 
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.tag)

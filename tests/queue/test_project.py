@@ -13,10 +13,10 @@ import compare_releases
 import pytest
 import tomlkit
 from fakes import ROOT
-from test_help import parsers
+from test_cli import parsers
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.queue.patchfile import FileDiff, Line
+from patchqueue.queue.patchfile import FileDiff
 from patchqueue.upstream import pins
 
 BUDGETS = "budgets.toml"
@@ -116,9 +116,9 @@ def test_no_function_has_more_lines_than_a_screen(package):
     ids=["other line numbers", "other surroundings"],
 )
 def test_few_texts_of_a_patch_make_the_same_changes(kinds, most):
-    def changes(file: FileDiff) -> tuple[str, tuple[Line, ...]]:
+    def changes(file: FileDiff) -> tuple[str, tuple[str, ...]]:
         lines = (line for hunk in file.hunks for line in hunk.lines)
-        return file.path, tuple(line for line in lines if line.kind in kinds)
+        return file.path, tuple(line for line in lines if line[0] in kinds)
 
     queue = load_queue(ROOT)
     texts = Counter(

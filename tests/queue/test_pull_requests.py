@@ -59,7 +59,7 @@ def git(project: fakes.Project, *words: str) -> str:
 
 def parts(request: pull_requests.PullRequest) -> list[tuple[str, bool]]:
     """The patches of a pull request, and whether each is its own."""
-    return [(part.patch, part.own) for part in request.parts]
+    return [(part.name, part is request.draft) for part in request.parts]
 
 
 def refused(project: fakes.Project, *words: str, base: str = "HEAD") -> Problem:
@@ -78,7 +78,7 @@ def names(project: fakes.Project, commit: str) -> list[str]:
 def body(project: fakes.Project, made: pull_requests.Made) -> str:
     """The text of the first pull request."""
     out = project.root / "dist"
-    return pull_requests.write(load_queue(project.root), made.requests[0], out).read_text()
+    return pull_requests.write(made.requests[0], out).read_text()
 
 
 def commit(project: fakes.Project, **files: str) -> None:
@@ -102,7 +102,7 @@ def test_a_branch_for_each_patch(sent):
     assert git(sent, "show", "--no-patch", "--format=%an%n%B", count.branch).strip() == (
         "Ada\nCount the steps once more\n\nWhy: without it a user saw too few steps."
     )
-    assert [request.name for request in send(sent, "steps").requests] == [COUNT, CUT]
+    assert [request.draft.name for request in send(sent, "steps").requests] == [COUNT, CUT]
     assert send(sent).requests[0].outcome is Outcome.ALREADY_APPLIED
 
 
@@ -128,76 +128,64 @@ FIRST = "steps/begin-to-count"
 PROBE = f"{fakes.RUNNER} :: since = 9"
 
 
-def lead(project: fakes.Project, goal: str = COUNT, **fields: str) -> None:
-    """Write a step to `goal`, which stands on it. fields: other words of the step's text."""
-    of_step = {"title": "[Refactor] Begin", "step_to": goal, "probe": PROBE} | fields
-    lines = "".join(f'{name} = "{value}"\n' for name, value in of_step.items() if value)
+def draft(project: fakes.Project, **fields: str) -> None:
+    """Write a draft without a patch, on which COUNT stands. fields: other words of its text."""
+    own = {"title": "[Refactor] Begin", "probe": PROBE} | fields
+    lines = "".join(f'{name} = "{value}"\n' for name, value in own.items() if value)
     project.write(f"pull-requests/{FIRST}/{WRITTEN}", WORDS + lines)
-    project.write(f"pull-requests/{goal}/{WRITTEN}", f'{WORDS}below = ["{FIRST}"]\n')
+    project.write(f"pull-requests/{COUNT}/{WRITTEN}", f'{WORDS}below = ["{FIRST}"]\n')
 
 
-def counting(project: fakes.Project, name: str = FIRST) -> None:
-    """Let a step, or a patch, bring a file of its own."""
-    project.write(f"pull-requests/{name}/python/sglang/srt/counting.py", "count = 1\n")
-
-
-def test_a_step_is_sent_before_the_patch_that_it_leads_to(sent):
+def test_a_draft_without_a_patch_is_sent_alone_and_below_others(sent):
     """It has no patch in the series, and so no place in a patched release."""
-    lead(sent)
+    draft(sent)
     before = fakes.numbered(40)
     after = before.replace("step_9 = 9\n", "step_9 = 9\nsince = 9\n")
     text = f"Variant-Of: {FIRST}.patch\n\n" + fakes.diff(fakes.RUNNER, before, after)
     sent.write(f"pull-requests/{FIRST}/change@9.9.patch", text)
     done = send(sent, FIRST, COUNT)
-    step, goal = done.requests
-    assert parts(step) == [(FIRST, True)] and parts(goal) == [(FIRST, False), (COUNT, True)]
-    assert git(sent, "show", f"{step.tip}:{fakes.RUNNER}") == after
+    first, goal = done.requests
+    assert parts(first) == [(FIRST, True)] and parts(goal) == [(FIRST, False), (COUNT, True)]
+    assert git(sent, "show", f"{first.tip}:{fakes.RUNNER}") == after
     made = git(sent, "show", f"{goal.tip}:{fakes.RUNNER}")
     assert "since = 9\n" in made and "added_step = 20\n" in made
-    assert step.parts[-1].subject == "[Refactor] Begin"
+    assert first.draft.title == "[Refactor] Begin"
     assert body(sent, done) == "Why."
     commit(sent, runner=after)
     git(sent, "branch", "-D", goal.branch)
     again = send(sent, COUNT)
-    assert again.merged == (f"{FIRST}.patch",), "upstream has the step"
+    assert again.merged == (FIRST,), "upstream has it"
     assert parts(again.requests[0]) == [(COUNT, True)]
 
 
-def test_a_release_gets_no_step_to_what_it_does_not_get_and_none_without_a_change(sent):
-    lead(sent)
+def test_a_draft_without_a_patch_may_bring_files_alone(sent):
+    draft(sent)
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    [request] = send(sent, FIRST).requests
+    assert names(sent, request.branch) == ["python/sglang/srt/counting.py"]
+
+
+def test_a_release_gets_no_draft_without_a_change(sent):
+    draft(sent)
     assert parts(send(sent).requests[0]) == [(COUNT, True)]
-    sent.edit("series", "# ==9.9.1", "# ==9.9.2")
-    header = "Gap: ==9.9.1: nobody counts\n there\nOverlay: none"
-    sent.edit(f"patches/{CUT}.patch", "Overlay: none", header)
-    sent.release("9.9.2")
-    sent.place()
-    counting(sent)
-    lead(sent, CUT)
     (sent.root / f"pull-requests/{COUNT}/{WRITTEN}").unlink()
     assert refused(sent, FIRST).name == "unknown-topic"
 
 
-@pytest.mark.parametrize(
-    ("fields", "what"),
-    [
-        ({"step_to": "steps/unheard-of"}, "nor 'steps/unheard-of', its step_to"),
-        ({"step_to": "", "probe": ""}, f"is named {FIRST!r}, nor '', its step_to"),
-        ({"title": ""}, "a step has a title"),
-        ({"probe": "since = 9"}, "and a probe"),
-    ],
-)
-def test_a_step_says_what_a_header_says_of_others(sent, fields, what):
-    lead(sent, **fields)
+@pytest.mark.parametrize("fields", [{"title": ""}, {"probe": ""}, {"probe": "since = 9"}])
+def test_a_draft_without_a_patch_says_what_a_header_says_of_others(sent, fields):
+    draft(sent, **fields)
     found = refused(sent)
     place = f"pull-requests/{FIRST}/{WRITTEN}"
-    assert (found.name, found.where) == ("bad-pull-request", place) and what in found.what
+    assert (found.name, found.where) == ("bad-pull-request", place)
+    assert f"no patch of the series is named {FIRST!r}" in found.what
 
 
 def test_what_is_not_pending_is_not_sent(sent):
     status = "Upstream-Status: {}"
     own = status.format("Inappropriate: of our own")
     sent.edit(f"patches/{CUT}.patch", status.format("Pending"), own)
-    assert [request.name for request in send(sent).requests] == [COUNT]
+    assert [request.draft.name for request in send(sent).requests] == [COUNT]
     sent.edit(f"patches/{COUNT}.patch", status.format("Pending"), status.format("Submitted #1"))
     assert refused(sent).name == "nothing-pending"
 
@@ -250,7 +238,7 @@ def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
     git(sent, "branch", "-D", done.requests[0].branch)
     done = send(sent)
-    assert done.merged == (f"{CUT}.patch",) and parts(done.requests[0]) == [(COUNT, True)]
+    assert done.merged == (CUT,) and parts(done.requests[0]) == [(COUNT, True)]
     commit(sent, runner=fakes.numbered(40, "other"))
     problem = refused(sent)
     assert problem.name == "conflict" and COUNT in problem.where and "fits nowhere" in problem.what
@@ -264,7 +252,7 @@ def test_a_text_is_sent_as_it_is_written(sent):
     done = send(sent, COUNT)
     [request] = done.requests
     assert body(sent, done) == "## Motivation\n\nLate.\n"
-    assert request.parts[-1].subject == "[Fix] Count once more"
+    assert request.draft.title == "[Fix] Count once more"
     message = git(sent, "show", "--no-patch", "--format=%B", request.tip)
     assert message.startswith("[Fix] Count once more\n\nWhy: without it a user saw")
 
@@ -304,36 +292,24 @@ def test_the_command_writes_title_and_text(sent, tmp_path, tool, monkeypatch):
     assert code == 1 and "[no-sglang]" in err
 
 
-# Pending patches whose pull requests are not written yet: the tool makes their text of the header.
-WITHOUT_DRAFT = {
-    "gdn/offset-projections-in-64-bits",
-    "gdn/offset-states-in-64-bits",
-    "mamba2/offset-rows-in-64-bits",
-    "memory-saver/pause-int8-states",
-    "moe/return-routed-experts-of-own-rank",
-    "weights/complete-parted-projections",
-}
+RFC = "rfc.md"  # what is posted before a part of the drafts
+CONFIGS = "moe/add-expert-configs"
 
 
 def test_the_projects_own_additions_belong_to_pending_patches():
-    """Each Pending patch of the newest pin that has a draft, and each step to one, brings a test
-    upstream would take, and nothing else lies in pull-requests/."""
+    """Each Pending patch of the newest pin has a draft. It and each draft without a patch bring a
+    test upstream would take, and nothing else lies in pull-requests/ than the RFC."""
     newest, folder = pins.load(ROOT).all[-1], ROOT / pull_requests.FOLDER
-    queue = pull_requests.with_steps(ROOT, load_queue(ROOT), newest)
-    pending = {
-        queue.base(patch.name).removesuffix(".patch")
-        for patch in queue.select(newest.version)
-        if queue.header(patch.name).get("Upstream-Status") == "Pending"
-    }
+    every = pull_requests.drafts(ROOT, load_queue(ROOT), newest)
+    pending = {name for name, draft in every.items() if draft.is_pending}
     there = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
-    files = [path for path in there if path.is_file()]
+    files = [path for path in there if path.is_file() and path != folder / RFC]
     names = {file: file.relative_to(folder).as_posix().split("/", 2) for file in files}
-    drafted = pending - WITHOUT_DRAFT
-    assert pending >= WITHOUT_DRAFT
-    assert {"/".join(name[:2]) for name in names.values()} == drafted
+    assert {"/".join(name[:2]) for name in names.values()} == pending
     tests = {file: name for file, name in names.items() if name[2].startswith("test/")}
     edits = [name for file, name in names.items() if "\n+++ b/test/" in file.read_text()]
-    assert {"/".join(name[:2]) for name in [*tests.values(), *edits]} == drafted
+    tested = {"/".join(name[:2]) for name in [*tests.values(), *edits]}
+    assert tested == pending - {CONFIGS}, "configs alone bring no code"
     for file, (_, _, inner) in tests.items():
         text = file.read_text()
         assert inner.startswith("test/registered/unit/") and "register_cpu_ci(" in text
@@ -352,9 +328,11 @@ def unwrapped(tree: ast.Module) -> ast.Module:
     return tree
 
 
-# kernels of the overlay that read upstream's tables there, and what launches them
-ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph"}
 BROUGHT = {file.stem: file for file in (ROOT / "pull-requests").rglob("python/**/[!_]*.py")}
+
+
+# what captures on the static tables that upstream has, and the overlay does on its own
+ON_TABLES_OF_UPSTREAM = {"ssd_varlen", "mamba2_prefill_graph", "gdn_prefill_graph"}
 
 
 @pytest.mark.parametrize("name", sorted(BROUGHT.keys() - ON_TABLES_OF_UPSTREAM))
@@ -366,3 +344,11 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(name):
         {node.name: ast.dump(node) for node in body if hasattr(node, "name")} for body in bodies
     )
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE
+
+
+def test_configs_of_experts_are_the_overlays_own():
+    configs = [*(ROOT / "pull-requests" / CONFIGS).rglob("*.json")]
+    assert configs
+    for file in configs:
+        [overlay] = (ROOT / "overlay").rglob(file.name)
+        assert file.read_bytes() == overlay.read_bytes()

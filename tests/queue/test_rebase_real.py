@@ -18,16 +18,16 @@ import pytest
 from fakes import ROOT
 from packaging.version import Version
 
-from patchqueue.applying import quilt
 from patchqueue.applying.apply import load_queue
 from patchqueue.applying.context import edits, unified
 from patchqueue.applying.selection import Selection, select
 from patchqueue.applying.worktree import write_patches
+from patchqueue.files.tree import hash_python, list_folder
+from patchqueue.handover import rebase
+from patchqueue.handover.forecast import Stages
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.queue.patchfile import split
-from patchqueue.rebasing import rebase
-from patchqueue.rebasing.forecast import Stages
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 
@@ -142,7 +142,7 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path):
     assert not (root / "work/rebase-0.5.18").exists()
 
 
-def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
+def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path):
     """On 0.5.23, whose queue has files with many equal lines."""
     queue, pin = load_queue(ROOT), pins.load(ROOT).all[-1]
     stages = Stages(queue, pin)
@@ -151,12 +151,11 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
     patches = selection.patches
     planned = selection.plan(stages.pristine.read, stages.pristine.origin)
     write_patches(tmp_path, planned.stack)
-    engine = quilt.find(CACHE)
-    while (done := engine.run(tmp_path, "push", "--fuzz=0")).returncode == 0:
+    while (done := fakes.quilt(tmp_path, "push", "--fuzz=0")).returncode == 0:
         assert b"(offset" not in done.stdout and b"fuzz" not in done.stdout, (
             "it has the release's own lines"
         )
-        engine.run(tmp_path, "refresh", *fakes.QUILT_FORM)
+        fakes.quilt(tmp_path, "refresh", *fakes.QUILT_FORM)
     written = {
         patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches
     }
@@ -165,3 +164,13 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, quilt_home):
         and {patch.name: unified(*stages.of[queue.base(patch.name)]) for patch in patches}
         == written
     )
+
+
+@pytest.mark.parametrize("pin", pins.load(ROOT).all, ids=lambda pin: pin.tag)
+def test_quilt_makes_the_pinned_tree(pin, tmp_path):
+    pristine = source.fetch(pin, None)
+    pristine.unpack(tmp_path)
+    stack = select(load_queue(ROOT), pin).plan(pristine.read, pristine.origin).stack
+    write_patches(tmp_path, stack)
+    fakes.quilt(tmp_path, "push", "-a", "--fuzz=0")
+    assert hash_python(list_folder(tmp_path)) == pin.patched

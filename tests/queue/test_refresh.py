@@ -11,21 +11,17 @@ import pytest
 from fakes import RUNNER, TAG, numbered
 from test_install import killed_at
 
-from patchqueue.applying import quilt, worktree
-from patchqueue.applying.apply import apply
+from patchqueue.applying import worktree
+from patchqueue.applying.apply import apply, new
 from patchqueue.applying.check import check
-from patchqueue.applying.refresh import new, refresh
+from patchqueue.applying.refresh import refresh
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.upstream import pins, source
+from patchqueue.upstream import pins
 
 COUNT, CUT = f"patches/{fakes.COUNT}", f"patches/{fakes.CUT}"
 TREES, VERSION = "upstream/pins.toml", "python/sglang/version.py"
 STEPS, SHORT = "python/sglang/srt/steps/__init__.py", "python/sglang/srt/cut.py"
-
-
-def engine() -> quilt.Quilt:
-    return quilt.find(source.cache_folder())
 
 
 def run(project, add: bool = False, tag: str = TAG):
@@ -76,7 +72,7 @@ def test_add_takes_it_into_the_top_patch(applied):
 
 
 def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
-    engine().run(applied.tree, "pop")
+    fakes.quilt(applied.tree, "pop")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
     edit(applied.tree / CUT, " four = 4", " four = 5")
     problem = fakes.problem_of(run, applied)
@@ -116,16 +112,16 @@ def test_a_dropped_patch_takes_its_overlay_along(applied):
 
 
 def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
-    engine().run(applied.tree, "pop")
+    fakes.quilt(applied.tree, "pop")
     (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
     applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
     assert run(applied)[0] == []
-    assert quilt.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
+    assert worktree.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
-    engine().run(applied.tree, "pop")
+    fakes.quilt(applied.tree, "pop")
     file.write_text(fakes.header())
     assert run(applied)[0] == []
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
@@ -177,8 +173,8 @@ def test_what_cannot_come_back_is_refused_and_kept(applied, change, name):
 
 def test_a_new_patch_from_start_to_apply(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
-    assert quilt.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
-    engine().run(applied.tree, "add", VERSION)
+    assert worktree.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
+    fakes.quilt(applied.tree, "add", VERSION)
     edit(applied.tree / VERSION, "9.9.1", "9.9.1-mine")
     written, report = run(applied)
     assert paths(written) == ["patches/steps/say-version.patch", "series", TREES]
@@ -204,19 +200,21 @@ def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
         if not killed_at(number, root, lambda: new(root, applied.pin, "steps/say-more")):
             break
         with worktree.WorkTree(root, TAG).locked():
-            assert set(quilt.listed(root / "work" / TAG)) == set(quilt.applied(root / "work" / TAG))
+            assert set(worktree.listed(root / "work" / TAG)) == set(
+                worktree.applied(root / "work" / TAG)
+            )
         new(root, applied.pin, "steps/say-more")
         number += 1
         assert tree_state(root) == tree_state(tmp_path / "copy-0"), f"step {number}"
     assert number > 5
     assert tree_state(root) == tree_state(tmp_path / "copy-0")
-    engine().run(root / "work" / TAG, "pop")
+    fakes.quilt(root / "work" / TAG, "pop")
 
 
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
-    engine().run(applied.tree, "pop")
+    fakes.quilt(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")
-    engine().run(applied.tree, "add", VERSION)
+    fakes.quilt(applied.tree, "add", VERSION)
     with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
         new(applied.root, applied.pin, "steps/in-between")
     edit(applied.tree / VERSION, "9.9.1", "9.9.3")

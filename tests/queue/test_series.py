@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import COUNT, CUT, RUNNER, numbered, patch_text, variant_text
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -68,57 +68,9 @@ def test_guards(guard, version, taken):
     assert entry.is_for(Version(version)) is taken
 
 
-SAMPLE = sorted(
-    Version(f"{major}.{minor}.{micro}{end}")
-    for major in (0, 1)
-    for minor in (0, 4, 5, 6)
-    for micro in (0, 7, 8, 9, 10, 11)
-    for end in ("rc1", "", ".post1", ".post2", ".1")
-)
-VERSIONS = st.sampled_from(
-    ["0.5.8", "0.5.9", "0.5.9.post1", "0.5.10rc1", "0.5.10", "0.5.11", "0.6.0", "0.5", "0.5.0"]
-)
-CLAUSES = st.one_of(
-    st.builds("{}{}".format, st.sampled_from([">=", "<=", ">", "<", "==", "!="]), VERSIONS),
-    st.builds(
-        "{}{}.*".format,
-        st.sampled_from(["==", "!="]),
-        st.sampled_from(["0.5.8", "0.5.9", "0.5.10", "0.5"]),
-    ),
-    st.sampled_from(["~=0.5.9", "~=0.5.9.post1", "~=0.5"]),
-)
-GUARDS = st.lists(CLAUSES, min_size=1, max_size=3).map(",".join)
-
-
-@settings(max_examples=100)
-@given(first=GUARDS, second=GUARDS)
-def test_overlap_is_found_exactly_where_there_is_one(first, second):
-    (a, b, _), problems = series.parse(
-        f"a/b.patch # {first}\na/b@1.patch # {second}\nc/d.patch # {first}\n"
-    )
-    assert problems == []
-    both = [version for version in SAMPLE if a.is_for(version) and b.is_for(version)]
-    found = series.overlapping([a, b])
-    assert bool(found) == bool(both)
-    for one, other, version in found:
-        assert one.is_for(version) and other.is_for(version)
-
-
-@pytest.mark.parametrize(
-    ("guard", "version"),
-    [(">=0.5.9,!=0.5.9,<0.5.9.post2", "0.5.9.post1"), (">0.5.9.post2,<0.5.9.1", "0.5.9.post9")],
-)
-def test_an_overlap_in_post_releases_alone_is_found(guard, version):
-    """As 0.5.12 has one that is pinned and two that are not: no bound of these guards is in
-    both."""
-    (a, b), problems = series.parse(f"a/b.patch # {guard}\na/b@1.patch # {guard}\n")
-    assert problems == [] and series.overlapping([a, b]) == [(a, b, Version(version))]
-
-
 @given(st.text(alphabet="ab/.@# \n\r\t<>=0.5*,p-", max_size=80))
 def test_no_text_makes_parsing_raise(text):
-    entries, _ = series.parse(text)
-    series.overlapping(entries)
+    series.parse(text)
 
 
 def test_a_selection_belongs_to_who_asked_and_a_changed_queue_selects_anew(project):

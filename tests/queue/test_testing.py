@@ -26,10 +26,15 @@ def ran(project, monkeypatch, tool):
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
     monkeypatch.setattr(testing, "test_tool", lambda root: done.append("tool") or 0)
+
+    def test_release(_, release, *words):
+        done.append(release.pin.tag)
+        return 0, ""
+
     empty = testing.Environment(project.root, {})
     ready = testing.Prepared(project.pin, project.root, empty, False)
     monkeypatch.setattr(testing, "prepare", lambda *_: ready)
-    monkeypatch.setattr(testing, "test_release", lambda _, one, *__: done.append(one.pin.tag) or 0)
+    monkeypatch.setattr(testing, "test_release", test_release)
 
     def call(*words: str) -> tuple[int, str, list[str]]:
         code, out, _ = tool(project, "test", *words)
@@ -109,14 +114,16 @@ def pythons(project, monkeypatch):
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons, capfd):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; exit 3')
     prepared = testing.prepare(project.root, project.pin)
-    code = testing.test_release(project.root, prepared, ["-k", "steps"], 1)
-    assert (code, prepared.as_it_stands) == (3, False)
-    said = capfd.readouterr().out
-    assert said == f"-m pytest {project.root}/tests/revision -k steps threads=1\n"
+    said = testing.test_release(project.root, prepared, ["-k", "steps"], 1, is_shown=True)
+    assert (said, prepared.as_it_stands) == ((3, ""), False)
+    assert capfd.readouterr().out == f"-m pytest {project.root}/tests/revision -k steps threads=1\n"
 
 
-def test_each_release_is_tested_and_a_failed_one_is_named(pythons, capfd):
-    project = pythons("[ $PATCHQUEUE_REVISION = 9.9.1 ] && echo first || { echo second; exit 1; }")
+def test_releases_are_tested_in_parallel_and_a_failed_one_is_named(pythons, tmp_path, capfd):
+    """And what they print is kept apart, though the first ends last."""
+    wait = f"until [ -e {tmp_path}/second ]; do sleep 0.01; done; echo first"
+    other = f"echo second; >{tmp_path}/second; exit 1"
+    project = pythons(f"if [ $PATCHQUEUE_REVISION = 9.9.1 ]; then {wait}; else {other}; fi")
     project.release("9.9.3")
     project.place()
     project.write("upstream/locks/9.9.3.txt", "")

@@ -12,7 +12,7 @@ from fakes import ROOT, contents
 
 from bundle import untouched
 from patchqueue.files.tree import hash_python, list_package
-from patchqueue.wheels import build
+from patchqueue.wheels import Target, build
 
 OVERLAY = "sglang/srt/steps/__init__.py"
 
@@ -26,9 +26,7 @@ def maker(monkeypatch):
 @pytest.fixture
 def patched(project, tmp_path):
     """The unpacked patched wheel, and what is laid beside it."""
-    built = build.build(
-        project.root, project.pin, build.Target("3.12", "x86_64"), None, tmp_path / "dist"
-    )
+    built = build(project.root, project.pin, Target("3.12", "x86_64"), None, tmp_path / "dist")
     with zipfile.ZipFile(built.path) as wheel:
         wheel.extractall(tmp_path / "tree")
     return tmp_path / "tree", untouched.lay(built, tmp_path / "laid")

@@ -1,7 +1,7 @@
-"""Apply the queue to one pinned release, take it off again, and prove the result.
+"""Apply the queue to one pinned release, and take it off again.
 
-pin -> source -> selected patches -> strict replay -> build aside with quilt -> compare with the
-replay, byte for byte -> record -> rename into work/<tag>/.
+pin -> source -> selected patches -> strict replay -> build aside, a quilt tree -> record -> rename
+into work/<tag>/.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.tree import LAID, LISTING, ROOTS, differing, hash_python, list_folder
+from ..files.tree import LAID, LISTING, differing, hash_python, list_folder
 from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
-from ..queue.lint import lint
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from . import own_changes
-from . import quilt as quilts
+from . import own_changes, worktree
 from .matching import listing_with
 from .selection import Finding, Plan, Selection, probe, select
-from .worktree import RECORD, Inspection, State, WorkTree, write_patches
+from .worktree import RECORD, Inspection, State, WorkTree, foreign
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def load_queue(root: Path, only: str = "") -> Queue:
     """The queue below `root`. Raises Refused with every problem that lint finds."""
     finish_writing(root)
     queue, problems = series.read(root)
-    problems += lint(root, queue)
+    problems += series.lint(root, queue)
     if problems:
         raise Refused(problems)
     return queue.only(only)
@@ -77,13 +75,12 @@ def apply(
     pristine = source.fetch(pin, origin)
     planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder())
-    with tree.locked() as lock:
+    with tree.locked():
         inspection = tree.inspect()
         record, outcome = inspection.record, Outcome.ALREADY_APPLIED
         if inspection.state is not State.APPLIED or not planned.record.items() <= record.items():
             refuse_to_lose(tree, inspection, discard)
-            record, listing = _build(tree, pristine, planned, quilt, lock)
+            record, listing = _build(tree, pristine, planned)
             tree.finish(listing)
             outcome = Outcome.APPLIED
     rows = tuple(_rows(selection, pristine, outcome))
@@ -91,11 +88,10 @@ def apply(
 
 
 def unapply(root: Path, pin: Pin) -> Report:
-    """Take every patch and overlay file off work/<tag>/ with `quilt pop -a`, and check that the
-    pristine tree is back."""
+    """Take every patch and overlay file off work/<tag>/, and check that the pristine tree is
+    back."""
     tree = WorkTree(root, pin.tag)
-    quilt = quilts.find(source.cache_folder())
-    with tree.locked() as lock:
+    with tree.locked():
         inspection = tree.inspect()
         if inspection.state is State.ABSENT:
             raise no_tree(pin)
@@ -105,12 +101,7 @@ def unapply(root: Path, pin: Pin) -> Report:
         aside = tree.start(copy=True)
         for name in (LISTING, LAID):
             (aside / name).unlink(missing_ok=True)
-        quilt.run(aside, "pop", "-a", lock=lock)
-        # quilt leaves an overlay package's folder behind, and Python would still import that
-        inside = (path for root in ROOTS for path in (aside / root).rglob("*"))
-        for folder in sorted((path for path in inside if path.is_dir()), reverse=True):
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        worktree.pop(aside)
         listing = list_folder(aside)
         if hash_python(listing) != inspection.record["tree"]["before"]:
             what = "popping every patch did not bring the pristine tree back"
@@ -118,6 +109,51 @@ def unapply(root: Path, pin: Pin) -> Report:
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, (), record=inspection.record)
+
+
+def new(root: Path, pin: Pin, name: str) -> Path:
+    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
+    at refresh.
+
+    Raises Refused for a name that is not topic/verb-object, or one that the series has.
+    """
+    patch = name.removesuffix(".patch") + ".patch"
+    finish_writing(root)
+    _refuse_name(root, name, patch)
+    tree = WorkTree(root, pin.tag)
+    with tree.locked():
+        state = tree.inspect().state
+    if state in (State.ABSENT, State.UNAPPLIED):
+        apply(root, pin, None)
+    with tree.locked():
+        if tree.inspect().state is State.FOREIGN:
+            raise foreign(pin)
+        file = tree.path / "patches" / patch
+        if not worktree.is_begun(tree.path, patch):
+            if patch in worktree.listed(tree.path) or file.exists():
+                what = f"{patch} is in the tree already"
+                raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
+            if lost := set(worktree.applied(tree.path)) - {*worktree.listed(tree.path)}:
+                what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
+                step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
+                raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
+            worktree.begin_patch(tree.start(copy=True), patch)
+            tree.finish(tree.finished_listing())
+        # of a new topic: `quilt header -e` makes none
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def _refuse_name(root: Path, name: str, patch: str) -> None:
+    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
+    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
+    if patch in (entry.name for entry in entries):
+        what, step = f"{patch} is listed already", "choose another name"
+        raise Refused.of("duplicate", series.FILE.name, what, step)
+    if "@" in patch or series.parse(f"{patch}  # >=0")[1]:  # refresh names variants
+        what = "is not like topic/verb-object, in small letters"
+        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
+        raise Refused.of("bad-path", repr(name), what, step)
 
 
 def no_tree(pin: Pin) -> Refused:
@@ -139,7 +175,7 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
         raise Refused.of("foreign-tree", where, "is there, but this tool did not make it", step)
     if inspection.state is not State.CHANGED:
         return
-    popped = len(inspection.record["patches"]) - len(quilts.applied(tree.path))
+    popped = len(inspection.record["patches"]) - len(worktree.applied(tree.path))
     if popped and not inspection.edited_patches:
         what = f"misses patches that were popped: {popped} of {len(inspection.record['patches'])}"
         step = f"{to_type('quilt', tree.tag, 'push -a')}, or {again}"
@@ -151,19 +187,13 @@ def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> Non
 
 
 def _build(
-    tree: WorkTree, pristine: Source, planned: Plan, quilt: quilts.Quilt, lock: int
+    tree: WorkTree, pristine: Source, planned: Plan
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Unpack, push, compare: the tree aside is right in every byte when this returns its record and
-    listing."""
-    aside, stack = tree.start(), planned.stack
+    """Build the tree aside; its record and its listing."""
+    aside = tree.start()
     before = pristine.unpack(aside)
-    write_patches(aside, stack)
-    if stack:
-        quilt.run(aside, "push", "-a", "--fuzz=0", lock=lock)
-    expected, after = listing_with(before, planned.files), list_folder(aside)
-    if quilts.applied(aside) != list(stack) or after != expected:
-        what = f"quilt and the replay made different files: {some(differing(after, expected))}"
-        raise Refused.of("engines-disagree", tree.tag, what, "report this")
+    worktree.push(aside, planned.stack, planned.layers)
+    after = listing_with(before, planned.files)
     record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:

@@ -7,13 +7,14 @@ patch or git.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
 
 from ..files.tree import sha256
 from ..outcome import Outcome, Problem, to_type
-from ..queue.patchfile import FileDiff, Hunk, Line, Patch, of_files
+from ..queue.patchfile import FileDiff, Hunk, Patch, of_files
 
 Read = Callable[[str], "bytes | None"]
 Files = Mapping[str, bytes]  # path in the tree -> content
@@ -21,26 +22,6 @@ Files = Mapping[str, bytes]  # path in the tree -> content
 WORST_FIRST = (Outcome.CONFLICT, Outcome.MERGED_UPSTREAM)
 AROUND = 8  # lines beside a hunk among which the rest of it is looked for
 REVERSED = {"+": "-", "-": "+", " ": " "}  # kinds of lines
-
-
-@dataclass(frozen=True)
-class Spot:
-    """One hunk of a file.
-
-    number: 1-based; lines: every line at which its text begins, behind the hunk before it.
-    """
-
-    number: int
-    hunk: Hunk
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """A file's text with every hunk that has one place, and where the hunks are."""
-
-    text: str
-    spots: tuple[Spot, ...]
 
 
 @dataclass(frozen=True)
@@ -77,24 +58,20 @@ class Replay:
         return tuple(problem for step in self.steps for problem in step.problems)
 
 
-def match(text: str, file: FileDiff) -> Match:
-    """The file's hunks on a text, each at its one place; others are left out."""
+def match(text: str, file: FileDiff) -> tuple[str, list[list[int]]]:
+    """The text with every hunk that has one place; and, for each hunk, every line (1-based) at
+    which its text begins, behind the hunk before it."""
     result: list[str] = []
     done = 0  # characters of the old text that are in the result
-    spots = []
-    for number, hunk in enumerate(file.hunks, 1):
+    places = []
+    for hunk in file.hunks:
         old = "".join(hunk.old)
         offsets = list(find(text, old, done))
-        spots.append(Spot(number, hunk, tuple(line_at(text, offset) for offset in offsets)))
+        places.append([line_at(text, offset) for offset in offsets])
         if len(offsets) == 1:
             result += [text[done : offsets[0]], *hunk.new]
             done = offsets[0] + len(old)
-    return Match("".join([*result, text[done:]]), tuple(spots))
-
-
-def places(text: str, lines: str) -> list[int]:
-    """Every line (1-based) at which `lines` are in `text`."""
-    return [line_at(text, offset) for offset in find(text, lines, 0)]
+    return "".join([*result, text[done:]]), places
 
 
 def find(text: str, lines: str, begin: int) -> Iterator[int]:
@@ -116,8 +93,12 @@ def line_at(text: str, offset: int) -> int:
 
 def split_lines(text: str) -> list[str]:
     """Lines by \\n alone (str.splitlines also cuts at form feeds and carriage returns)."""
-    parts = text.split("\n")
-    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return list(io.StringIO(text))
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file; bytes that are no UTF-8 are kept."""
+    return content.decode("utf-8", "surrogateescape")
 
 
 def in_front(files: Mapping[str, bytes], read: Read) -> Read:
@@ -134,32 +115,22 @@ def apply_patch(patch: Patch, read: Read) -> Row:
         content = read(file.path)
         if content is None:
             return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        matched = match(content.decode("utf-8", "surrogateescape"), file)
-        bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
-        if bad:
-            first = next((line.text for line in bad.hunk.lines if line.kind != " "), "")
-            where = f"at {len(bad.lines)} places"
-            if not bad.lines:
-                where = f"nowhere; it begins {first.strip()[:60]!r}"
-            why = f"{file.path}: hunk {bad.number} fits {where}"
-            return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
-        lines += [spot.lines[0] for spot in matched.spots]
-        before[file.path], after[file.path] = (
-            content,
-            matched.text.encode("utf-8", "surrogateescape"),
-        )
+        text, places = match(text_of(content), file)
+        for number, (hunk, starts) in enumerate(zip(file.hunks, places), 1):
+            if len(starts) != 1:
+                begin = hunk.changed[0][1:].strip()[:60]
+                where = f"at {len(starts)} places" if starts else f"nowhere; it begins {begin!r}"
+                why = f"{file.path}: hunk {number} fits {where}"
+                return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(starts) > 1)
+            lines += starts
+        before[file.path], after[file.path] = content, text.encode("utf-8", "surrogateescape")
     return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
 
 
 def inverted(file: FileDiff) -> FileDiff:
-    """The diff that takes a file's hunks off again, each where it was applied."""
+    """The diff that takes a file's hunks off again, wherever their new text is."""
     hunks = (
-        replace(
-            hunk,
-            old_start=hunk.new_start,
-            new_start=hunk.old_start,
-            lines=tuple(Line(REVERSED[line.kind], line.text) for line in hunk.lines),
-        )
+        replace(hunk, lines=tuple(f"{REVERSED[line[0]]}{line[1:]}" for line in hunk.lines))
         for hunk in file.hunks
     )
     return replace(file, hunks=tuple(hunks))
@@ -227,29 +198,32 @@ def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[
             step = edited or "correct the guard, or the path"
             yield Problem(str(Outcome.CONFLICT), at, what, step)
             continue
-        text = content.decode("utf-8", "surrogateescape")
-        for spot in match(text, file).spots:
-            if len(spot.lines) != 1:
-                yield _misfit(text, spot, f"{at}: hunk {spot.number}", where, edited)
+        text = text_of(content)
+        for number, (hunk, places) in enumerate(zip(file.hunks, match(text, file)[1]), 1):
+            if len(places) != 1:
+                step = (
+                    edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
+                )
+                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
+                yield _misfit(text, hunk, places, problem, bool(edited))
 
 
-def _misfit(text: str, spot: Spot, where: str, tag: str, edited: str) -> Problem:
-    """Why a hunk does not apply; the problem has an outcome's name."""
-    hunk, conflict = spot.hunk, str(Outcome.CONFLICT)
-    if spot.lines:
-        shown = ", ".join(map(str, spot.lines[:5])) + (" …" if len(spot.lines) > 5 else "")
-        what = f"its text is at {len(spot.lines)} places: lines {shown}"
+def _misfit(
+    text: str, hunk: Hunk, places: Sequence[int], problem: Problem, is_edited: bool
+) -> Problem:
+    """The problem with the reason why a hunk does not apply; it has an outcome's name."""
+    if places:
+        shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
+        what = f"its text is at {len(places)} places: lines {shown}"
         step = "change what tells them apart, so that its text is at one place"
-        return Problem(conflict, where, what, edited or step)
-    step = edited or f"{to_type('rebase', tag)} shows both sides; or correct the guard"
-    if not edited and places(text, "".join(hunk.old)):
+        return replace(problem, what=what, hint=problem.hint if is_edited else step)
+    if not is_edited and [*find(text, "".join(hunk.old), 0)]:
         what = "its text is before the end of the hunk that comes first"
-        return Problem(conflict, where, what, step)
-    if not edited and hunk.new != hunk.old and places(text, "".join(hunk.new)):
-        what = "the tree has this change already"
-        step = "end the guard before this release"
-        return Problem(str(Outcome.MERGED_UPSTREAM), where, what, step)
-    return Problem(conflict, where, _both_sides(split_lines(text), hunk.old), step)
+        return replace(problem, what=what)
+    if not is_edited and hunk.new != hunk.old and [*find(text, "".join(hunk.new), 0)]:
+        what, step = "the tree has this change already", "end the guard before this release"
+        return replace(problem, name=str(Outcome.MERGED_UPSTREAM), what=what, hint=step)
+    return replace(problem, what=_both_sides(split_lines(text), hunk.old))
 
 
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
@@ -270,20 +244,12 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where most of the wanted lines are, in order and without a gap, 0-based; the first of these
-    places. Blank lines count for little. Where none is there, the place of the line that is most
-    like the longest one."""
-    weights = [1.0 if line.strip() else 0.01 for line in searched]
-    scores: dict[int, float] = {}
-    numbers: dict[str, list[int]] = {}
-    for number, line in enumerate(searched):
-        numbers.setdefault(line, []).append(number)
-    for at, line in enumerate(lines):
-        for number in numbers.get(line, ()):
-            scores[at - number] = scores.get(at - number, 0) + weights[number]
-    fitting = {start: score for start, score in scores.items() if start >= 0}
-    if max(fitting.values(), default=0) < 1 and searched:
-        wanted = max(searched, key=len)
-        for alike in get_close_matches(wanted, lines, 1):
-            return max(0, lines.index(alike) - searched.index(wanted))
-    return max(fitting, key=lambda start: (fitting[start], -start)) if fitting else 0
+    """Where the lines begin of which most are there without a gap, 0-based. Blank lines alone do
+    not count. Where none is there, the place of the line that is most like the longest one."""
+    matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
+    block = matcher.find_longest_match()
+    if not block.size and searched:
+        longest = max(searched, key=len)
+        for alike in get_close_matches(longest, lines, 1):
+            return max(0, lines.index(alike) - searched.index(longest))
+    return max(0, block.a - block.b)

@@ -11,26 +11,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from ..files import atomic
 from ..files.tree import differing, sha256
-from ..outcome import Refused, some, to_type
+from ..outcome import Outcome, Refused, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
-from ..queue.patchfile import Patch, of_files
-from ..queue.series import PROVENANCE, Entry, Queue
+from ..queue.patchfile import Patch
+from ..queue.series import OVERLAY_PATCH, PROVENANCE, Entry, Queue
 from ..upstream import pins as pinning
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
 from ..upstream.source import Source
-from . import quilt as quilts
+from . import worktree
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import fitted, one_text, rendered
-from .matching import Row, apply_patch, in_front, listing_with, replay
-from .selection import Plan, Selection
-from .worktree import State, TreeEdits, WorkTree, foreign, read_edits, read_record
+from .context import rendered, shared, unified
+from .matching import Row, apply_patch, in_front, listing_with, misfits, replay
+from .selection import Selection
+from .worktree import State, WorkTree, content, foreign, listed, lowest, read_record
 
 LOG = logging.getLogger(__name__)
 
@@ -43,61 +48,6 @@ Upstream-Status: Pending
 Probe: TODO
 Test: TODO
 """
-
-
-def new(root: Path, pin: Pin, name: str) -> Path:
-    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
-    at refresh.
-
-    Raises Refused for a name that is not topic/verb-object, or one that the series has.
-    """
-    patch = name.removesuffix(".patch") + ".patch"
-    finish_writing(root)
-    _refuse_name(root, pin, name, patch)
-    tree = WorkTree(root, pin.tag)
-    with tree.locked():
-        state = tree.inspect().state
-    if state in (State.ABSENT, State.UNAPPLIED):
-        apply(root, pin, None)
-    with tree.locked() as lock:
-        if tree.inspect().state is State.FOREIGN:
-            raise foreign(pin)
-        file = tree.path / "patches" / patch
-        if not quilts.is_begun(tree.path, patch):
-            if patch in quilts.listed(tree.path) or file.exists():
-                what = f"{patch} is in the tree already"
-                raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
-            if lost := set(quilts.applied(tree.path)) - {*quilts.listed(tree.path)}:
-                what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
-                step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
-                raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
-            # beside the tree: a killed `quilt new` leaves half a series, or a patch that is listed
-            # and not applied
-            quilts.find(source.cache_folder()).run(tree.start(copy=True), "new", patch, lock=lock)
-            tree.finish(tree.finished_listing())
-        # of a new topic: `quilt header -e` makes none
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return file
-
-
-def _refuse_name(root: Path, pin: Pin, name: str, patch: str) -> None:
-    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
-    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
-    if patch in (entry.name for entry in entries):
-        raise Refused.of(
-            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
-        )
-    if "@" in patch:
-        what = "names a variant, which `new` does not start"
-        step = (
-            f"edit the patch in work/{pin.tag}: {to_type('refresh', pin.tag)} writes a variant"
-            " where its text does not fit every release"
-        )
-        raise Refused.of("bad-path", repr(name), what, step)
-    if series.parse(f"{patch}  # >=0")[1]:
-        what = "is not like topic/verb-object, in small letters"
-        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
-        raise Refused.of("bad-path", repr(name), what, step)
 
 
 def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], Report | None]:
@@ -114,9 +64,9 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
         pristine = _made_of(root, pin)
-        edits = read_edits(root, pin, add, pristine)
-        planned = _plan(root, pins, pin, queue, edits or TreeEdits(), pristine)
-        changes = [each for each in planned if quilts.content(root / each.path) != each.content]
+        tree = read_tree(root, pin, add, pristine) or EditedTree()
+        planned = _Refresh(root, pins, pin, queue, tree, pristine).changes()
+        changes = [each for each in planned if content(root / each.path) != each.content]
         write(root, changes)
     try:
         load_queue(root)
@@ -136,49 +86,192 @@ def _made_of(root: Path, pin: Pin) -> Source:
     return kept or source.fetch(pin, None)
 
 
-def _plan(
-    root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits, pristine: Source
-) -> list[Change]:
-    """The changes that make the queue hold what the tree holds, proved on this release. Raises
-    Refused where there are none."""
-    changes = list(_texts(root, pins, pin, queue, tree))
-    changes += _overlay(pin, queue, tree)
-    changed_queue, _ = tried(queue, changes)
-    changed_pins = [
-        other for other in pins.all if other == pin or _changes(queue, changed_queue, other)
-    ]
-    trees = {
-        other.version: Selection(changed_queue, other).patched_tree(source.fetch(other, None))
-        for other in changed_pins
-    }
-    changes += change_of(root, trees)
-    planned = Selection(changed_queue, pin).plan(pristine.read, pristine.origin)
-    expected = listing_with(pristine.listing(), planned.files)
-    newer = _moved_on(planned, tree)
-    lost = [
-        path
-        for path in differing(expected, tree.listing)
-        if path in tree.listing and path not in newer
-    ]
-    # the tree is about to be built anew from the queue: never when that would lose an edit
-    if lost:
-        what = f"the queue does not make the tree's own {' '.join(lost[:5])}"
-        add = to_type("quilt", pin.tag, "add FILE")
-        step = f"the tree stays as it is; say which patch should have the edit: {add}"
-        raise Refused.of("edits-not-kept", f"work/{pin.tag}", what, step)
-    return changes
+@dataclass(frozen=True)
+class EditedTree:
+    """The content of a tree that holds edits. layers: its patches, bottom first, popped ones too;
+    headers: their own, as the tree has them; listing: its files with all of them; record: see
+    worktree.py."""
+
+    layers: tuple[Row, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    listing: Mapping[str, str] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The patches it was made of, name -> sha256."""
+        return {patch["name"]: patch["sha256"] for patch in self.record.get("patches", ())}
 
 
-def _overlay(pin: Pin, queue: Queue, tree: TreeEdits) -> Iterator[Change]:
-    """The overlay files that were edited in the tree. Raises Refused where one was edited in the
-    queue too."""
-    for path, text in tree.overlay.items():
-        recorded, ours = tree.recorded_overlay.get(path), queue.overlay.get(path)
-        if path == PROVENANCE or recorded == sha256(text):
-            continue
-        if recorded and ours not in (None, text) and sha256(ours or b"") != recorded:
-            raise _changed_twice(pin, f"overlay/{path}")
-        yield Change(f"overlay/{path}", text, "new" if ours is None else "refreshed")
+@dataclass(frozen=True)
+class _Refresh:
+    """How the queue comes to hold what a tree holds."""
+
+    root: Path
+    pins: Pins
+    pin: Pin
+    queue: Queue
+    tree: EditedTree
+    pristine: Source
+
+    @property
+    def pinned(self) -> list[Version]:
+        return [pin.version for pin in self.pins.all]
+
+    @cached_property
+    def here(self) -> dict[str, tuple[Row, Patch]]:
+        """The queue's patches for the release, as they are applied to it."""
+        rows = Selection(self.queue, self.pin).replay(source.fetch(self.pin, None).read).steps
+        patches = self.queue.patches
+        return {
+            row.patch: (row, rendered(patches[row.patch], row))
+            for row in rows
+            if row.lines is not None
+        }
+
+    def changes(self) -> list[Change]:
+        """The changes to write, proved on this release. Raises Refused where there are none."""
+        changes = [*self._texts(), *self._overlay()]
+        changed_queue, _ = tried(self.queue, changes)
+        trees = {
+            pin.version: Selection(changed_queue, pin).patched_tree(source.fetch(pin, None))
+            for pin in self.pins.all
+            if pin == self.pin or _changes(self.queue, changed_queue, pin)
+        }
+        self._refuse_to_lose(Selection(changed_queue, self.pin))
+        return changes + change_of(self.root, trees)
+
+    def _refuse_to_lose(self, selection: Selection) -> None:
+        """The tree is about to be built anew from the queue: never when that would lose an edit."""
+        planned = selection.plan(self.pristine.read, self.pristine.origin)
+        expected = listing_with(self.pristine.listing(), planned.files)
+        now = {name: sha256(text) for name, text in planned.stack.items()}
+        # where the queue has moved on the tree is only older
+        newer = {
+            path
+            for layer in (*self.tree.layers, *planned.layers)
+            if self.tree.recorded.get(layer.patch) != now.get(layer.patch)
+            for path in layer.before
+        }
+        present = self.tree.listing
+        lost = [path for path in differing(expected, present) if path in {*present} - newer]
+        if lost:
+            what = f"the queue does not make the tree's own {' '.join(lost[:5])}"
+            add = to_type("quilt", self.pin.tag, "add FILE")
+            step = f"the tree stays as it is; say which patch should have the edit: {add}"
+            raise Refused.of("edits-not-kept", f"work/{self.pin.tag}", what, step)
+
+    def _overlay(self) -> Iterator[Change]:
+        """The overlay files that were edited in the tree. Raises Refused where one was edited in
+        the queue too."""
+        made_of = {file["path"]: file["sha256"] for file in self.tree.record.get("overlay", ())}
+        edited = {layer.patch: layer.after for layer in self.tree.layers}.get(OVERLAY_PATCH, {})
+        for path, text in edited.items():
+            recorded, ours = made_of.get(path), self.queue.overlay.get(path)
+            if not text or path == PROVENANCE or recorded == sha256(text):
+                continue
+            if recorded and ours not in (None, text) and sha256(ours or b"") != recorded:
+                raise _changed_twice(self.pin, f"overlay/{path}")
+            yield Change(f"overlay/{path}", text, "new" if ours is None else "refreshed")
+
+    def _texts(self) -> Iterator[Change]:
+        """The patches that the tree has otherwise than the queue, and what that makes of the
+        series."""
+        old = (self.root / series.FILE).read_text(encoding="utf-8")
+        lines, below, queue = Lines(old), "", self.queue
+        entries = {entry.name: entry for entry in self.queue.entries}
+        for layer in self.tree.layers:
+            name, head = layer.patch, self.tree.headers[layer.patch]
+            diff = "" if name == OVERLAY_PATCH else unified(layer.before, layer.after)
+            if not diff or (name not in entries and name in self.tree.recorded):
+                self._leave_out(name, head, diff)
+                continue
+            above, below = below, name
+            if name not in entries:
+                lines.insert(above, name, edit.guard_for(self.pin.version, self.pinned))
+                content, why = joined(head or TEMPLATE, diff), f"new, for {self.pin.tag}"
+                yield Change(f"patches/{name}", content, why)
+                continue
+            # started in the tree, its header filled in in patches/
+            if name not in self.tree.recorded and not head:
+                head = patchfile.split((self.root / "patches" / name).read_text("utf-8"))[0]
+            if self._is_edited(name, head, diff):
+                change = self._text(queue, entries[name], joined(head, diff), lines)
+                if change.path == f"patches/{name}":
+                    queue, _ = tried(queue, [change])
+                yield change
+        if lines.text != old:
+            yield Change(str(series.FILE), lines.text.encode(), "guards")
+
+    def _leave_out(self, name: str, head: str, diff: str) -> None:
+        """Say why a patch of the tree is not written. Raises Refused where an edit would be
+        lost."""
+        if name in self.here and not diff:
+            what = f"changes nothing any more in work/{self.pin.tag}"
+            step = (
+                "put the change back there; or drop the patch: delete the file and its line in"
+                f" series, then {to_type('apply', self.pin.tag, '--discard')}"
+            )
+            raise Refused.of("empty-patch", f"patches/{name}", what, step)
+        if diff and self.tree.recorded[name] != sha256(joined(head, diff)):
+            what = f"is not in the queue any more, and was edited in work/{self.pin.tag}"
+            step = (
+                "put the patch back into patches/ and series, then refresh again; or"
+                f" {to_type('apply', self.pin.tag, '--discard')}"
+            )
+            raise Refused.of("changed-twice", f"patches/{name}", what, step)
+        if diff:
+            LOG.info(f"{name} is not in the queue any more; the tree is made without it")
+        elif name != OVERLAY_PATCH:
+            LOG.info(f"{name} changes nothing yet; it stays in the tree")
+
+    def _is_edited(self, name: str, head: str, diff: str) -> bool:
+        """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
+        content, recorded = joined(head, diff), self.tree.recorded.get(name)
+        row, ours = self.here.get(name, (None, None))
+        if (ours and content == ours.content) or recorded == sha256(content):
+            return False  # the queue has a newer text
+        patch, _ = patchfile.read(name, content)
+        if row and ours and patch and head.strip() == ours.head.strip():
+            made = apply_patch(patch, row.before.get).after
+            if made == row.after:
+                return False  # the same change, as another diff writes it
+        base = self.queue.base(name)
+        variants = (
+            text for other, (_, text) in self.here.items() if self.queue.base(other) == base
+        )
+        if any(diff == variant.diff for variant in variants):
+            return False  # written already, as the release's own variant
+        if recorded and recorded != sha256(ours.content if ours else b""):
+            raise _changed_twice(self.pin, f"patches/{name}")
+        return True
+
+    def _text(self, queue: Queue, entry: Entry, content: bytes, lines: Lines) -> Change:
+        """The patch itself where its changes match on every release that it is for, with the
+        context on which they agree; else a variant."""
+        patch, _ = patchfile.read(entry.name, content)
+        served = [pin for pin in self.pins.all if pin == self.pin or entry.is_for(pin.version)]
+        if patch is None or served == [self.pin]:
+            return Change(f"patches/{entry.name}", content, "refreshed")
+        trees = {pin.tag: _below(queue, patch, pin) for pin in served}
+        tags = [tag for tag in trees if tag != self.pin.tag]
+        if text := shared(patch, [*trees.values()]):
+            why = f"refreshed, for {' '.join(tags)} too"
+            return Change(f"patches/{entry.name}", text.content, why)
+        own = trees[self.pin.tag]
+        broken = [tag for tag in tags if not shared(patch, [own, trees[tag]])] or tags
+        why = f"new variant: as it is on {self.pin.tag} it does not fit {' '.join(broken)}"
+        version, pinned = self.pin.version, self.pinned
+        return variant(queue, entry, version, pinned, lines, patch.diff, why)
+
+
+def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
+    """The files of a release that a patch changes, as they are below it."""
+    read, patches = source.fetch(pin, None).read, queue.select(pin.version)
+    number = [each.name for each in patches].index(patch.name)
+    below = in_front(replay(patches[:number], {}, read, pin.tag).files, read)
+    contents = {file.path: below(file.path) for file in patch.files}
+    return {path: content for path, content in contents.items() if content is not None}
 
 
 def _changed_twice(pin: Pin, path: str) -> Refused:
@@ -204,146 +297,80 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
     return source.is_cached(pin)
 
 
-def _moved_on(planned: Plan, tree: TreeEdits) -> set[str]:
-    """Files that the queue changes otherwise than it did when the tree was made, or changes no
-    more: there the tree is only older, not edited."""
-    now = {name: sha256(text) for name, text in planned.stack.items()}
-    newer = [
-        patch
-        for patch in planned.selection.patches
-        if tree.recorded.get(patch.name) != now[patch.name]
-    ]
-    dropped = [
-        file
-        for name, _, diff in tree.texts
-        if name in tree.recorded and name not in now
-        for file in patchfile.parse_diff(diff)
-    ]
-    overlay = {
-        path
-        for path, digest in tree.recorded_overlay.items()
-        if sha256(planned.files.get(path, b"")) != digest
-    }
-    return {PROVENANCE, *overlay} | {
-        file.path for file in (*dropped, *(file for patch in newer for file in patch.files))
-    }
+def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree | None:
+    """The content of work/<tag>/ with its popped patches; None where it holds no edits.
+
+    add: edits of files that are in no patch go into the top one. Raises Refused where an edit
+    belongs to no patch, and where a popped patch does not fit.
+    """
+    tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
+    with tree.locked():
+        inspection = tree.inspect()
+        if inspection.state is State.FOREIGN:
+            raise foreign(pin)
+        if inspection.state is not State.CHANGED:
+            return None
+        layers = worktree.layers(tree.path)
+        stray = _stray(tree.path, layers, inspection.listing, pristine)
+        popped = list(_popped(tree.path, where, layers))
+        layers += popped
+        texts = {row.patch: content(tree.path / "patches" / row.patch).decode() for row in layers}
+    if stray and not (add and layers):
+        adds, before = to_type("refresh", pin.tag, "--add"), to_type("quilt", pin.tag, "add FILE")
+        step = f"{adds} takes these into the top patch; {before} comes before an edit"
+        what = f"edited, but in no patch: {' '.join(stray)}"
+        raise Refused.of("stray-edits", where, what, step)
+    if stray:
+        original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
+        layers[-1] = replace(top, before={**top.before, **original}, after={**top.after, **stray})
+    headers = {name: patchfile.split(text)[0] for name, text in texts.items()}
+    pushed = {path: text for layer in popped for path, text in layer.after.items()}
+    listing = listing_with(inspection.listing, pushed)
+    return EditedTree(tuple(layers), headers, listing, inspection.record)
 
 
-def _texts(root: Path, pins: Pins, pin: Pin, queue: Queue, tree: TreeEdits) -> Iterator[Change]:
-    """The patches that the tree has otherwise than the queue, and what that makes of the series."""
-    old = (root / series.FILE).read_text(encoding="utf-8")
-    lines, below, pinned = Lines.of(old), "", [other.version for other in pins.all]
-    here = {
-        row.patch: (row, rendered(queue.patches[row.patch], row))
-        for row in Selection(queue, pin).replay(source.fetch(pin, None).read).steps
-        if row.lines is not None
-    }
-    entries = {entry.name: entry for entry in queue.entries}
-    for name, head, diff in tree.texts:
-        if not diff and name in here:
-            raise _undone(pin, name)
-        if not diff:
-            LOG.info(f"{name} changes nothing yet; it stays in the tree")
+def _stray(
+    tree: Path, layers: list[Row], listing: Mapping[str, str], pristine: Source
+) -> dict[str, bytes]:
+    """The edits that are in no patch, path -> content. listing: the tree's."""
+    below = lowest(layers)
+    popped = {path: digest for path, digest in listing.items() if path not in below}
+    popped = listing_with(popped, {path: text for path, text in below.items() if text})
+    stray = {}
+    for name in differing(popped, pristine.listing()):
+        file = tree / name
+        if name not in popped or file.suffix in (".orig", ".rej") or name.endswith("~"):
+            what = "is missing, or left over from an editor or a failed push"
+            step = "put it right in the tree, then refresh again"
+            raise Refused.of("stray-edits", name, what, step)
+        stray[name] = below.get(name) or content(file)
+    return stray
+
+
+def _popped(tree: Path, where: str, layers: list[Row]) -> Iterator[Row]:
+    """The patches of the tree's series that are not applied, as they would be."""
+    applied = [layer.patch for layer in layers]
+    files: dict[str, bytes] = {}
+    read = in_front(files, lambda path: content(tree / path) or None)
+    for name in listed(tree):
+        if name in applied:
             continue
-        if name not in entries and name in tree.recorded:
-            _refuse_edited(pin, tree, name, joined(head, diff))
-            LOG.info(f"{name} is not in the queue any more; the tree is made without it")
+        text = content(tree / "patches" / name)
+        diff = patchfile.split(text.decode())[1]
+        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
+            after = {
+                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
+                for file in patchfile.parse_diff(diff)
+            }
+            files |= after
+            yield Row(name, Outcome.APPLIED, "", dict.fromkeys(after, b""), after)
             continue
-        above, below = below, name
-        if name not in entries:
-            lines.insert(above, name, edit.guard_for(pin.version, pinned))
-            yield Change(f"patches/{name}", joined(head or TEMPLATE, diff), f"new, for {pin.tag}")
-            continue
-        # started in the tree, its header filled in in patches/
-        if name not in tree.recorded and not head:
-            head = patchfile.split((root / "patches" / name).read_text(encoding="utf-8"))[0]  # noqa: PLW2901
-        content = joined(head, diff)
-        if not _is_edited(queue, pin, tree, here, name, content):
-            continue
-        change = _shared(pins, pin, queue, entries[name], content, lines)
-        queue = tried(queue, [change])[0] if change.path == f"patches/{name}" else queue
-        yield change
-    if lines.text != old:
-        yield Change(str(series.FILE), lines.text.encode(), "guards")
-
-
-def _undone(pin: Pin, name: str) -> Refused:
-    what = f"changes nothing any more in work/{pin.tag}"
-    step = (
-        "put the change back there; or drop the patch: delete the file and its line in series,"
-        f" then {to_type('apply', pin.tag, '--discard')}"
-    )
-    return Refused.of("empty-patch", f"patches/{name}", what, step)
-
-
-def _refuse_edited(pin: Pin, tree: TreeEdits, name: str, content: bytes) -> None:
-    """Raise Refused where a patch that the queue has dropped was edited in the tree."""
-    if tree.recorded[name] != sha256(content):
-        what = f"is not in the queue any more, and was edited in work/{pin.tag}"
-        step = (
-            "put the patch back into patches/ and series, then refresh again; or"
-            f" {to_type('apply', pin.tag, '--discard')}"
-        )
-        raise Refused.of("changed-twice", f"patches/{name}", what, step)
-
-
-def _is_edited(
-    queue: Queue,
-    pin: Pin,
-    tree: TreeEdits,
-    here: Mapping[str, tuple[Row, Patch]],
-    name: str,
-    content: bytes,
-) -> bool:
-    """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
-    today = here[name][1].content if name in here else b""
-    if content == today or tree.recorded.get(name) == sha256(content):
-        return False  # the queue has a newer text
-    head, diff = patchfile.split(content.decode("utf-8"))
-    is_same_head = head.strip() == patchfile.split(today.decode("utf-8"))[0].strip()
-    patch, _ = patchfile.read(name, content)
-    if name in here and is_same_head and patch is not None:
-        row = here[name][0]
-        if apply_patch(patch, row.before.get).after == row.after:
-            return False  # the same change, as another diff writes it
-    base = queue.base(name)
-    if diff in (text.diff for other, (_, text) in here.items() if queue.base(other) == base):
-        return False  # written already, as the release's own variant
-    if tree.recorded.get(name, sha256(today)) != sha256(today):
-        raise _changed_twice(pin, f"patches/{name}")
-    return True
-
-
-def _shared(
-    pins: Pins, pin: Pin, queue: Queue, entry: Entry, content: bytes, lines: Lines
-) -> Change:
-    """The patch itself where its changes match on every release that it is for, with the context on
-    which they agree; else a variant."""
-    patch, _ = patchfile.read(entry.name, content)
-    others = [other for other in pins.all if other != pin and entry.is_for(other.version)]
-    if patch is None or not others:
-        return Change(f"patches/{entry.name}", content, "refreshed")
-    served = {each.version: each for each in (pin, *others)}
-    below = {version: _below(queue, patch, each) for version, each in served.items()}
-    texts = {
-        version: patch if each == pin else fitted(patch, below[version])
-        for version, each in served.items()
-    }
-    tags = [other.tag for other in others]
-    if text := one_text(texts, below):
-        why = f"refreshed, for {' '.join(tags)} too"
-        return Change(f"patches/{entry.name}", of_files(patch, text.files).content, why)
-    broken = [served[version].tag for version in sorted(served) if texts[version] is None] or tags
-    why = f"new variant: as it is on {pin.tag} it does not fit {' '.join(broken)}"
-    pinned = [other.version for other in pins.all]
-    diff = patchfile.split(content.decode("utf-8"))[1]
-    return variant(queue, entry, pin.version, pinned, lines, diff, why)
-
-
-def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
-    """The files of a release that a patch changes, as they are below it."""
-    read, patches = source.fetch(pin, None).read, queue.select(pin.version)
-    number = [each.name for each in patches].index(patch.name)
-    below = in_front(replay(patches[:number], {}, read, pin.tag).files, read)
-    contents = {file.path: below(file.path) for file in patch.files}
-    return {path: content for path, content in contents.items() if content is not None}
+        patch, problems = patchfile.read(name, text)
+        if patch is None:
+            raise Refused(problems)
+        row = apply_patch(patch, read)
+        if row.lines is None:
+            step = "correct it in the tree, or the files below it, then refresh again"
+            raise Refused(misfits(patch, read, where, step))
+        files |= row.after
+        yield row

@@ -17,13 +17,13 @@ from .. import RELEASE
 from ..files import record
 from ..files.tree import hash_python, sha256
 from ..outcome import Outcome, Problem, Refused, some, to_type
-from ..queue.header import NOT_NEEDED, ProbeLine
+from ..queue.header import NOT_NEEDED, Probe
 from ..queue.patchfile import Patch
-from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
+from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch, overlapping
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
-from .matching import Read, Replay, listing_with, replay
+from .matching import Read, Replay, Row, listing_with, replay
 
 NO_REASON = "no reason given"
 
@@ -32,14 +32,16 @@ NO_REASON = "no reason given"
 class Plan:
     """A selection on a tree, before the tree is written.
 
-    files: path -> content of every file that the selection changes or adds. stack: what quilt
-    pushes, in order: the overlay as one generated patch, then the patches, each with that tree's
-    lines and three lines of its context. record: what the tree's record says of its making.
+    files: path -> content of every file that the selection changes or adds. stack: the patches in
+    quilt's order: the overlay as one generated patch, then the others, each with that tree's lines
+    and three lines of its context. layers: what each of them makes. record: what the tree's record
+    says of its making.
     """
 
     selection: Selection
     files: dict[str, bytes]
     stack: dict[str, bytes]
+    layers: tuple[Row, ...]
     record: dict[str, Any]
 
 
@@ -108,6 +110,8 @@ class Selection:
         replayed = self._applied(read)
         rows, texts = {row.patch: row for row in replayed.steps}, self._texts
         overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
+        nothing = dict.fromkeys(self.overlay, b"")
+        new = (Row(OVERLAY_PATCH, Outcome.APPLIED, "", nothing, self.overlay),) if overlay else ()
         stack = overlay | {
             patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
         }
@@ -121,7 +125,7 @@ class Selection:
             ],
             "overlay": _digests(self.overlay),
         }
-        return Plan(self, replayed.files, stack, record)
+        return Plan(self, replayed.files, stack, (*new, *replayed.steps), record)
 
     def made(self, record: Mapping[str, Any]) -> bool:
         """Whether a tree's record is of these patches and overlay files."""
@@ -149,9 +153,12 @@ class Selection:
 def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     """The selection for a pin; without: patches that are left out, as prefill-graph/log-tree.
 
-    Raises Refused where no patch is for it, and for patches that cannot be left out.
+    Raises Refused where no patch is for it, where several variants of one are, and for patches that
+    cannot be left out.
     """
     selection = Selection(_less(queue, pin, without) if without else queue, pin)
+    if problems := overlapping(queue, pin.version):
+        raise Refused(problems)
     if not selection.patches and (queue.profile or without):
         what = "no patch for it is in the profile of --only, or all are named by --without"
         raise Refused.of("nothing-to-do", pin.tag, what, "leave --only out, or leave fewer out")
@@ -262,10 +269,11 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
 
 
-def passes(line: ProbeLine, read: Read) -> bool:
+def passes(probe: Probe, read: Read) -> bool:
     """Whether a tree passes one line of a header's Probe."""
-    content = read(line.path)
-    return content is not None and line.matches(content.decode("utf-8", "replace"))
+    path, pattern = probe
+    content = read(path)
+    return content is not None and bool(pattern.search(content.decode("utf-8", "replace")))
 
 
 def _digests(files: Mapping[str, bytes]) -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
 """work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced
-while it holds edits; and the edits in it, read from the copies that quilt keeps.
+while it holds edits; and quilt's book-keeping in it, .pc/, which this tool writes and reads itself.
 
 Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in
 work/rebase-VERSION/; other names in work/ are the user's.
@@ -11,9 +11,9 @@ import enum
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,19 @@ from msgspec import Struct
 from ..files import tree as trees
 from ..files.atomic import locked
 from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
-from ..outcome import Refused, to_type
-from ..queue import patchfile
-from ..queue.series import OVERLAY_PATCH
+from ..outcome import Outcome, Refused
 from ..upstream.pins import Pin
-from ..upstream.source import Source
-from . import quilt
-from .context import unified
-from .matching import Files, apply_patch, in_front, listing_with, misfits
+from .matching import Row
 
 RECORD = "provenance.json"
 # what the tool puts into a tree; anything else there is the user's
 OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
+APPLIED, STAMP = ".pc/applied-patches", ".timestamp"  # names that quilt gives
+QUILT_TREE = {
+    ".pc/.version": b"2\n",
+    ".pc/.quilt_patches": b"patches\n",
+    ".pc/.quilt_series": b"series\n",
+}
 IGNORED = ("__pycache__", ".pytest_cache", ".hypothesis")  # running a tree leaves these behind
 
 
@@ -135,12 +136,13 @@ class WorkTree:
         for root in ROOTS:
             compiled = sorted((self.path / root).rglob("*.so"))
             untracked += [path.relative_to(self.path).as_posix() for path in compiled]
-        folder = self.path / "patches"
         recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
+        folder = self.path / "patches"
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
         present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
-        series = (folder / "series").read_text().split() if present.pop("series", None) else []
+        present.pop("series", None)
         edited = [f"patches/{name}" for name in differing(recorded, present)]
+        series = content(folder / "series").decode("utf-8", "replace").split()
         edited += [] if series == list(recorded) else ["patches/series"]
         is_own = not untracked and not edited
         state = self._state(record, listing) if is_own else State.CHANGED
@@ -151,7 +153,7 @@ class WorkTree:
 
         Files that the tree hash does not cover are compared with the tree as it was finished.
         """
-        tree, hashes, stack = hash_python(listing), record["tree"], quilt.applied(self.path)
+        tree, hashes, stack = hash_python(listing), record["tree"], applied(self.path)
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
         if stack == [patch["name"] for patch in record["patches"]]:
@@ -191,119 +193,106 @@ def read_record(tree: Path) -> dict[str, Any] | None:
     return record
 
 
-def write_patches(tree: Path, patches: dict[str, bytes]) -> None:
+def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
     """The selected patches and quilt's series, as any quilt user expects them in a tree."""
-    for name, content in patches.items():
-        path = tree / "patches" / name
+    series = "".join(f"{name}\n" for name in patches).encode()
+    texts = {f"patches/{name}": content for name, content in patches.items()}
+    _write(tree, {**texts, "patches/series": series})
+
+
+def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
+    """Make of a pristine tree what `quilt push -a` of these patches would.
+
+    quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
+    """
+    write_patches(tree, stack)
+    applied = "".join(f"{name}\n" for name in stack).encode()
+    _write(tree, QUILT_TREE | {APPLIED: applied})
+    for layer in layers:
+        _write(tree / ".pc" / layer.patch, layer.before)
+    _write(tree, {path: content for layer in layers for path, content in layer.after.items()})
+    for layer in layers:  # last: quilt takes a file that is newer for edited
+        (tree / ".pc" / layer.patch / STAMP).touch()
+
+
+def pop(tree: Path) -> None:
+    """Make of a patched tree what `quilt pop -a` would, without the folders that are then empty."""
+    below = lowest(layers(tree))
+    _write(tree, {path: content for path, content in below.items() if content})
+    for path in (tree / path for path, content in below.items() if not content):
+        path.unlink(missing_ok=True)
+        for folder in path.parents:  # Python would import an empty package still
+            if folder == tree or any(folder.iterdir()):
+                break
+            folder.rmdir()
+    shutil.rmtree(tree / ".pc", ignore_errors=True)
+
+
+def begin_patch(tree: Path, patch: str) -> None:
+    """Put an empty patch on top, as `quilt new` does."""
+    series, stack = tree / "patches/series", applied(tree)
+    lines = series.read_text().splitlines() if series.is_file() else []
+    names = [line.partition("#")[0].split() for line in lines]
+    lines.insert(names.index(stack[-1:]) + 1 if stack else 0, patch)
+    _write(tree, {"patches/series": "".join(f"{line}\n" for line in lines).encode()})
+    _write(tree, {APPLIED: "".join(f"{name}\n" for name in (*stack, patch)).encode()})
+    (tree / ".pc" / patch).mkdir(parents=True)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    (tree / "patches").mkdir(exist_ok=True)
-    (tree / "patches/series").write_text("".join(f"{name}\n" for name in patches))
 
 
-@dataclass(frozen=True)
-class TreeEdits:
-    """The content of a tree. texts: (patch, header, diff) of each applied patch, in order; overlay:
-    its new files.
+def applied(tree: Path) -> list[str]:
+    """The patches that are applied in this tree, bottom first."""
+    return content(tree / APPLIED).decode().split("\n")[:-1]
 
-    recorded: the patches it was made of, name -> sha256, empty where it was not; recorded_overlay:
-    the overlay files, path -> sha256; listing: its files, empty likewise.
+
+def layers(tree: Path) -> list[Row]:
+    """The patches that are applied in this tree, bottom first, with what each makes now.
+
+    An edit that no `quilt refresh` has seen is one of the topmost patch that has the file.
     """
-
-    texts: tuple[tuple[str, str, str], ...] = ()
-    overlay: Files = field(default_factory=dict)
-    recorded: dict[str, str] = field(default_factory=dict)
-    recorded_overlay: dict[str, str] = field(default_factory=dict)
-    listing: dict[str, str] = field(default_factory=dict)
-
-
-def read_edits(root: Path, pin: Pin, add: bool, pristine: Source) -> TreeEdits | None:
-    """The content of work/<tag>/ with its popped patches; None where it holds no edits.
-
-    add: edits of files that are in no patch go into the top one. Raises Refused where an edit
-    belongs to no patch, and where a popped patch does not fit.
-    """
-    tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
-    with tree.locked():
-        inspection = tree.inspect()
-        if inspection.state is State.FOREIGN:
-            raise foreign(pin)
-        if inspection.state is not State.CHANGED:
-            return None
-        layers = quilt.layers(tree.path)
-        stray = _stray(tree.path, layers, inspection.listing, pristine)
-        popped = list(_popped(tree.path, where, layers))
-        layers += popped
-        files = {layer.patch: tree.path / "patches" / layer.patch for layer in layers}
-        headers = {
-            name: patchfile.split(quilt.content(file).decode())[0] for name, file in files.items()
+    top_first: list[Row] = []
+    above: dict[str, bytes] = {}
+    for patch in reversed(applied(tree)):
+        folder = tree / ".pc" / patch
+        copies = sorted(path for path in folder.rglob("*") if path.is_file())
+        before = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in copies
+            if path.name != STAMP
         }
-    if stray and not (add and layers):
-        adds, before = to_type("refresh", pin.tag, "--add"), to_type("quilt", pin.tag, "add FILE")
-        step = f"{adds} takes these into the top patch; {before} comes before an edit"
-        what = f"edited, but in no patch: {' '.join(stray)}"
-        raise Refused.of("stray-edits", where, what, step)
-    if stray:
-        original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
-        layers[-1] = replace(top, before=top.before | original, after=top.after | stray)
-    overlay = {layer.patch: layer.after for layer in layers}.get(OVERLAY_PATCH, {})
-    texts = tuple(
-        (layer.patch, headers[layer.patch], unified(layer.before, layer.after))
-        for layer in layers
-        if layer.patch != OVERLAY_PATCH
-    )
-    recorded = {patch["name"]: patch["sha256"] for patch in inspection.record["patches"]}
-    pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    new_files = {path: text for path, text in overlay.items() if text}
-    laid = {file["path"]: file["sha256"] for file in inspection.record["overlay"]}
-    return TreeEdits(texts, new_files, recorded, laid, listing_with(inspection.listing, pushed))
+        after = {path: above[path] if path in above else content(tree / path) for path in before}
+        above |= before
+        top_first.append(Row(patch, Outcome.APPLIED, "", before, after))
+    return top_first[::-1]
 
 
-def _stray(
-    tree: Path, layers: list[quilt.Layer], listing: Mapping[str, str], pristine: Source
-) -> dict[str, bytes]:
-    """The edits that are in no patch, path -> content. listing: the tree's."""
-    below = {path: text for layer in reversed(layers) for path, text in layer.before.items()}
-    popped = {path: digest for path, digest in listing.items() if path not in below}
-    popped = listing_with(popped, {path: text for path, text in below.items() if text})
-    stray = {}
-    for name in differing(popped, pristine.listing()):
-        file = tree / name
-        if name not in popped or file.suffix in (".orig", ".rej") or name.endswith("~"):
-            what = "is missing, or left over from an editor or a failed push"
-            step = "put it right in the tree, then refresh again"
-            raise Refused.of("stray-edits", name, what, step)
-        stray[name] = below.get(name) or quilt.content(file)
-    return stray
+def lowest(layers: Sequence[Row]) -> dict[str, bytes]:
+    """The files of these patches as they are below all of them; empty where there is none."""
+    return {path: text for layer in reversed(layers) for path, text in layer.before.items()}
 
 
-def _popped(tree: Path, where: str, layers: list[quilt.Layer]) -> Iterator[quilt.Layer]:
-    """The patches of the tree's series that are not applied, as they would be."""
-    applied = [layer.patch for layer in layers]
-    files: dict[str, bytes] = {}
-    read = in_front(files, lambda path: quilt.content(tree / path) or None)
-    for name in quilt.listed(tree):
-        if name in applied:
-            continue
-        text = quilt.content(tree / "patches" / name)
-        diff = patchfile.split(text.decode())[1]
-        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
-            after = {
-                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
-                for file in patchfile.parse_diff(diff)
-            }
-            files |= after
-            yield quilt.Layer(name, dict.fromkeys(after, b""), after)
-            continue
-        patch, problems = patchfile.read(name, text)
-        if patch is None:
-            raise Refused(problems)
-        row = apply_patch(patch, read)
-        if row.lines is None:
-            step = "correct it in the tree, or the files below it, then refresh again"
-            raise Refused(misfits(patch, read, where, step))
-        files |= row.after
-        yield quilt.Layer(name, dict(row.before), dict(row.after))
+def content(file: Path) -> bytes:
+    """The content of a file; empty where there is none."""
+    return file.read_bytes() if file.is_file() else b""
+
+
+def is_begun(tree: Path, patch: str) -> bool:
+    """Whether a patch is on top, and has neither a text nor a file yet."""
+    folder = tree / ".pc" / patch
+    holds = (folder.is_dir() and any(folder.iterdir())) or (tree / "patches" / patch).exists()
+    return applied(tree)[-1:] == [patch] and not holds
+
+
+def listed(tree: Path) -> list[str]:
+    """The patches of the tree's series, bottom first."""
+    lines = content(tree / "patches/series").decode().splitlines()
+    return [words[0] for line in lines if (words := line.partition("#")[0].split())]
 
 
 def foreign(pin: Pin) -> Refused:

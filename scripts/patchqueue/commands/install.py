@@ -10,8 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..install import inplace, undo
-from ..install.changes import named_tree
 from ..install.installed import Report, site_packages
+from ..install.patched import named_tree
 from ..outcome import Outcome, counted, some, to_type
 from ..queue.header import SPEED
 from . import terminal
@@ -39,56 +39,51 @@ def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
     if options.verify:
         return _verify(options)
-    chosen = (options.release, options.only, options.without)
-    if options.check:
-        return _check(options, inplace.check(options.root, options.site, *chosen))
-    report = inplace.install(options.root, options.site, options.discard, *chosen)
-    for note in report.notes:
-        OUT.print(f"note: {note}")
-    record = report.record
-    if report.outcome is Outcome.ALREADY_APPLIED:
-        OUT.print(f"already applied: sglang {record['version']} in {report.site} has this queue")
-    else:
-        OUT.print(
-            f"sglang {record['version']} in {report.site}:"
-            f" {counted(len(record['patches']) - bool(record['overlay']), 'patch', 'patches')},"
-            f" {counted(report.changed, 'file')} changed, {report.added} added,"
-            f" {time.monotonic() - started:.1f} s"
-        )
-    _show_edits(report)
-    _show_named(report)
-    version = Version(record["version"])
-    OUT.print(
-        f"next: {launch_advice(version, options.only)};"
-        f" {to_type('install', '--site-packages', report.site, '--verify')} compares every file"
-        " again"
+    report = inplace.install(
+        options.root,
+        options.site,
+        options.discard,
+        options.release,
+        options.only,
+        options.without,
+        options.check,
     )
-    for line in launch_exceptions(version, options.only):
-        OUT.print(f"  {line}")
-    return 0
-
-
-def _check(options: argparse.Namespace, report: Report) -> int:
-    for note in report.notes:
-        OUT.print(f"note: {note}")
-    version = f"sglang {report.record['version']} in {report.site}"
-    if report.outcome is Outcome.ALREADY_APPLIED:
-        OUT.print(f"{version} is patched already")
+    _show_notes(report)
+    record, already = report.record, report.outcome is Outcome.ALREADY_APPLIED
+    release, version = f"sglang {record['version']} in {report.site}", Version(record["version"])
+    if options.check and already:
+        OUT.print(f"{release} is patched already")
         return 0
-    count = len(report.record["patches"]) - bool(report.record["overlay"])
-    OUT.print(
-        f"{version}: install would apply {counted(count, 'patch', 'patches')},"
-        f" change {counted(report.changed, 'file')} and add {report.added}; nothing was written"
-    )
+    count = len(record["patches"]) - bool(record["overlay"])
+    patches, changed = counted(count, "patch", "patches"), counted(report.changed, "file")
+    if already:
+        OUT.print(f"already applied: {release} has this queue")
+    elif options.check:
+        would = f"install would apply {patches}, change {changed} and add {report.added}"
+        OUT.print(f"{release}: {would}; nothing was written")
+    else:
+        made = f"{patches}, {changed} changed, {report.added} added"
+        OUT.print(f"{release}: {made}, {time.monotonic() - started:.1f} s")
     _show_edits(report)
-    words = ["--only", options.only] if options.only else []
-    words += [word for patch in options.without for word in ("--without", patch)]
-    _say_next(report, "does that", *words)
+    if options.check:
+        words = ["--only", options.only] if options.only else []
+        words += [word for patch in options.without for word in ("--without", patch)]
+        OUT.print(f"next: {_install_in(report, *words)} does that")
+        return 0
+    _show_tree(report)
+    again = f"{_install_in(report, '--verify')} compares every file again"
+    OUT.print(f"next: {launch_advice(version, options.only)}; {again}")
+    OUT.print(*(f"  {line}\n" for line in launch_exceptions(version, options.only)), sep="", end="")
     return 0
 
 
-def _say_next(report: Report, what: str, *words: str) -> None:
-    OUT.print(f"next: {to_type('install', '--site-packages', report.site, *words)} {what}")
+def _install_in(report: Report, *words: str) -> str:
+    return to_type("install", "--site-packages", report.site, *words)
+
+
+def _show_notes(report: Report) -> None:
+    for note in report.notes:
+        OUT.print(f"note: {note}")
 
 
 def _show_edits(report: Report) -> None:
@@ -111,7 +106,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     report = inplace.uninstall(options.root, options.site, options.discard)
     if report.outcome is Outcome.ALREADY_APPLIED:
         OUT.print(f"{report.site}: {' '.join(report.notes)}")
-        _say_next(report, "patches it")
+        OUT.print(f"next: {_install_in(report)} patches it")
         return 0
     found = "as it was found" if report.record.get("edits") else "as it was"
     state = "has its own files again" if report.others else f"is {found}"
@@ -120,37 +115,33 @@ def _uninstall(options: argparse.Namespace) -> int:
         f" {counted(report.changed, 'file')} restored, {report.added} removed,"
         f" {time.monotonic() - started:.1f} s"
     )
-    if report.others:
-        OUT.print("edits of others, made since the install, were kept:")
-        OUT.print(*(f"  {name}" for name in report.others), sep="\n")
-    for note in report.notes:
-        OUT.print(f"note: {note}")
-    OUT.print(
-        f"next: start the server anew; {to_type('install', '--site-packages', report.site)} patches"
-        " it again"
-    )
+    _show_list("edits of others, made since the install, were kept:", report.others)
+    _show_notes(report)
+    OUT.print(f"next: start the server anew; {_install_in(report)} patches it again")
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
     report = inplace.verify(options.root, options.site, options.release)
     OUT.print(f"sglang {report.record['version']} in {report.site} {_state(report)}")
-    for said, names in (("before", report.before), ("since then", report.others)):
-        if names:
-            OUT.print(f"edits of others, {said} ({counted(len(names), 'file')}):")
-            OUT.print(*(f"  {name}" for name in names), sep="\n")
+    for which, names in (("before", report.before), ("since then", report.others)):
+        _show_list(f"edits of others, {which} ({counted(len(names), 'file')}):", names)
     if report.faults:
-        OUT.print(f"not as the queue made them ({counted(len(report.faults), 'file')}):")
-        OUT.print(*(f"  {name}" for name in report.faults), sep="\n")
+        files = counted(len(report.faults), "file")
+        _show_list(f"not as the queue made them ({files}):", report.faults)
         OUT.print(f"next: {report.next_step}")
         return 1
-    pristine = report.outcome is Outcome.EMPTY
-    _show_named(report)
-    if pristine:
-        _say_next(report, "patches it")
+    _show_tree(report)
+    if report.outcome is Outcome.EMPTY:
+        OUT.print(f"next: {_install_in(report)} patches it")
         return 1
     OUT.print("next: start the server; its first lines name the queue")
     return 0
+
+
+def _show_list(title: str, names: Sequence[str]) -> None:
+    if names:
+        OUT.print(title, *(f"  {name}" for name in names), sep="\n")
 
 
 def _state(report: Report) -> str:
@@ -163,7 +154,7 @@ def _state(report: Report) -> str:
     return "is patched, every file as the queue made it"
 
 
-def _show_named(report: Report) -> None:
+def _show_tree(report: Report) -> None:
     if named := named_tree(report.site):
         OUT.print(f"tree {named}, as the server's first line and --require have it")
 

@@ -54,12 +54,7 @@ OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
-@dataclass(frozen=True)
-class Argument:
-    """Names and options of one argument, as argparse takes them."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
+Argument = Callable[[Any], object]  # adds an argument to a parser, or to a group of one
 
 
 @dataclass(frozen=True)
@@ -85,20 +80,22 @@ class Command:
         )
         parser.set_defaults(run=self.run, parser=parser)
         for each in self.arguments:
-            group = parser if isinstance(each, Argument) else parser.add_mutually_exclusive_group()
-            for argument in (each,) if isinstance(each, Argument) else each:
-                group.add_argument(*argument.names, **argument.options)
+            is_group = isinstance(each, tuple)
+            group = parser.add_mutually_exclusive_group() if is_group else parser
+            for add in each if isinstance(each, tuple) else (each,):
+                add(group)
 
 
 def option(name: str, help: str, **options: Any) -> Argument:
     """An argument that takes a value. name: with what help calls the value, as "--out FILE"."""
     name, _, metavar = name.partition(" ")
-    return Argument((name,), {"help": help, **({"metavar": metavar} if metavar else {}), **options})
+    options |= {"metavar": metavar} if metavar else {}
+    return lambda group: group.add_argument(name, help=help, **options)
 
 
 def flag(name: str, help: str, **options: Any) -> Argument:
     """An option without a value."""
-    return Argument((name,), {"help": help, "action": "store_true", **options})
+    return option(name, help, action="store_true", **options)
 
 
 def releases(default: str = DEFAULT) -> Argument:
@@ -196,36 +193,11 @@ class _Lines(RichHandler):
 LINES = _Lines(console=ERR)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that names a misspelt option before it asks for one that is missing."""
-
-    _words: Sequence[str] = ()
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        options = [option for action in self._actions for option in action.option_strings]
-        words = (word.partition("=")[0] for word in self._words)
-        given = [
-            word.removeprefix("--") for word in words if word.startswith("--") and word != "--"
-        ]
-        unknown = next(
-            (name for name in given if not any(one.startswith(f"--{name}") for one in options)), ""
-        )
-        if unknown:
-            names = [option.removeprefix("--") for option in options]
-            alike = difflib.get_close_matches(unknown, names, 1)
-            message = f"there is no option --{unknown}" + (
-                f"; did you mean --{alike[0]}?" if alike else ""
-            )
-        super().error(message)
-
-
-def parser(description: str, commands: Iterable[Command], root: Path | None = None) -> Parser:
+def parser(
+    description: str, commands: Iterable[Command], root: Path | None = None
+) -> argparse.ArgumentParser:
     """The parser of some commands. root: the queue's folder; None to take it from --root."""
-    made = Parser(prog=typed_program(), description=description)
+    made = argparse.ArgumentParser(prog=typed_program(), description=description)
     if root:
         made.set_defaults(root=root)
     else:
@@ -248,7 +220,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
     os.chdir(os.environ.pop(CALLED_FROM, "."))
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        _refuse_unknown(options.parser, unknown)
     try:
         return int(options.run(options))
     except Refused as refusal:
@@ -269,6 +241,16 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         ERR.print(f"interrupted; {stop.args[0] if stop.args else state}")
         return 130
     return 1
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> NoReturn:
+    """Name the first unknown option, with a known one that is alike."""
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    if not (name := next(options, "").removeprefix("--")):
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
+    known = [one.removeprefix("--") for action in parser._actions for one in action.option_strings]
+    alike = [f"; did you mean --{each}?" for each in difflib.get_close_matches(name, known, 1)]
+    parser.error(f"there is no option --{name}{''.join(alike)}")
 
 
 def show_problems(problems: Sequence[Problem]) -> None:

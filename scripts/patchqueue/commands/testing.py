@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
@@ -35,10 +38,15 @@ def _test(options: argparse.Namespace) -> int:
     chosen = [pin for pin in chosen if pin not in without]
     names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
     OUT.print(f"to be tested: {', '.join(names)}")
-    if is_tool_tested and not _test_tool(options.root, pins):
+    if is_tool_tested and not show_check(options.root, pins.all):
         return 1
-    prepared = [testing.prepare(options.root, pin) for pin in chosen]
-    codes = [_test_release(options, each) for each in prepared]
+    with ThreadPoolExecutor(1) as meanwhile:
+        preparing = [meanwhile.submit(testing.prepare, options.root, pin) for pin in chosen]
+        if is_tool_tested and not _test_tool(options.root):
+            meanwhile.shutdown(cancel_futures=True)
+            return 1
+        prepared = [release.result() for release in preparing]
+    codes = _test_releases(options, prepared)
     for each, code in zip(prepared, codes):
         failed = Text(f"failed (pytest exit code {code})", "red")
         edits = "(the tree has edits of yours)" if each.as_it_stands else ""
@@ -62,21 +70,35 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
     return options.tool or not narrowed, chosen_releases(options, pins, default)
 
 
-def _test_tool(root: Path, pins: Pins) -> bool:
-    """Check the queue and test the tool; whether both passed."""
-    if not show_check(root, pins.all):
-        return False
+def _test_tool(root: Path) -> bool:
+    """Test the tool; whether its tests passed."""
     _begin("the tool")
     return testing.test_tool(root) == 0
 
 
-def _test_release(options: argparse.Namespace, prepared: testing.Prepared) -> int:
-    """Test one release; pytest's exit code."""
+def _test_releases(options: argparse.Namespace, prepared: Sequence[testing.Prepared]) -> list[int]:
+    """Test releases in parallel; pytest's exit codes. The output of the first is printed as it is
+    written, that of the others when those before them have ended."""
     words = ["-k", options.expression] if options.expression else []
     words += ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    _begin(prepared.pin.tag)
-    workers = 1 if options.expression else min(os.cpu_count() or 1, testing.WORKERS)
-    return testing.test_release(options.root, prepared, words, workers)
+    processors, codes = os.cpu_count() or 1, []
+    # a second process for one release imports torch and sglang once more
+    parallel = min(len(prepared), processors, testing.WORKERS) or 1
+    workers = 1 if options.expression else min(processors // parallel, testing.WORKERS)
+    with ThreadPoolExecutor(parallel) as pool:
+        runs: list[Future[tuple[int, str]]] = []
+        for each in prepared:
+            if is_first := not runs:
+                _begin(each.pin.tag)
+            test = partial(testing.test_release, options.root, each, words, workers, is_first)
+            runs.append(pool.submit(test))
+        for each, run in zip(prepared, runs):
+            code, output = run.result()
+            if run is not runs[0]:
+                _begin(each.pin.tag)
+            OUT.file.write(output)
+            codes.append(code)
+    return codes
 
 
 def _begin(title: str) -> None:

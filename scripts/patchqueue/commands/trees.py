@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +13,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..applying import quilt as quilts
-from ..applying.apply import Report, apply, no_tree, unapply
+from ..applying.apply import Report, apply, new, no_tree, unapply
 from ..applying.check import CheckReport, check, write
-from ..applying.refresh import new, refresh
+from ..applying.refresh import refresh
 from ..applying.worktree import State, WorkTree
 from ..environments.lock import compile_lock
 from ..environments.testing import lock_file
+from ..files.run import find_quilt
 from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin
@@ -78,31 +77,22 @@ def _quilt(options: argparse.Namespace) -> int:
     with tree.locked() as lock:
         if tree.inspect().state is State.ABSENT:
             raise no_tree(pin)
-        engine = quilts.find(cache_folder())
-        return subprocess.run(
-            [engine.command, *(options.arguments or ["--help"])],
-            cwd=tree.path,
-            env=engine.environment(),
-            pass_fds=(lock,),
-        ).returncode
+        words = options.arguments or ["--help"]
+        return find_quilt(cache_folder()).run(tree.path, *words, lock=lock).returncode
 
 
 def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool) -> None:
     """The tree in a line; whole: its contents, and what to type next; verbose: also the pristine
     tree's hash."""
-    record, tag = report.record, report.pin.tag
+    record, path = report.record, relative(report.path, root)
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
     counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches"
     files = counted(len(record["overlay"]), "overlay file")
-    path = terminal.relative(report.path, root)
     OUT.print(f"{path}: {again}{counts}, {files}, {seconds:.1f} s")
-    if not whole:
-        return
-    OUT.print(f"from {record['source']['name']}")
-    if verbose:
-        OUT.print(f"release {report.pin.tree}")
-    OUT.print(f"tree {record['tree']['after']}")
-    OUT.print(f"next: {to_type('build', tag)} makes its wheel")
+    if whole:
+        pristine = f"\nrelease {report.pin.tree}" if verbose else ""
+        OUT.print(f"from {record['source']['name']}{pristine}\ntree {record['tree']['after']}")
+        OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
 LOG = logging.getLogger(__name__)
@@ -173,14 +163,9 @@ def _refresh(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    names = [word for word in options.words if "/" in word]
-    if len(names) != 1 or len(options.words) > 2:
-        what = "takes one name with a slash, and at most one release"
-        raise Refused.of("bad-words", "new", what, to_type("new", "v0.5.9 topic/verb-object"))
-    options.releases = [word for word in options.words if "/" not in word]
-    (pin,) = chosen_releases(options, pins)
-    file = new(options.root, pin, names[0])
+    options.releases = [options.release] if options.release else []
+    (pin,) = chosen_releases(options, pinning.load(options.root))
+    file = new(options.root, pin, options.name)
     OUT.print(f"{relative(file, options.root)} is the top patch now")
     quilt = "`quilt" if shutil.which("quilt") else to_type("quilt", pin.tag)[:-1]
     OUT.print(f"In work/{pin.tag}: {quilt} add python/sglang/…` before you edit a file.")
@@ -188,9 +173,15 @@ def _new(options: argparse.Namespace) -> int:
     return 0
 
 
+def _patch_name(text: str) -> str:
+    """A new patch's name."""
+    if "/" not in text:
+        what = "takes one name with a slash, as topic/verb-object, and at most one release"
+        raise argparse.ArgumentTypeError(what)
+    return text
+
+
 def _pin(options: argparse.Namespace) -> int:
-    if not options.words:
-        raise Refused.of("bad-words", "pin", "which release?", to_type("pin", "0.5.24"))
     if options.lock:
         pins = pinning.load(options.root)
         for pin in [pins.find(word) for word in options.words]:
@@ -281,12 +272,8 @@ COMMANDS = (
         "start an empty patch on top of work/RELEASE/; name it topic/verb-object",
         "v0.5.9 nsa/skip-pointer-check",
         (
-            option(
-                "words WORD",
-                "the patch's name, as nsa/skip-pointer-check; before it a release, where the"
-                " default is not meant",
-                nargs="*",
-            ),
+            option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
+            option("name NAME", "the patch's name, as nsa/skip-pointer-check", type=_patch_name),
         ),
     ),
     Command(
@@ -295,7 +282,7 @@ COMMANDS = (
         "add a release to upstream/pins.toml",
         "0.5.24",
         (
-            option("words RELEASE", "a release that is not pinned yet, as 0.5.24", nargs="*"),
+            option("words RELEASE", "a release that is not pinned yet, as 0.5.24", nargs="+"),
             (
                 option(
                     "--from FOLDER",

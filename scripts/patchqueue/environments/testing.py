@@ -230,8 +230,11 @@ def prepare(root: Path, pin: Pin) -> Prepared:
     return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
 
 
-def test_release(root: Path, prepared: Prepared, words: Sequence[str], workers: int) -> int:
-    """Run pytest in the release's environment; its exit code. words: further words for it."""
+def test_release(
+    root: Path, prepared: Prepared, words: Sequence[str], workers: int, is_shown: bool
+) -> tuple[int, str]:
+    """Run pytest in the release's environment; its exit code, and its output unless that is shown
+    as it is written. words: further words for pytest."""
     pin, tree = prepared.pin, prepared.tree
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
@@ -248,7 +251,17 @@ def test_release(root: Path, prepared: Prepared, words: Sequence[str], workers: 
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
         command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
-        return subprocess.run([*command, *beside, *words], cwd=root, env=variables).returncode
+        output = None if is_shown else subprocess.PIPE
+        done = subprocess.run(
+            [*command, *beside, *words],
+            cwd=root,
+            env=variables,
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        return done.returncode, done.stdout or ""
 
 
 def spread(folder: Path, workers: int) -> list[str]:

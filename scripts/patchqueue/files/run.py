@@ -1,34 +1,40 @@
-"""Run git, uv, quilt and diff, each in an environment that no setting of the caller's changes."""
+"""Run git, uv, quilt and diff, each in an environment that no setting of the caller's changes.
+
+quilt is the one on PATH, or fetched with apt as an ordinary user.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..outcome import Problem, Refused, disk_step, to_type
+from . import atomic
+
+LOG = logging.getLogger(__name__)
 
 Done = subprocess.CompletedProcess[bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """dropped: the caller's variables that the program does not get. given: what it gets instead.
-
-    merged: whether its messages go to its output, in order.
-    """
+    """A program. dropped: a pattern of the caller's variables that it does not get; given: what it
+    gets instead."""
 
     name: str
     install: str
     dropped: str = "(?!)"
     given: Mapping[str, str] = field(default_factory=dict)
-    merged: bool = False
 
     def environment(self) -> dict[str, str]:
         """The caller's environment without what steers the program."""
@@ -63,7 +69,6 @@ QUILT = Tool(
     "QUILT|(?:POSIXLY_CORRECT|GREP_OPTIONS|PATCH_GET|PATCH_VERSION_CONTROL|VERSION_CONTROL"
     "|SIMPLE_BACKUP_SUFFIX|BASH_ENV|ENV|CDPATH)$",
     {"LC_ALL": "C", "QUILT_PATCHES": "patches", "QUILT_PC": ".pc", "QUILT_SERIES": "series"},
-    merged=True,
 )
 DIFF = Tool("diff", "install diffutils", given={"LC_ALL": "C"})
 
@@ -133,8 +138,7 @@ def run(
             cwd=folder,
             env=tool.environment() | dict(more or {}),
             input=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if tool.merged else subprocess.PIPE,
+            capture_output=True,
             pass_fds=[] if held is None else [held],
         )
     except FileNotFoundError:
@@ -195,9 +199,16 @@ def blobs(answer: bytes) -> Iterator[bytes]:
         at = end + size + 2
 
 
-def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -> Done:
+def own_git(
+    folder: Path,
+    *words: str,
+    stdin: bytes = b"",
+    more: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> Done:
     """The same in a repository of the tool's own, and in none above it. Raises Refused."""
-    more = NO_CONFIGURATION | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    more = NO_CONFIGURATION | above | dict(more or {})
     words = (*_set(SETTINGS + OWN_SETTINGS), *words)
     try:
         return run(GIT, *words, folder=folder, stdin=stdin, more=more, good=(0,) if check else None)
@@ -238,3 +249,81 @@ def uv(
     """
     words = ("--no-config", "--quiet", *words)
     return run(UV, *words, folder=folder, held=held, more=more, program=find_uv())
+
+
+PLAIN_PATH = re.compile(r"[\w./@%+,-]+")
+
+
+@dataclass(frozen=True)
+class Quilt:
+    """A quilt that works. variables: what its environment needs besides the scrubbed one."""
+
+    command: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(
+        self, tree: Path, *words: str, lock: int | None = None, **how: Any
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run one quilt command in a work tree, as `quilt push -a`. how: as subprocess.run has it.
+
+        lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
+        killed parent.
+        """
+        environment = QUILT.environment() | dict(self.variables)
+        held = () if lock is None else (lock,)
+        return subprocess.run(
+            [self.command, *words], cwd=tree, env=environment, pass_fds=held, **how
+        )
+
+
+def find_quilt(cache: Path) -> Quilt:
+    """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
+    user.
+
+    Raises Refused saying what to install where none of that works.
+    """
+    if shutil.which("quilt") and shutil.which("patch"):
+        where = os.environ.get("QUILT_DIR")  # where it is, no setting
+        return Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
+    home = (cache / "quilt").resolve()
+    if not PLAIN_PATH.fullmatch(str(home)):
+        what = "holds a character that quilt's scripts would hand to a shell"
+        step = f"PATCHQUEUE_CACHE=FOLDER; or {QUILT.install}"
+        raise Refused.of("no-quilt", str(home), what, step)
+    usr = home / "usr"
+    with atomic.locked(cache / ".lock"):
+        fault = "" if (usr / "bin/quilt").is_file() else _fetch(home, cache)
+    if fault:
+        raise Refused.of("no-quilt", "quilt", fault, QUILT.install)
+    path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
+    return Quilt(f"{usr}/bin/quilt", {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path})
+
+
+def _fetch(home: Path, cache: Path) -> str:
+    """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
+    through QUILT_DIR. Returns why they cannot be had, "" where they are there."""
+    if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
+        return "neither quilt (with patch) nor apt is on PATH"
+    LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
+    with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
+        space = Path(name)
+        for folder in ("state/lists/partial", "cache/archives/partial"):
+            (space / folder).mkdir(parents=True)
+        settings = (f"Dir::State={space}/state", f"Dir::Cache={space}/cache", "APT::Sandbox::User=")
+        own_lists = [word for setting in settings for word in ("-o", setting)]
+        download = ["download", "-q", "quilt", "patch"]
+
+        def fails(*words: str) -> int:
+            how: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
+            return subprocess.run(["apt-get", *words], cwd=space, **how).returncode
+
+        # The system's package lists first: a fresh container has none, and then this user reads
+        # lists of its own.
+        if fails(*download) and (fails(*own_lists, "update", "-q") or fails(*own_lists, *download)):
+            return "apt could not download it"
+        for package in space.glob("*.deb"):
+            if subprocess.run(["dpkg-deb", "-x", package, space / "root"]).returncode:
+                return "dpkg-deb could not unpack it, for the reason above"
+        shutil.rmtree(home, ignore_errors=True)
+        os.rename(space / "root", home)
+    return ""

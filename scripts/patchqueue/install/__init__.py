@@ -1,5 +1,5 @@
 """An installed sglang: found, patched where it lies, and given back to the last byte.
 
 Modules, low to high; none imports from its own floor or a higher one:
-installed undo · changes · inplace
+installed undo · patched · inplace
 """

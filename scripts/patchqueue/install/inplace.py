@@ -10,27 +10,38 @@ their exact text is, and what is taken back is what was found.
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from .. import RELEASE, wheels
+from ..applying import own_changes
 from ..applying.apply import load_queue
+from ..applying.matching import listing_with
 from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
-from ..files.tree import LAID, LISTING, PREFIX, differing, digest, list_package, names, sha256
-from ..outcome import Outcome, Refused, some, system_problem, to_type
+from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
+from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
 from ..queue.imports import by_line
-from ..queue.series import Queue
+from ..queue.patchfile import split
+from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
-from . import changes, installed, undo
-from .changes import Differing, plan
+from . import installed, undo
 from .installed import Identity, Installed, Report, read
+from .patched import HandedOn, InPlace, counts, find_handed_on, is_own
 from .undo import Journal, State
 
 LOG = logging.getLogger(__name__)
+# the file that makes a server say that it is patched is changed last
+LAST = "sglang/srt/entrypoints/engine.py"
+Changes = dict[str, "bytes | None"]  # path below the folder -> content, None to remove the file
 
 
 def install(
@@ -40,56 +51,37 @@ def install(
     release: str = "",
     only: str = "",
     without: Sequence[str] = (),
+    check: bool = False,
 ) -> Report:
     """Apply the queue to the sglang in `site`; what an earlier, killed call began is finished
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
     of, where they do not say; only: the profile whose patches are applied, "" for every patch;
-    without: patches that are left out.
+    without: patches that are left out. check: write nothing; the report is EMPTY, with the numbers
+    of files that would be changed and added, or ALREADY_APPLIED where an install is in place.
     Raises Refused, with nothing changed, where the files are not those of a pinned release with or
     without edits of others, where a hunk does not fit them, where no patch is for it, where it
     cannot be written, or where it is patched by other means.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
-    with _exclusive_access(site) as place:
-        if journal := _finish_interrupted(place, pins, discard):
-            selection = select(queue, pins.find(journal.record["version"]), without)
-            differ = _differing(journal)
-            if selection.made(journal.record) and not differ.ours:
-                return _report(journal, Outcome.ALREADY_APPLIED, differ)
-            _remove_earlier_install(journal, selection, differ, discard)
+    with _exclusive_access(site, writes=not check) as place:
+        if check:
+            journal = undo.read(place)
+            if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
+                return InPlace(journal).report(Outcome.ALREADY_APPLIED)
+        else:
+            journal = _finish_interrupted(place, pins, discard)
+        if earlier := _applied(place, None if check else journal):
+            selection = select(queue, pins.find(earlier.record["version"]), without)
+            if earlier.is_of(selection):
+                return earlier.report(Outcome.ALREADY_APPLIED)
+            if isinstance(earlier, HandedOn):
+                raise earlier.refusal(selection.pin.tag)
+            _remove_earlier_install(earlier, selection, discard)
         here = installed.find(place)
-        if other := changes.find_other_install(here):
-            return other.report(queue, pins)
         known = _identify_release(here, queue, pins, release)
-        return _make_changes(select(queue, known.pin, without), here, known)
-
-
-def check(
-    root: Path,
-    site: Path,
-    release: str = "",
-    only: str = "",
-    without: Sequence[str] = (),
-) -> Report:
-    """The report of an `install` that writes nothing: EMPTY with the counts of files that it would
-    change and add; ALREADY_APPLIED where an install is in place. Raises Refused as `install`
-    does."""
-    queue, pins = load_queue(root, only), pinning.load(root)
-    with locked(site.resolve()) if site.is_dir() else nullcontext():
-        journal = undo.read(site.resolve())
-        if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
-            return _report(journal, Outcome.ALREADY_APPLIED, _differing(journal))
-        here = installed.find(site)
-        if other := changes.find_other_install(here):
-            return other.report(queue, pins)
-        known = _identify_release(here, queue, pins, release)
-        planned, record = plan(select(queue, known.pin, without), here, known)
-        own = list(filter(_is_own, planned))
-        added = sum(not (here.site / name).exists() for name in own)
-        counts, before = (len(own) - added, added), names(known.edits.paths)
-        return Report(here.site, Outcome.EMPTY, record, *counts, known.notes, before=before)
+        return _make_changes(select(queue, known.pin, without), here, known, check)
 
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
@@ -102,26 +94,31 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
-            if other := changes.find_other_install(installed.find(place)):
-                other.refuse_uninstall()
+            if other := find_handed_on(installed.find(place)):
+                raise other.refusal()
             note = "nothing is installed in place here"
             return Report(place, Outcome.ALREADY_APPLIED, {}, notes=(note,))
-        before, remaining = dict(journal.record["notes"]["found"]), dict[str, bytes]()
+        before, remaining = dict(journal.notes["found"]), dict[str, bytes]()
         if journal.state is State.INSTALLED and not discard:
-            remaining = _without_changes(journal, _differing(journal))
+            remaining = InPlace(journal).without_changes()
             before |= {PREFIX + name: sha256(content) for name, content in remaining.items()}
         undo.back(journal, discard, remaining)
         others = names(differing(before, list_package(place)))
         kept = tuple(sorted({*others, *remaining}))
-        notes = list[str]()
-        gone = {PREFIX + change.path for change in journal.changes if not change.before}
-        for name in kept:  # a copy of a patched module, say: one line for each
-            lines = by_line(PREFIX + name, read(place, PREFIX + name) or b"")
-            for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
-                what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
-                notes.append(f"{name}:{line} {what}: that module cannot be imported any more")
-        report = _report(journal, Outcome.APPLIED, Differing(others=kept))
-        return replace(report, notes=tuple(notes))
+        notes, record = tuple(_broken_imports(journal, kept)), journal.record
+        numbers = counts(journal)
+        return Report(place, Outcome.APPLIED, record, *numbers, notes, others=kept)
+
+
+def _broken_imports(journal: Journal, modules: Sequence[str]) -> Iterator[str]:
+    """A note for each module that is kept and imports one that went with the queue, as a copy of a
+    patched module does."""
+    gone = {PREFIX + change.path for change in journal.changes if not change.before}
+    for name in modules:
+        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
+        for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
+            what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
+            yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
 def verify(root: Path, site: Path, release: str = "") -> Report:
@@ -133,44 +130,34 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
     """
     with _exclusive_access(site) as place:
         pins = pinning.load(root)
-        if journal := _finish_interrupted(place, pins):
-            differ = _differing(journal)
-            step = (
-                f"{to_type('install', '--site-packages', site, '--discard')} makes the queue's"
-                " files anew, from those that it found; keep a copy of edits of yours in them"
-            )
-            state = Outcome.TREE_MISMATCH if differ.ours else Outcome.APPLIED
-            return replace(_report(journal, state, differ), next_step=step)
+        journal = _finish_interrupted(place, pins)
+        if applied := _applied(place, journal):
+            faults = applied.differing.ours
+            return applied.report(Outcome.TREE_MISMATCH if faults else Outcome.APPLIED)
         here = installed.find(place)
-        if other := changes.find_other_install(here):
-            return other.verify()
         known = _identify_release(here, load_queue(root), pins, release)
         record = {"version": str(known.pin.version)}
         return Report(here.site, Outcome.EMPTY, record, before=names(known.edits.paths))
 
 
 @contextmanager
-def _exclusive_access(site: Path) -> Iterator[Path]:
-    """Be the only one at work in the folder; what a killed run left aside is removed. No file is
-    left for the lock."""
+def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
+    """Hold the lock of the folder itself. writes: also delete what a killed run left aside."""
     if not site.is_dir():
         installed.find(site)  # which says so
     place = site.resolve()
     try:
         with locked(place):
-            undo.sweep(place)
+            if writes:
+                undo.sweep(place)
             yield place
     except OSError as error:
         raise Refused(system_problem(error, [place])) from error
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
-    """The folder's journal, unless it is about another sglang than the one that lies there now:
-    such a one is dropped.
-
-    So it is where a release was installed over the patched one without pip's knowing of the
-    journal, or `git restore` was run.
-    """
+    """The folder's journal. That of another sglang than the one there now is deleted: a release was
+    installed over the patched one, or `git restore` was run."""
     journal = undo.read(place)
     if journal is None or not journal.faults():
         return journal
@@ -178,11 +165,11 @@ def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
     if not is_installed or _any_file_installed(journal):  # no release was put over all of it
         try:
             here = installed.find(journal.site)
-            installed.identify(here, pins)
         except Refused:
             return journal
         # cut short before the first file, or behind the last: the journal is still about them
-        if not is_installed and here.listing == journal.record["notes"]["found"]:
+        is_as_found = not is_installed and here.listing == journal.notes["found"]
+        if is_as_found or not installed.unedited(here, pins):
             return journal
     LOG.info(
         "the sglang that was patched here has been replaced since; the journal of it is dropped"
@@ -211,6 +198,11 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
     return journal
 
 
+def _applied(place: Path, journal: Journal | None) -> InPlace | HandedOn | None:
+    """The queue that the sglang there carries, if any."""
+    return InPlace(journal) if journal else find_handed_on(installed.find(place))
+
+
 def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release: str) -> Identity:
     """Which release it is. release, Raises: as for `install`."""
     known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
@@ -220,43 +212,20 @@ def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release
     return known
 
 
-def _make_changes(selection: Selection, here: Installed, known: Identity) -> Report:
-    """Install in place. Whatever fails, the files are as they were: only a kill leaves the rest to
-    the next call."""
-    planned, record = plan(selection, here, known)
-    try:
-        journal = undo.prepare(here.site, planned, record)
-    except BaseException:
-        undo.sweep(here.site)
-        raise
-    try:
-        journal = undo.forward(journal)
-        differ = _differing(journal)
-        if paths := (*differ.ours, *differ.both, *differ.others):
-            what = f"was changed meanwhile: {some(paths)}; it is as it was again"
-            step = "run it again when nobody else writes there"
-            raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
-    except BaseException:
-        undo.back(journal)
-        raise
-    return replace(_report(journal, Outcome.APPLIED, Differing()), notes=known.notes)
-
-
-def _remove_earlier_install(
-    journal: Journal, selection: Selection, differ: Differing, discard: bool
-) -> None:
-    """Take an earlier install off, for the selection to follow it. What others edited since stays.
+def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:
+    """Undo an earlier install, so that the selection can follow. Later edits of others stay.
 
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
     would not fit what is left.
     """
+    journal, differ = earlier.journal, earlier.differing
     if differ.ours and not discard:
         again = to_type("install", "--site-packages", journal.site, "--discard")
         what = f"is patched, but has edits of the queue's own lines: {some(differ.ours)}"
         step = f"keep a copy of them; {again} makes the patched files anew"
         raise Refused.of("edited-install", str(journal.site), what, step)
-    remaining = _without_changes(journal, differ)
-    if differ.others or differ.both or journal.record.get("edits"):
+    remaining = earlier.without_changes()
+    if differ.others or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
@@ -268,43 +237,131 @@ def _remove_earlier_install(
             file = undo.kept(journal, name, changed[name])
             return file.read_bytes() if file else None
 
-        settle(selection, content, str(journal.site), changes.resolve(selection.pin.tag))
+        settle(selection, content, str(journal.site), _resolve(selection.pin.tag))
     LOG.info(f"queue release {journal.record['release']} is taken off first")
     undo.back(journal, discard, remaining)
 
 
-def _without_changes(journal: Journal, differ: Differing) -> dict[str, bytes]:
-    """The files that others edited since, without the queue's changes. Raises Refused."""
-    applied, files_of = journal.record["notes"]["texts"], partial(read, journal.site)
-    return changes.without_changes(applied, differ.both, files_of, str(journal.site))
+def _make_changes(
+    selection: Selection, here: Installed, known: Identity, check: bool = False
+) -> Report:
+    """Install in place; check: write nothing. Whatever fails, the files are as they were: only a
+    kill leaves the rest to the next call."""
+    changes, record, notes = _plan(selection, here, known)
+    own = [here.site / name for name in changes if is_own(name)]
+    added = sum(not path.exists() for path in own)
+    outcome, before = Outcome.EMPTY if check else Outcome.APPLIED, names(known.edits.paths)
+    numbers = len(own) - added, added
+    report = Report(here.site, outcome, record, *numbers, known.notes, before=before)
+    if check:
+        return report
+    try:
+        journal = undo.prepare(here.site, changes, record, notes)
+    except BaseException:
+        undo.sweep(here.site)
+        raise
+    try:
+        journal = undo.forward(journal)
+        if paths := [name for names in InPlace(journal).differing for name in names]:
+            what = f"was changed meanwhile: {some(paths)}; it is as it was again"
+            step = "run it again when nobody else writes there"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
+    except BaseException:
+        undo.back(journal)
+        raise
+    return report
 
 
-def _differing(journal: Journal) -> Differing:
-    """The files that are not those of the patched tree, or not as RECORD was left, and whose change
-    that is."""
-    own = {PREFIX + each.path: each.after for each in journal.changes if _is_own(each.path)}
-    wanted = journal.record["notes"]["found"] | own
-    for path in (LISTING, LAID):  # a tree does not list them, the journal does
-        wanted.pop(path, None)
-    differ = {*names(differing(wanted, list_package(journal.site))), *journal.faults()}
-    changed = {change.path for change in journal.changes}
-    return changes.attribute(journal.site, differ, changed, journal.record["notes"]["laid"])
+def _plan(
+    selection: Selection, here: Installed, known: Identity
+) -> tuple[Changes, dict[str, Any], dict[str, Any]]:
+    """The changes in order, the record of the patched tree, and the journal's notes: "found", the
+    listing before; "texts", the patches as they are applied; "laid", the content of laid.json.
+
+    Raises Refused where a patch does not fit, and where a file cannot be written.
+    """
+    files_of = partial(read, here.site)
+    if known.edits.paths:
+        selection = settle(selection, files_of, str(here), _resolve(known.pin.tag))
+    origin = {"kind": "installed", "name": f"sglang {here.version or known.pin.version}"}
+    planned = selection.plan(files_of, origin)
+    files = {path: content for path, content in planned.files.items() if path.startswith(SGLANG)}
+    after = listing_with(here.listing, files)
+    about = own_changes.described(files, files_of, after, known.edits)
+    tree = {"before": hash_python(here.listing), "after": hash_python(after)}
+    record = planned.record | {"tree": tree, "release": RELEASE}
+    if known.edits.paths:
+        record |= {"edits": known.edits.as_record(), "there": [*selection.already_present]}
+    if PROVENANCE in after:
+        files |= own_changes.records(about, after)
+    changes = _in_order(here, {path.removeprefix(PREFIX): files[path] for path in files}, record)
+    _refuse_unwritable(here.site, changes)
+    forms = {  # with three lines of the tree's context, and with the patch's own
+        patch.name: [split(planned.stack[patch.name].decode("utf-8"))[1], patch.diff]
+        for patch in planned.selection.patches
+    }
+    texts = [{"name": name, "forms": texts} for name, texts in forms.items()]
+    return changes, record, {"found": here.listing, "texts": texts, "laid": about}
 
 
-def _is_own(name: str) -> bool:
-    """Whether it is a file of the package itself, and not byte code."""
-    return name.startswith("sglang/") and not name.endswith(undo.PYC)
+def _in_order(here: Installed, own: Mapping[str, bytes], record: dict[str, Any]) -> Changes:
+    """The changes in order: byte code is deleted; then come the overlay (nothing imports it yet),
+    the patched files, pip's records, and the file that makes a server say that it is patched."""
+    compiled = (path for name in own for path in undo.byte_code(here.site / name))
+    changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
+    in_order = sorted(own, key=lambda name: ((here.site / name).exists(), name))
+    changes |= {name: own[name] for name in in_order if name != LAST}
+    if here.info and (here.info / "RECORD").is_file():
+        changes |= _pip_records(here, here.info, own, record, changes)
+    return changes | ({LAST: own[LAST]} if LAST in own else {})
 
 
-def _report(journal: Journal, outcome: Outcome, differ: Differing) -> Report:
-    changed = [bool(each.before) for each in journal.changes if _is_own(each.path)]
-    return Report(
-        journal.site,
-        outcome,
-        {name: value for name, value in journal.record.items() if name != "notes"},
-        sum(changed),
-        len(changed) - sum(changed),
-        faults=differ.ours,
-        others=tuple(sorted((*differ.others, *differ.both))),
-        before=changes.edited_before(journal.record),
+def _pip_records(
+    here: Installed,
+    info: Path,
+    own: Mapping[str, bytes],
+    record: dict[str, Any],
+    changes: Mapping[str, bytes | None],
+) -> dict[str, bytes]:
+    """The files by which pip knows the package: RECORD with the files as they are now, the queue's
+    provenance beside it, and the queue in upstream's list of plugins.
+
+    The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info
+    cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
+    The journal is listed too: it goes with the package.
+    """
+    points, name = info / wheels.ENTRY_POINTS, f"{info.name}/RECORD"
+    present = {wheels.PLUGIN_LIST} if (here.site / wheels.PLUGIN_LIST).is_file() else set()
+    before = points.read_bytes() if points.is_file() else None
+    made = {f"{info.name}/{wheels.PROVENANCE}": f"{json.dumps(record, indent=1)}\n".encode()}
+    if (entries := wheels.entry_points(before, present | own.keys())) is not None:
+        made[f"{info.name}/{wheels.ENTRY_POINTS}"] = entries
+    rows = here.record_rows()
+    rows |= {path: wheels.record_row(path, content) for path, content in {**own, **made}.items()}
+    journal = undo.own_names({**changes, **own, **made, name: b""}, here.site)
+    rows |= {path: [path, "", ""] for path in journal}
+    text, has_crlf = io.StringIO(), b"\r\n" in (info / "RECORD").read_bytes()
+    csv.writer(text, lineterminator="\r\n" if has_crlf else "\n").writerows(rows.values())
+    return made | {name: text.getvalue().encode("utf-8", "surrogateescape")}
+
+
+def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
+    """Raise Refused where a folder is not writable, or a file would get another owner."""
+    user, what, wrong = os.geteuid(), "", site
+    for path in (site / name for name in changes):
+        if path.parent.is_dir() and not os.access(path.parent, os.W_OK | os.X_OK):
+            what, wrong = f"cannot be written by user {user}", path.parent
+        elif path.exists() and user not in (0, owner := path.stat().st_uid):
+            what, wrong = f"belongs to user {owner}, and would then belong to user {user}", path
+        if what:
+            step = "run it as root, or let it be written"
+            raise Refused.of("not-writable", str(wrong), what, step)
+
+
+def _resolve(tag: str) -> str:
+    """The step for a conflict with edits of others, which keeps both sides."""
+    branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
+    return (
+        "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
+        f" {branch}, then `git merge BRANCH`"
     )

@@ -14,18 +14,18 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from email import message_from_string
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from ..files import tree as trees
-from ..files.tree import PREFIX, SGLANG, differing, hash_python, is_part_of_tree
+from ..files.tree import PREFIX, SGLANG, hash_python, is_part_of_tree
 from ..outcome import Outcome, Problem, Refused, system_problem, to_type
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
 
-UNKNOWN = "unknown-release"
 NO_EDITS = Edits()
 NAME_IT = (
     'name the folder that holds sglang/: python -c "import sysconfig;'
@@ -43,30 +43,37 @@ OWN_VERSION = r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)"
 @dataclass(frozen=True)
 class Installed:
     """One sglang in a folder of packages (or in the python/ of a checkout). info: its .dist-info,
-    None where it has none; version: as that says, "" without; listing: of its files, by their names
-    in git's layout."""
+    None where it has none; version: as that says, "" without."""
 
     site: Path
     info: Path | None
     version: str
-    listing: dict[str, str]
+
+    @cached_property
+    def listing(self) -> dict[str, str]:
+        """Its files by their names in git's layout, as they are when they are first asked for."""
+        return trees.list_package(self.site)
 
     def __str__(self) -> str:
         return f"sglang {self.version or 'without a .dist-info'} in {self.site}"
 
-    def recorded(self) -> dict[str, str]:
-        """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
+    def record_rows(self) -> dict[str, list[str]]:
+        """RECORD's rows by the files that they are about; none where there is no RECORD."""
         record = self.info / "RECORD" if self.info else None
         if record is None or not record.is_file():
             return {}
         text = record.read_bytes().decode("utf-8", "surrogateescape")
-        rows = csv.reader(io.StringIO(text, newline=""))  # a quoted name may hold a line end
-        listed = {
-            f"{PREFIX}{row[0]}": base64.urlsafe_b64decode(row[1].removeprefix("sha256=") + "=")
-            for row in rows
-            if len(row) == 3 and row[0].startswith("sglang/") and row[1].startswith("sha256=")
+        # a quoted name may hold a line end
+        return {row[0]: row for row in csv.reader(io.StringIO(text, newline="")) if row}
+
+    def recorded(self) -> dict[str, str]:
+        """The listing that the installer left in RECORD; empty where it left none (a checkout)."""
+        return {
+            PREFIX + name: base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=").hex()
+            for name, digest, *_ in (row for row in self.record_rows().values() if len(row) == 3)
+            if name.startswith("sglang/") and digest.startswith("sha256=")
+            if is_part_of_tree(PREFIX + name)
         }
-        return {name: digest.hex() for name, digest in listed.items() if is_part_of_tree(name)}
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,7 @@ def find(named: Path) -> Installed:
             f" sglang=={version or 'VERSION'}`"
         )
         raise Refused.of("linked-install", str(link), what, step)
-    return Installed(site, info, version, trees.list_package(site))
+    return Installed(site, info, version)
 
 
 def _install_in(*words: Path | str) -> str:
@@ -213,25 +220,6 @@ def _version(info: Path | None) -> str:
         raise Refused.of("bad-metadata", str(file), "cannot be read", step) from None
 
 
-def identify(here: Installed, pins: Pins) -> Identity:
-    """The pinned release that these files are, without an edit of a Python file. Raises Refused
-    where they are none, or where version and files contradict each other."""
-    named, tree = _named(here.version, pins), hash_python(here.listing)
-    pin = next((pin for pin in pins.all if pin.tree == tree), None)
-    if pin is None:
-        raise Refused(_unknown(here, pins))
-    if named and named != pin:
-        what = f"says {here.version}, but the files are those of {pin.tag}"
-        step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
-        raise Refused.of("bad-metadata", str(here.info), what, step)
-    listed, notes = here.recorded(), _notes(here, pin, pins)
-    if listed:
-        edits = between(listed, here.listing, whole=True)
-        return Identity(pin, notes, edits if differing(listed, here.listing) else NO_EDITS)
-    note = f"its Python files are those of {pin.tag}; the other files are taken as they are"
-    return Identity(pin, (*notes, note))
-
-
 def recognise(
     here: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
 ) -> Identity:
@@ -239,36 +227,49 @@ def recognise(
 
     release: what a user says it is made of. The files that the queue does not touch must be that
     release's, but for a few. What it looked like its RECORD says, else the release's own archive.
-    ours: the files that the queue touches. Raises Refused where that is no pinned release, or
-    cannot be found out.
+    ours: the files that the queue touches. Raises Refused where that is no pinned release, where
+    version and files contradict each other, or where it cannot be found out.
     """
-    try:
-        return identify(here, pins)
-    except Refused as refusal:
-        if refusal.problems[0].name != UNKNOWN:
-            raise
-        # as the user says; the .dist-info, or without one the package's own source; the checkout's
-        # nearest tag; else the pinned release of nearly that number
-        sources = (read(here.site, f"{SGLANG}{name}.py") for name in ("_version", "version"))
-        texts = [] if here.info else [(text or b"").decode("utf-8", "replace") for text in sources]
-        own = [found[1] for text in texts if (found := re.search(OWN_VERSION, text))]
-        pin = (
-            (pins.find(release) if release else _named(here.version, pins))
-            or next(filter(None, (_named(version, pins) for version in own)), None)
-            or _named(nearest_tag(here.site.parent), pins)
-            or _sibling(here.version, pins)
-        )
-        if pin is None:
-            raise
-    listed = here.recorded()
+    listed, named = here.recorded(), _named(here.version, pins)
+    if pin := unedited(here, pins):
+        if named and named != pin:
+            what = f"says {here.version}, but the files are those of {pin.tag}"
+            step = f"`pip install --force-reinstall --no-deps sglang=={pin.version}`"
+            raise Refused.of("bad-metadata", str(here.info), what, step)
+        notes = _notes(here, pin, pins)
+        if listed:
+            return Identity(pin, notes, between(listed, here.listing, whole=True))
+        note = f"its Python files are those of {pin.tag}; the other files are taken as they are"
+        return Identity(pin, (*notes, note))
+    sibling = _sibling(here.version, pins)
+    pin = (pins.find(release) if release else named) or _stated(here, pins) or sibling
+    if pin is None:
+        raise Refused(_unknown(here, pins))
     whole = hash_python(listed) == pin.tree
     if not whole:
         listed = trees.sglang_part(pristine(pin, here.site.parent).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"
-    is_sibling = not _named(here.version, pins) and pin == _sibling(here.version, pins)
+    is_sibling = not named and pin == sibling
     return Identity(pin, (taken,) if is_sibling else _notes(here, pin, pins), edits)
+
+
+def unedited(here: Installed, pins: Pins) -> Pin | None:
+    """The pinned release whose Python files these are, without an edit."""
+    tree = hash_python(here.listing)
+    return next((pin for pin in pins.all if pin.tree == tree), None)
+
+
+def _stated(here: Installed, pins: Pins) -> Pin | None:
+    """The pinned release that the package's own source names, where it has no .dist-info; else the
+    checkout's nearest tag."""
+    versions = []
+    for name in ("_version", "version") if here.info is None else ():
+        text = (read(here.site, f"{SGLANG}{name}.py") or b"").decode("utf-8", "replace")
+        versions += re.findall(OWN_VERSION, text)[:1]
+    versions.append(nearest_tag(here.site.parent))
+    return next(filter(None, (_named(version, pins) for version in versions)), None)
 
 
 def _notes(here: Installed, pin: Pin, pins: Pins) -> tuple[str, ...]:
@@ -287,8 +288,11 @@ def _named(version: str, pins: Pins) -> Pin | None:
 def _sibling(version: str, pins: Pins) -> Pin | None:
     """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12. What
     differs then counts as edits of others."""
-    parsed = _parsed(version)
-    near = pins.near(parsed) if parsed and not parsed.is_devrelease else []
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return None
+    near = [] if parsed.is_devrelease else pins.near(parsed)
     return near[-1] if near else None
 
 
@@ -303,11 +307,4 @@ def _unknown(here: Installed, pins: Pins) -> Problem:
         f"say which release it is made of, as in {_install_in(here.site, '--release v0.5.9')};"
         f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits another one"
     )
-    return Problem(UNKNOWN, str(here.site), what, step)
-
-
-def _parsed(version: str) -> Version | None:
-    try:
-        return Version(version)
-    except InvalidVersion:
-        return None
+    return Problem("unknown-release", str(here.site), what, step)

@@ -1,5 +1,5 @@
-"""An undo log for changes of a folder: a kill at any moment can be made good, and every change can
-be taken back to the last byte.
+"""An undo log for changes of a folder: after a kill at any moment the next call completes or undoes
+the changes, and every change can be undone to the last byte.
 
 The log is a folder beside what is changed, made aside and renamed into place before the first
 change. It holds every file as it was and as it will be, and one state file: what is to change, and
@@ -34,7 +34,7 @@ from ..upstream.source import LEAVES_THE_TREE
 FOLDER = "sglang.patch-queue"
 PREPARING = f".{FOLDER}.preparing"
 STATE, README, BEFORE, LINKS, AFTER = "journal.json", "README", "before", "links", "after"
-NOTES = ("found", "texts", "laid")  # of the record: see changes.plan
+NOTES = ("found", "texts", "laid")  # see inplace._plan
 PYC = ".pyc"
 UNINSTALL = partial(to_type, "uninstall", "--site-packages")
 BY_HAND = "reinstall sglang, then delete that folder"
@@ -67,13 +67,14 @@ class Change:
 @dataclass(frozen=True)
 class Journal:
     """The journal of one folder, without links in its path. folders: those that the changes make,
-    parents first; record: what its maker says of it."""
+    parents first; record: the patched tree's; notes: what the caller needs to undo the changes."""
 
     site: Path
     state: State
     changes: tuple[Change, ...]
     folders: tuple[str, ...]
     record: dict[str, Any]
+    notes: dict[str, Any]
 
     @property
     def path(self) -> Path:
@@ -131,9 +132,9 @@ def read(site: Path) -> Journal | None:
     try:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
-        state, record = State(written["state"]), written["record"]
-        record["notes"] = {name: record["notes"][name] for name in NOTES}
-        journal = Journal(site, state, changes, tuple(written["folders"]), record)
+        notes = {name: written["notes"][name] for name in NOTES}
+        state, folders = State(written["state"]), tuple(written["folders"])
+        journal = Journal(site, state, changes, folders, dict(written["record"]), notes)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(system_problem(error, [folder])) from None
@@ -156,7 +157,12 @@ def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
     return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
 
 
-def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any]) -> Journal:
+def prepare(
+    site: Path,
+    changes: Mapping[str, bytes | None],
+    record: dict[str, Any],
+    notes: dict[str, Any],
+) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it; in
     the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
     up to then nothing outside of it has been touched.
@@ -169,7 +175,7 @@ def prepare(site: Path, changes: Mapping[str, bytes | None], record: dict[str, A
     )
     parents = {folder for path in changes for folder in Path(path).parents}
     folders = sorted(path.as_posix() for path in parents if not (site / path).exists())
-    journal = Journal(site, State.INSTALLING, listed, tuple(folders), record)
+    journal = Journal(site, State.INSTALLING, listed, tuple(folders), record, notes)
     if way := journal.way_out():
         what = f"would change files outside of it: {way}"
         raise Refused.of("linked-install", str(site), what, "reinstall sglang without links")
@@ -207,10 +213,10 @@ def forward(journal: Journal, discard: bool = False) -> Journal:
 def back(
     journal: Journal, discard: bool = False, merged: Mapping[str, bytes] | None = None
 ) -> None:
-    """Take every change back, and the journal away.
+    """Undo every change, then delete the journal.
 
-    discard: also where a file has been edited since. merged: by path, edited files as they are to
-    be: with the edits, and without the changes. Raises Refused, before anything is touched, where
+    discard: also where a file has been edited since. merged: the edited files by path, with the
+    edits and without the changes. Raises Refused, before anything is touched, where
     another file was edited, where a folder that must go holds an untracked file, or where a file of
     the journal is damaged.
     """
@@ -237,22 +243,22 @@ def back(
 
 
 def kept(journal: Journal, path: str, wanted: str) -> Path | None:
-    """Where the journal has a file with this sha256: the file itself, unless somebody has written
-    to it since, else a copy."""
+    """The journal's file with this sha256: the original, unless somebody has written to it since;
+    else a copy."""
     places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER))
     return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
 def forget(journal: Journal) -> None:
-    """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot
+    """Delete the journal, and leave the files as they are. A rename would not do: overlayfs cannot
     rename a lower layer's folder."""
     _write(replace(journal, state=State.REMOVED))
     sweep(journal.site)
 
 
 def sweep(site: Path) -> None:
-    """Remove what a killed run left behind that is of no use any more: a journal not yet in its
-    place, or one that has done its work."""
+    """Delete what a killed run left: a journal that is not in its place yet, or one whose changes
+    are undone."""
     folder, preparing = site / FOLDER, site / PREPARING
     if preparing.is_symlink():
         preparing.unlink()
@@ -276,7 +282,7 @@ def byte_code(source: Path) -> list[Path]:
 
 
 def _put(journal: Journal, path: str, wanted: str) -> None:
-    """Have the file with this sha256 in its place, or none."""
+    """Rename the file with this sha256 over the path; for "", delete the path."""
     target = journal.site / path
     if digest(target) == wanted:
         return
@@ -289,9 +295,9 @@ def _put(journal: Journal, path: str, wanted: str) -> None:
 
 
 def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, step: str) -> None:
-    """Raise Refused where edits would be lost, or where a file that is wanted is.
+    """Raise Refused where edits would be lost, or where the journal lacks a file.
 
-    wanted: by path, the sha256 that a file is to have; step: what to do without it.
+    wanted: the sha256 that a file is to have, by path; step: what to do if the journal lacks one.
     """
     unlike = _unlike(journal.site, wanted)
     lost = [path for path in unlike if wanted[path] and not kept(journal, path, wanted[path])]
@@ -311,7 +317,7 @@ def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, 
 
 
 def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
-    """Have every name on the disk. Raises Refused where a file is another one than wanted."""
+    """Sync the changed folders to the disk. Raises Refused where a file is not as wanted."""
     for folder in _touched(journal):
         atomic.sync(folder)
     if wrong := _unlike(journal.site, wanted):

@@ -38,41 +38,44 @@ FORBIDDEN = (  # what a diff can say besides changing lines, by how its line beg
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a hunk. kind: " " context, "-" removed, "+" added. text: without the kind,
-    newline included if it has one."""
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Hunk:
     """old_start, new_start: 1-based first line in the file before and after this hunk; at_line: in
-    the patch file."""
+    the patch file.
+
+    lines: each begins with what it is, " " context, "-" removed or "+" added, and ends with its
+    newline if it has one.
+    """
 
     old_start: int
     new_start: int
-    lines: tuple[Line, ...]
-    at_line: int
+    lines: tuple[str, ...]
+    at_line: int = 0
 
     @property
     def old(self) -> list[str]:
-        return [line.text for line in self.lines if line.kind != "+"]
+        return [line[1:] for line in self.lines if line[0] != "+"]
 
     @property
     def new(self) -> list[str]:
-        return [line.text for line in self.lines if line.kind != "-"]
+        return [line[1:] for line in self.lines if line[0] != "-"]
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        return tuple(line for line in self.lines if line[0] != " ")
 
     @property
     def leading(self) -> int:
-        return next((n for n, line in enumerate(self.lines) if line.kind != " "), len(self.lines))
+        """How many lines of context come before the first change."""
+        return _context_lines(self.lines)
 
     @property
     def trailing(self) -> int:
-        return next(
-            (n for n, line in enumerate(reversed(self.lines)) if line.kind != " "), len(self.lines)
-        )
+        """How many come after the last one."""
+        return _context_lines(self.lines[::-1])
+
+
+def _context_lines(lines: Sequence[str]) -> int:
+    return next((n for n, line in enumerate(lines) if line[0] != " "), len(lines))
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class Patch:
     files: tuple[FileDiff, ...]
 
     @property
+    def head(self) -> str:
+        """The header's text."""
+        return split(self.content.decode("utf-8"))[0]
+
+    @property
     def diff(self) -> str:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
@@ -101,15 +109,14 @@ class Patch:
     def imported(self) -> frozenset[str]:
         """The files that the added lines import, as paths in the tree."""
         hunks = (hunk for file in self.files for hunk in file.hunks)
-        added = ([line.text for line in hunk.lines if line.kind == "+"] for hunk in hunks)
+        added = ([line[1:] for line in hunk.lines if line[0] == "+"] for hunk in hunks)
         return frozenset().union(*map(imports.of_lines, added))
 
 
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     """The patch with these diffs in place of its own."""
     files = tuple(files)
-    head, _ = split(patch.content.decode("utf-8"))
-    return replace(patch, content=(head + render(files)).encode(), files=files)
+    return replace(patch, content=(patch.head + render(files)).encode(), files=files)
 
 
 def split(text: str) -> tuple[str, str]:
@@ -167,13 +174,11 @@ def render(files: Iterable[FileDiff]) -> str:
     for file in files:
         parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n")
         for hunk in file.hunks:
-            old, new = (
-                _range(hunk.old_start, len(hunk.old)),
-                _range(hunk.new_start, len(hunk.new)),
-            )
-            parts.append(f"@@ -{old} +{new} @@\n")
-            lines = (f"{line.kind}{line.text}" for line in hunk.lines)
-            parts += [line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in lines]
+            old = _range(hunk.old_start, len(hunk.old))
+            parts.append(f"@@ -{old} +{_range(hunk.new_start, len(hunk.new))} @@\n")
+            parts += [
+                line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n" for line in hunk.lines
+            ]
     return "".join(parts)
 
 
@@ -182,15 +187,14 @@ def _range(start: int, count: int) -> str:
 
 
 def _hunk(hunk: Any, lines_before: int) -> Hunk:
-    lines: list[Line] = []
+    lines: list[str] = []
     for line in hunk:
         if line.line_type == "\\":  # "No newline at end of file" speaks of the line before it
-            lines[-1] = Line(lines[-1].kind, lines[-1].text.removesuffix("\n"))
+            lines[-1] = lines[-1].removesuffix("\n")
         else:
-            lines.append(Line(line.line_type, line.value))
-    return Hunk(
-        hunk.source_start, hunk.target_start, tuple(lines), lines_before + hunk[0].diff_line_no - 1
-    )
+            lines.append(f"{line.line_type}{line.value}")
+    at_line = lines_before + hunk[0].diff_line_no - 1
+    return Hunk(hunk.source_start, hunk.target_start, tuple(lines), at_line)
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
@@ -251,27 +255,22 @@ def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:
 
 def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
     """Only the last line of a file may lack its newline, before the patch and after it."""
-    for side in ("-", "+"):
-        lines = [
-            (hunk.at_line, line)
-            for hunk in file.hunks
-            for line in hunk.lines
-            if line.kind in (" ", side)
-        ]
-        for at_line, line in lines[:-1]:
-            if not line.text.endswith("\n"):
-                what = f"{line.text!r} has no newline, and is not the file's last line"
-                yield Problem("no-newline", f"{where}:{at_line}", what, LAST_LINE)
+    for side in (" -", " +"):
+        lines = [(hunk, line) for hunk in file.hunks for line in hunk.lines if line[0] in side]
+        for hunk, line in lines[:-1]:
+            if not line.endswith("\n"):
+                what = f"{line[1:]!r} has no newline, and is not the file's last line"
+                yield Problem("no-newline", f"{where}:{hunk.at_line}", what, LAST_LINE)
                 return
 
 
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
-    """Three lines of context on both sides at most. Where they are fewer, the releases that share
-    the text must agree on no more, which needs their trees: see applying/check.py."""
+    """Three lines of context on both sides at most; fewer where the releases that share the text
+    agree on no more."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
         what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
         yield Problem("new-or-deleted-file", at, f"{what} then deletes it")
-    elif all(line.kind == " " for line in hunk.lines):
+    elif not hunk.changed:
         yield Problem("empty-hunk", at, "a hunk that changes nothing")
     elif not hunk.old or max(hunk.leading, hunk.trailing) > CONTEXT:
         what = f"{counted(hunk.leading, 'line')} of context before and {hunk.trailing} after"

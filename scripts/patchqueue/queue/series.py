@@ -1,15 +1,16 @@
 """The queue: the ordered series with its guards, the patches it names, and the overlay files they
-need."""
+need; and the rules about it as a whole."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from ..files.tree import is_part_of_tree
@@ -197,9 +198,9 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
 def _entry(number: int, line: str) -> Entry | Problem:
     """The entry that a line lists, or the problem of the line."""
     where = f"{FILE}:{number}"
+    name, _, guard = (part.strip() for part in line.partition(" #"))
     if "\r" in line:
         return Problem("crlf", where, "has a carriage return", "save it with LF line ends")
-    name, _, guard = (part.strip() for part in line.partition(" #"))
     if not PATCH_NAME.fullmatch(name):
         what = f"{name!r} is not like topic/verb-object.patch, below patches/"
         return Problem("bad-path", where, what)
@@ -215,37 +216,88 @@ def _entry(number: int, line: str) -> Entry | Problem:
         return Problem("bad-guard", where, f"{guard!r} is no PEP 440 specifier")
 
 
-def overlapping(entries: Sequence[Entry]) -> list[tuple[Entry, Entry, Version]]:
-    """Pairs of variants of one patch whose guards both take some release, with the first of these.
-
-    Two sets of ranges overlap only where one of their bounds lies, or right beside it; so those are
-    all that is tried.
-    """
-    pairs = [(a, b) for n, a in enumerate(entries) for b in entries[n + 1 :] if a.base == b.base]
-    tried = ((a, b, version) for a, b in pairs for version in _around([*a.guard, *b.guard]))
-    overlaps = {
-        (a.name, b.name): (a, b, version)
-        for a, b, version in tried
-        if a.is_for(version) and b.is_for(version)
-    }
-    return [*overlaps.values()]
+def overlapping(queue: Queue, version: Version) -> list[Problem]:
+    """The patches of which several variants are for a release."""
+    bases = Counter(entry.base for entry in queue.entries if entry.is_for(version))
+    what, step = f"several variants are for {version}", "give them disjoint guards"
+    twice = [base for base, count in bases.items() if count > 1]
+    return [Problem("overlapping-variants", f"{FILE}: {base}", what, step) for base in twice]
 
 
-def _around(guard: Iterable[Specifier]) -> list[Version]:
-    """Versions at and beside the bounds of a guard, newest first."""
-    bounds = [Version("0"), *(Version(each.version.removesuffix(".*")) for each in guard)]
-    nearby = {
-        f"{bound.major}.{bound.minor}.{micro}{end}"
-        for bound in bounds
-        for micro, ends in (
-            (max(bound.micro - 1, 0), [""]),
-            (bound.micro, ["", ".1", ".post1", ".post9", "rc1"]),
-            (bound.micro + 1, [""]),
+def lint(root: Path, queue: Queue) -> list[Problem]:
+    """Problems of the queue as a whole that need no upstream tree: of variants, names, tests and
+    the overlay. Those of one patch's form are in patchfile.py."""
+    checks = (_variants(queue), _names(root, queue), _overlay(root, queue))
+    return [problem for problems in checks for problem in problems]
+
+
+def _variants(queue: Queue) -> Iterator[Problem]:
+    for entry in queue.entries:
+        if entry.name not in queue.patches:
+            continue
+        where, variant_of = (
+            f"patches/{entry.name}",
+            queue.patches[entry.name].header.get("Variant-Of"),
         )
-        for end in ends
-    }
-    nearby |= {f"{bound.major}.{bound.minor + 1}" for bound in bounds}  # behind a whole `!=0.5.*`
-    return sorted({*map(Version, nearby), *bounds}, reverse=True)
+        if variant_of != (entry.base if entry.base != entry.name else ""):
+            what = f"its file name says {entry.base}, its Variant-Of {variant_of or 'nothing'}"
+            step = "a variant is called STEM@VERSION.patch and says `Variant-Of: STEM.patch`"
+            yield Problem("bad-variant", where, what, step)
+        elif variant_of and variant_of not in queue.patches:
+            what = f"there is no readable patches/{variant_of} whose header it could share"
+            yield Problem("bad-variant", where, what)
+
+
+def _names(root: Path, queue: Queue) -> Iterator[Problem]:
+    """What headers name, and is not there. A queue that a wheel brings has no tests."""
+    has_tests, listed = (root / "tests").is_dir(), {entry.base for entry in queue.entries}
+    for name, patch in sorted(queue.patches.items()):
+        where = f"patches/{name}"
+        for test in patch.header.tests:
+            if has_tests and not (root / test).is_file():
+                yield Problem("missing-test", where, f"its Test {test} is not there")
+        for need in patch.header.needs:
+            if need not in listed:
+                what = f"names {need.removesuffix('.patch')}, which series does not list"
+                yield Problem("unknown-patch", where, what)
+        for named in patch.header.overlay:
+            if not any(is_named(named, path) for path in queue.overlay):
+                what = f"names overlay/{named}, which is not there"
+                yield Problem("missing-overlay", where, what)
+
+
+def _overlay(root: Path, queue: Queue) -> Iterator[Problem]:
+    unnamed = "no patch's lines import it, nor a file that one imports, and no Overlay names it"
+    for path in queue.unnamed_overlay():
+        yield Problem("unnamed-overlay", f"overlay/{path}", unnamed)
+    for file in sorted((root / "overlay").rglob("*")):
+        if file.is_symlink():
+            where = file.relative_to(root).as_posix()
+            yield Problem("symlink", where, "an overlay file is a plain file")
+    for path, content in queue.overlay.items():
+        where = f"overlay/{path}"
+        if path == PROVENANCE:
+            what = "is written by the tool itself, for each tree"
+            yield Problem("reserved-name", where, what, "choose another name")
+        if not path.startswith(("python/sglang/", "test/")):
+            yield Problem("bad-path", where, "lies outside python/sglang/ and test/")
+        if re.search(r'[\s"\\\x00-\x1f]', path):
+            what = "has white space, a quote, a backslash or a control character"
+            yield Problem("bad-path", where, f"{what}, which no patch can name")
+        yield from _overlay_text(where, content)
+
+
+def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        yield Problem("not-utf-8", where, "is not UTF-8 text")
+        return
+    if "\r" in text:
+        yield Problem("crlf", where, "has carriage returns", "save it with LF line ends")
+    elif not text.endswith("\n"):
+        what = "is empty, or its last line has no line end"
+        yield Problem("overlay-form", where, what, "give it at least a docstring")
 
 
 def as_patch(files: dict[str, bytes]) -> bytes:

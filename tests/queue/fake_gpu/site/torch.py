@@ -18,5 +18,3 @@ class cuda:
     @staticmethod
     def synchronize():
         time.sleep(0.01)  # the GPU ends behind its host
-
-    current_device = get_device_properties = get_device_capability = staticmethod(int)

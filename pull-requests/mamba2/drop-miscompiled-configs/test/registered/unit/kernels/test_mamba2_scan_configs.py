@@ -30,8 +30,8 @@ CONSTANTS = dict.fromkeys(
     "IS_CAUSAL HAS_D HAS_SEQ_IDX HAS_INITSTATES IS_TRITON_22".split(), True
 )
 CONSTANTS |= {"D_HAS_HDIM": False, "HAS_Z": False, "BLOCK_SIZE_DSTATE": 128, "batch": 1}
-INNERMOST = "cb_csize_k x_hdim C_dstate states_dstate init_states_dstate dt_csize dA_cs_csize"
-INNERMOST += " seq_idx_seqlen out_hdim D_head"
+INNERMOST = "cb_csize_k x_hdim C_dstate states_dstate init_states_dstate dt_csize"
+INNERMOST += " dA_cs_csize seq_idx_seqlen out_hdim D_head"
 CONSTANTS |= {f"stride_{name}": 1 for name in INNERMOST.split()}
 
 
@@ -96,12 +96,6 @@ class TestScanConfigs(CustomTestCase):
     def test_what_sm90_keeps_waits_for_its_wgmma(self):
         for config in filter(_takes_wgmma, _kept((9, 0))):
             self.assertEqual(_unawaited(config), [], config)
-
-    @unittest.skipUnless(DISASSEMBLER.exists(), "triton brings no nvdisasm")
-    def test_triton_still_miscompiles_what_sm90_loses(self):
-        """Where this fails, triton-lang/triton#9433 is repaired: drop nothing then."""
-        lost = [c for c in _kept((8, 0)) if c not in _kept((9, 0))]
-        self.assertTrue(_unawaited(min(lost, key=autotune._tile_footprint)))
 
 
 if __name__ == "__main__":
