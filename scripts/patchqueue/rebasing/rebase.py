@@ -233,7 +233,7 @@ def plan(target: Target, queue: Queue, rows: Iterable[Row], complete: bool) -> l
     """
     rows, version = list(rows), target.version
     old = (target.root / series.FILE).read_text(encoding="utf-8")
-    lines = Lines.of(old)
+    lines = Lines(old)
     changes: list[Change] = []
     for row in rows:
         entry = next(entry for entry in queue.entries if entry.name == row.patch)
@@ -260,7 +260,7 @@ def prove(target: Target, queue: Queue, rows: Iterable[Row], changes: Iterable[C
     got, and the release just what the rows say: replayed strictly, byte for byte.
     """
     new, version = with_changes(queue, changes), target.version
-    problems = series.lint(target.root, new)
+    problems = series.lint(target.root, new) + series.overlapping(new, version)
     for pin in target.pins.all:
         edits_of = [
             [(patch.name, edits(patch)) for patch in each.select(pin.version)]
