@@ -1,7 +1,6 @@
 """Make the release's own package out of a patched one, as a plan says. Standard library only.
 
-lab/bundle/untouched.py lays the plan and the release's own files: in a bundle,
-untouched/.
+lab/bundle/untouched.py lays the plan and the release's own files: untouched/ of a bundle.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def make(tree: Path, folder: Path, out: Path) -> str:
     for name, digest in plan["replace"].items():
         if not (folder / FILES / name).is_file() or _sha256(folder / FILES / name) != digest:
             raise Unmade(f"{folder / FILES / name} is not the release's own")
-        _copy(folder / FILES / name, out / name)
+        _link(folder / FILES / name, out / name)
     found = tree_hash(out)
     if found != plan["tree"]:
         raise Unmade(f"the tree without the queue is {found}, the release is {plan['tree']}")
@@ -72,11 +71,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
 
 
 def _sha256(file: Path) -> str:

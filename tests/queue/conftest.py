@@ -148,6 +148,13 @@ def applied(tmp_path: Path, template: Path) -> fakes.Project:
 
 
 @pytest.fixture
+def measured(applied: fakes.Project) -> fakes.Project:
+    """A project with rules to judge results by."""
+    fakes.harness(applied)
+    return applied
+
+
+@pytest.fixture
 def project(applied: fakes.Project) -> fakes.Project:
     """A good project with its release cached and no work tree yet."""
     shutil.rmtree(applied.root / "work")

@@ -20,7 +20,7 @@ from test_install import edit, exactly, killed_at, nameless
 from patchqueue.applying import own_changes
 from patchqueue.applying.matching import nearest
 from patchqueue.files import tree as trees
-from patchqueue.handover import backport, release
+from patchqueue.handover import backport
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
@@ -322,8 +322,8 @@ def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
 # --- one file
 
 
-def one_file(project: fakes.Project, out: Path, **options) -> release.PatchFile:
-    return release.write_patch(project.root, project.pin, options.get("base"), out)
+def one_file(project: fakes.Project, out: Path, **options) -> backport.PatchFile:
+    return backport.write_patch(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from patchqueue.files import atomic
-
 from .. import results
 from ..results import PATCHED, UNTOUCHED, USUAL_ATTENTION, Row
-from .render import render, table
+from .render import put, render, table
 
 PAGE = Path("docs/bench.md")
 SHAPES = ("1x64", "1x512", "1x4096")
@@ -24,12 +22,7 @@ USUAL_GPU = "NVIDIA H200"
 
 def write(root: Path) -> list[Path]:
     """Make the page. Returns what this changed."""
-    text = page(results.load(root))
-    if (root / PAGE).is_file() and (root / PAGE).read_text(encoding="utf-8") == text:
-        return []
-    (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(root / PAGE, text.encode())
-    return [PAGE]
+    return [PAGE] if put(root / PAGE, page(results.load(root))) else []
 
 
 def page(rows: Iterable[Row]) -> str:

@@ -199,9 +199,16 @@ def blobs(answer: bytes) -> Iterator[bytes]:
         at = end + size + 2
 
 
-def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -> Done:
+def own_git(
+    folder: Path,
+    *words: str,
+    stdin: bytes = b"",
+    more: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> Done:
     """The same in a repository of the tool's own, and in none above it. Raises Refused."""
-    more = NO_CONFIGURATION | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    more = NO_CONFIGURATION | above | dict(more or {})
     words = (*_set(SETTINGS + OWN_SETTINGS), *words)
     try:
         return run(GIT, *words, folder=folder, stdin=stdin, more=more, good=(0,) if check else None)
