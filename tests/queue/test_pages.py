@@ -400,7 +400,6 @@ RUN: dict[str, list[Step | Deed]] = {
         Step("python sglang/srt/prefill_graph --verify", PATCHED, "site"),
         Step("python -m sglang.srt.prefill_graph --verify", PATCHED),
         nox("uninstall --site-packages DIR", "2 files restored", **SITE),
-        nox("patches v0.5.9", "2 patches for v0.5.9, 2 files changed"),
         Step(
             "scripts/nox patches v0.5.15.post1 --without memory-saver/pause-index-keys --without"
             " moe/return-routed-experts-of-own-rank",
