@@ -64,7 +64,7 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
         what, step = "holds files already", "name a new folder with --out"
         raise Refused(Problem("not-empty", str(call.out), what, step))
     look_for_gpu(pin)
-    built = build(root, pin, Target.here(), None, root / "dist")
+    built = build(root, pin, Target(), None, root / "dist")
     folder = root / FOLDER / pin.tag
     name = call.experiment or call.script
     out = call.out or folder / name

@@ -2,7 +2,7 @@
 done.
 
 Packages, low to high; none imports from its own floor or a higher one: files · queue upstream ·
-applying · rebasing environments wheels · install handover · commands
+applying · environments wheels · install handover · commands
 
 Each package's own docstring says what it is for and lists its modules, low to high too. Below them
 all lies outcome.py: what can become of a patch, a tree or an input, and how a command is written

@@ -66,14 +66,10 @@ INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 @dataclass(frozen=True)
 class Target:
     """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it,
-    "x86_64"."""
+    "x86_64". Both are this process's, where nothing else is said."""
 
-    python: str
-    machine: str
-
-    @classmethod
-    def here(cls) -> Target:
-        return cls(f"{sys.version_info.major}.{sys.version_info.minor}", os.uname().machine)
+    python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
+    machine: str = os.uname().machine
 
     def takes(self, wheel: Wheel) -> bool:
         pythons = (f"cp{self.python.replace('.', '')}", "py3")

@@ -23,7 +23,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     judged_run,
     unanswered,
@@ -44,11 +43,11 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     stages = []
     for model in asked:
         for name in session.options.against or AGAINST:
-            other = session.untouched if name == UNTOUCHED else None
-            switch = SWITCH if name == RELEASE_SCAN else {}
-            stages.append(Stage([_job(session, row, model, name)], other, switch))
-        patched = [_job(session, row, model, name) for name in (PATCHED, AGAIN)]
-        stages.append(Stage(patched, width=2, lead=False))
+            one = _job(session, row, model, name)
+            one.place = session.untouched if name == UNTOUCHED else None
+            one.environment = SWITCH if name == RELEASE_SCAN else {}
+            stages.append([one])
+        stages.append([_job(session, row, model, name) for name in (PATCHED, AGAIN)])
     return Plan(stages)
 
 

@@ -33,7 +33,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     engine_words,
     judged_run,
@@ -81,7 +80,8 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
                 commandline.say(f"{mode}: {chosen.reason}")
                 continue
             one = job(session, row, model, mode)
-            stages.append(Stage([one], environment=SAVER, lead=False))
+            one.environment = SAVER
+            stages.append([one])
     return Plan(stages)
 
 

@@ -18,6 +18,7 @@ CHUNK = 512  # longest piece of a prompt that one forward takes
 NEW_TOKENS = 8
 LONG = 2600  # tokens of a prompt of which sparse attention selects 2048
 SMALLEST, LARGEST = 10, 4000  # token ids: no special ones, all in the models' vocabulary
+# The cache is emptied before each pass but "warm", which finds there what was asked just before.
 COLD, AGAIN, WARM, SIZES, ALONE = "cold", "again", "warm", "sizes", "alone"
 # Of servers with other arguments: settings.py. A reference is asked "mixed" with log-probabilities,
 # which are never mixed.
@@ -25,19 +26,6 @@ CONTEXT, RETURNED, MIXED, MIXED_EAGERLY = "context", "returned", "mixed", "mixed
 ASKED_ALONE = "-alone"  # behind a pass's name: each of its prompts in a call of its own
 # behind a pass's name: its batches prompt by prompt, and its single prompts beside another
 ASKED_BESIDE = "-beside"
-# the passes before which the cache is emptied; "warm" finds there what was asked just before
-FLUSHED = (
-    AGAIN,
-    SIZES,
-    ALONE,
-    CONTEXT,
-    RETURNED,
-    MIXED,
-    MIXED_EAGERLY,
-    f"{CONTEXT}{ASKED_ALONE}",
-    f"{RETURNED}{ASKED_BESIDE}",
-)
-
 ONE_SIZE, UNDER = 256, 3  # one captured size, filled to the last token and to UNDER less
 REQUESTS = (1, 2, 8, 16)  # prompts that share it
 SHORT_CONTEXT = 2048  # of a server whose largest graphs would otherwise be longer

@@ -59,22 +59,13 @@ def start(plan: dict):
     from sglang.srt.server_args import ServerArgs
 
     known = _fields(ServerArgs)
-    chosen = modes.flags(
-        plan["mode"],
-        known,
-        list(plan.get("capture", cases.CAPTURE)),
-        plan.get("enforce", False),
-        plan.get("breakable", True),
-        plan.get("piecewise", True),
-    )
+    sizes, enforce = list(plan.get("capture", cases.CAPTURE)), plan.get("enforce", False)
+    kinds = {kind: plan.get(kind, True) for kind in ("breakable", "piecewise")}
+    chosen = modes.flags(plan["mode"], known, sizes, enforce, **kinds)
     if isinstance(chosen, modes.Unavailable):
         sys.exit(f"not applicable: {chosen.reason}")
-    words = (
-        ENGINE
-        | plan.get("engine", {})
-        | chosen
-        | {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
-    )
+    where = {"model_path": plan["model"], "port": plan["port"], "nccl_port": plan["port"] + 1}
+    words = ENGINE | plan.get("engine", {}) | chosen | where
     if "speculative_algorithm" in words:
         words["speculative_draft_model_path"] = plan["model"]
     if "cuda_graph_max_bs" not in known:
@@ -86,36 +77,35 @@ def start(plan: dict):
     dropped = sorted(set(words) - known)
     began = time.time()
     engine = sglang.Engine(**{name: value for name, value in words.items() if name in known})
-    return engine, {
-        "start_s": round(time.time() - began, 1),
-        "flags": chosen,
-        "dropped_flags": dropped,
-    }
+    seconds = round(time.time() - began, 1)
+    return engine, {"start_s": seconds, "flags": chosen, "dropped_flags": dropped}
+
+
+def request(call: cases.Call, logprobs: bool = True, **more: object) -> dict:
+    """sglang.Engine.generate's words for a call: deterministic, and with the log-probabilities of
+    the answer and of the two best tokens at each step.
+
+    logprobs: without them a prefill may be mixed with decoding. more: words for what else is asked
+    or to be returned.
+    """
+    prompts = [list(prompt) for prompt in call.prompts]
+    sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
+    words: dict = {"input_ids": prompts, "sampling_params": sampling}
+    if logprobs:
+        words |= {"return_logprob": True, "top_logprobs_num": 2}
+        if "logprob_start_len" not in more:
+            words["logprob_start_len"] = starts(prompts)
+    return words | more
 
 
 def ask(engine, call: cases.Call, logprobs: bool = True, **more: object) -> dict:
     """One call's answers: tokens, their log-probabilities, the two best at each step, cached prompt
-    tokens; and its time span.
-
-    logprobs: without them a prefill may be mixed with decoding. more: generate()'s words for what
-    else is to be returned.
-    """
-    prompts = [list(prompt) for prompt in call.prompts]
-    sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
-    began = time.time()
-    wanted = (
-        dict(return_logprob=True, logprob_start_len=starts(prompts), top_logprobs_num=2)
-        if logprobs
-        else {}
-    )
-    answers = engine.generate(input_ids=prompts, sampling_params=sampling, **wanted, **more)
-    return {
-        "from": began,
-        "to": time.time(),
-        "answers": [
-            read(answer, len(prompt)) for answer, prompt in zip(answers, prompts, strict=True)
-        ],
-    }
+    tokens; and its time span. logprobs, more: as `request` has them."""
+    words, began = request(call, logprobs, **more), time.time()
+    answers, ended = engine.generate(**words), time.time()
+    pairs = zip(answers, call.prompts, strict=True)
+    answered = [read(answer, len(prompt)) for answer, prompt in pairs]
+    return {"from": began, "to": ended, "answers": answered}
 
 
 def starts(prompts: list[list[int]]) -> list[int]:
@@ -185,7 +175,7 @@ def asked(engine, plan: dict) -> dict:
     """The answers to the plan's passes, and what the queue's report says afterwards."""
     passes, seconds = {}, {}
     for name in plan.get("passes") or cases.passes(plan["mode"]):
-        if name in cases.FLUSHED and passes:  # a new engine's cache is empty
+        if name != cases.WARM and passes:  # a new engine's cache is empty
             flush(engine)
         more = {"logprobs": plan.get("logprobs", True)} | plan.get("ask", {}).get(name, {})
         began = time.time()

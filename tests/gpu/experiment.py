@@ -57,28 +57,16 @@ class Session:
 
 
 @dataclass
-class Stage:
-    """Engines that run at the same time. place: whose tree they have, where it is not the
-    session's; environment: more variables; width: how many at once, where not as run.py says."""
-
-    jobs: list[launch.Job]
-    place: launch.Place | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    width: int | None = None
-    lead: bool = True
-
-
-@dataclass
 class Plan:
-    """Stages, which run one after another. left_out: what the release cannot run, with the
-    reason."""
+    """stages: engines that run at the same time, one stage after another. left_out: what the
+    release cannot run, with the reason."""
 
-    stages: list[Stage]
+    stages: list[list[launch.Job]]
     left_out: list[dict] = field(default_factory=list)
 
     @property
     def jobs(self) -> list[launch.Job]:
-        return [job for stage in self.stages for job in stage.jobs]
+        return [job for stage in self.stages for job in stage]
 
     @property
     def models(self) -> list[str]:

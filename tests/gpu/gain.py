@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import re
 import signal
@@ -24,13 +23,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
 import compare
 import engine as engines
-import floor
 import judging
 import kernels
 import launch
@@ -198,28 +195,14 @@ class Gain:
         commandline.say(f"{time.time() - self.began:4.0f} s: {text}")
 
     def _facts(self) -> dict:
-        facts = machine.describe(self.place, self.options)
-        for field in ("capture", "chunk", "tolerance"):
-            facts.pop(field)
-        prefills = {
-            "requests": traffic.PREFILL_REQUESTS,
-            "in_flight": traffic.PREFILL_IN_FLIGHT,
-            "prompt": traffic.PREFILL_PROMPT,
-            "loads": timing.LOADS,
-        }
         settings = {
             "shapes": [name(shape) for shape in self.options.shapes],
             "rounds": self.options.rounds,
-            "warm_up": timing.WARM_UP,
-            "profiled": timing.PROFILED,
-            "pause_s": traffic.PAUSE_S,
-            "load": prefills,
-            "order": [*self.options.trees],
             "engine": self.words,
             "capture": self._sizes(),
             "traffic": [*self.options.traffic],
         }
-        return facts | {
+        return machine.describe(self.place, self.options) | {
             "subject": self.options.subject,
             "model": self.subject.model,
             "config": self.subject.config,
@@ -249,8 +232,7 @@ class Gain:
         device, attention = machine.visible()[0].use, self.options.attention
         # They take a minute on a fresh host, as the first engine's start does. Nothing is timed
         # before both are done.
-        with kernels.made_ahead(self.place, device, attention, head_dim) as processes:
-            self.compiling = [process.pid for process in processes]
+        with kernels.made_ahead(self.place, device, attention, head_dim) as self.compiling:
             for number, tree in enumerate(self.options.trees):
                 self._visit(number, *self._of_tree(number, tree, own, model))
             for number, peer in enumerate(self.options.peer, len(self.options.trees)):
@@ -266,21 +248,21 @@ class Gain:
     def _floor(self) -> None:
         """The rate of large matrix products on this GPU, and every shape's floor at it."""
         try:
-            rate = self.place.ask(floor.RATE)
+            rate = self.place.ask(subjects.RATE)
         except (RuntimeError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
             rate = {"tflops": None, "why": str(error)[-300:]}
         self.facts["rate"] = rate
         if rate["tflops"]:
             config, rates = self.subject.config, rate["tflops"] * self.words.get("tp_size", 1)
             self.facts["floor_ms"] = {
-                name((c, n)): floor.milliseconds(config, c, n, rates)
+                name((c, n)): subjects.milliseconds(config, c, n, rates)
                 for c, n in self.options.shapes
             }
         self.say(f"matrix products of bfloat16: {rate['tflops']} TFLOP/s")
 
     def _of_tree(
         self, number: int, tree: str, own: Path | None, model: Path
-    ) -> tuple[dict, peers.Ready]:
+    ) -> tuple[dict, launch.Job]:
         """What is kept of one engine of a tree, and how it is run."""
         options = argparse.Namespace(
             **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
@@ -298,29 +280,29 @@ class Gain:
         } | UNASKED
         self.facts["runs"].append(entry)
         more = {STATES: entry["states"]} if entry["states"] else {}
-        plan = self._plan(number, tree, model) | {"mode": chosen}
-        return entry, peers.of_sglang(options, plan, {}, more)
+        label = f"{number + 1}.{tree}"
+        plan = self._plan(number, label, model) | {"mode": chosen}
+        return entry, peers.of_sglang(options, label, plan, **more)
 
     def _of_peer(
         self, number: int, peer: peers.Peer, model: Path
-    ) -> tuple[dict, peers.Ready | None]:
+    ) -> tuple[dict, launch.Job | None]:
         """The same of a peer, which leaves the trees' part as it is, whatever becomes of it; None
         where it cannot be run."""
         entry = {"name": peer.name, "version": "", "mode": ""} | UNASKED
         self.facts["peers"].append(entry)
         label = f"{number + 1}.{peer.name}"
         try:
-            its = peers.ready(peer, self.options, label, self._plan(number, peer.name, model))
+            job, told = peers.ready(peer, self.options, label, self._plan(number, label, model))
         except peers.Unfit as why:
             entry |= {"verdict": "failed", "why": str(why)}
             self.say(f"{label}: failed {why}")
             return entry, None
-        entry |= its.told
-        return entry, its
+        entry |= told
+        return entry, job
 
-    def _plan(self, number: int, engine: str, model: Path) -> dict:
+    def _plan(self, number: int, label: str, model: Path) -> dict:
         """What an engine is told, but for the mode and the time at which it ends."""
-        label = f"{number + 1}.{engine}"
         return {
             "model": str(model),
             "port": self.options.port + 100 * number,
@@ -341,26 +323,24 @@ class Gain:
             "out": str(self.place.out / f"bench.{label}.json"),
         }
 
-    def _visit(self, number: int, entry: dict, its: peers.Ready | None) -> None:
+    def _visit(self, number: int, entry: dict, job: launch.Job | None) -> None:
         """One engine: started, asked everything, ended."""
-        if its is None:
+        if job is None:
             return
-        label = f"{number + 1}.{entry.get('tree') or entry['name']}"
         because = f" because {entry['mode_why']}" if entry.get("mode_why") else ""
-        self.say(f"{label}: starting, {entry['mode'] or 'mode unknown'}{because}{states(entry)}")
+        mode = entry["mode"] or "mode unknown"
+        self.say(f"{job.name}: starting, {mode}{because}{states(entry)}")
         part = share(number, len(self.options.trees), len(self.options.peer))
-        until = time.time() + (self.until - time.time()) * part
-        job = launch.Job(f"bench.{label}", its.script, its.plan | {"until": until}, math.inf)
+        until = job.plan["until"] = time.time() + (self.until - time.time()) * part
         (kept := Path(f"{job.plan['out']}.part")).unlink(missing_ok=True)
         try:
-            with mock.patch.dict(os.environ, its.environment):
-                launch.run_all(its.place, [job], 1, until, self.say, lead=False)
+            launch.run_all(self.place, [job], 1, until, self.say, lead=False)
         finally:
             answered = Path(job.plan["out"])
             file = answered if answered.is_file() else kept
             entry |= json.loads(file.read_text()) if file.is_file() else {}
             self._close(entry, job)
-        self.say(f"{label}: {entry['verdict']} {entry['why']}")
+        self.say(f"{job.name}: {entry['verdict']} {entry['why']}")
 
     def _close(self, entry: dict, job: launch.Job) -> None:
         """What became of an engine, and what its log and its watch say."""

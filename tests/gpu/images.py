@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     engine_words,
     judged_run,
@@ -81,28 +79,8 @@ def write_small(folder: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     assert all(tokenizer.token_to_id(token) == number for token, number in known.items())
     tokenizer.save(str(folder / "tokenizer.json"))
-    pixels = dict(
-        size=dict(shortest_edge=1024, longest_edge=1 << 20),
-        patch_size=16,
-        temporal_patch_size=2,
-        merge_size=2,
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-        processor_class="Qwen3VLProcessor",
-    )
-    files = {
-        "vocab.json": letters,
-        "tokenizer_config.json": dict(
-            tokenizer_class="Qwen2Tokenizer",
-            eos_token="<|endoftext|>",
-            pad_token="<|endoftext|>",
-            model_max_length=32768,
-        ),
-        "preprocessor_config.json": pixels | dict(image_processor_type="Qwen2VLImageProcessorFast"),
-        "video_preprocessor_config.json": (
-            pixels | dict(video_processor_type="Qwen3VLVideoProcessor")
-        ),
-    }
+    made = json.loads(models.CONFIGS.with_name("processors.json").read_text(encoding="utf-8"))
+    files = {"vocab.json": letters} | made
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     (folder / "merges.txt").write_text("#version: 0.2\n")
@@ -110,15 +88,11 @@ def write_small(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """name: unique; kind: what its prompts have; prompts: token ids of each, an image's place among
-    them; images: of each prompt, as (seed, width, height); new_tokens: how many to answer with."""
+class Ask(cases.Call):
+    """kind: what its prompts have; prompts: with an image's place among the token ids; images: of
+    each prompt, as (seed, width, height)."""
 
-    name: str
-    kind: str
-    prompts: tuple[tuple[int, ...], ...]
-    images: tuple[tuple[tuple[int, int, int], ...], ...]
-    new_tokens: int = cases.NEW_TOKENS
+    images: tuple[tuple[tuple[int, int, int], ...], ...] = ()
 
 
 def asks(seed: int = 9) -> list[Ask]:
@@ -132,9 +106,8 @@ def asks(seed: int = 9) -> list[Ask]:
     def of(name: str, *parts: tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]) -> Ask:
         with_images = sum(bool(images) for _, images in parts)
         kind = TEXT if not with_images else IMAGE if with_images == len(parts) else MIXED
-        return Ask(
-            name, kind, tuple(prompt for prompt, _ in parts), tuple(images for _, images in parts)
-        )
+        prompts, pictures = zip(*parts)
+        return Ask(name, kind, prompts, images=pictures)
 
     begun = text(20) + place + text(60)
     made = [of(f"text-{n}", (text(n), ())) for n in (5, 16, 100, 300)]
@@ -171,7 +144,7 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
 
 def plan(session: Session, row: Experiment, _: Sequence[str]) -> Plan:
     chosen = (modes.EAGER, modes.BREAKABLE)
-    return Plan([Stage([job(session, row, mode)], lead=False) for mode in chosen])
+    return Plan([[job(session, row, mode)] for mode in chosen])
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
@@ -202,27 +175,25 @@ def picture(seed: int, width: int, height: int):
     return f"data:image/png;base64,{base64.b64encode(kept.getvalue()).decode()}"
 
 
-def request(call: Ask) -> dict:
-    """sglang.Engine.generate's words for a call; log-probabilities as in engine.ask."""
+def shown(call: Ask) -> dict:
+    """sglang.Engine.generate's words for a call's images; log-probabilities begin behind these."""
     several = [[picture(*one) for one in of_prompt] for of_prompt in call.images]
-    return dict(
-        input_ids=[list(prompt) for prompt in call.prompts],
-        image_data=several if any(several) else None,
-        sampling_params={"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True},
-        return_logprob=True,
-        logprob_start_len=[length(*pair) for pair in zip(call.prompts, call.images)],
-        top_logprobs_num=2,
-    )
+    starts = [length(*pair) for pair in zip(call.prompts, call.images)]
+    return {"image_data": several if any(several) else None, "logprob_start_len": starts}
+
+
+def request(call: Ask) -> dict:
+    """sglang.Engine.generate's words for a call."""
+    import engine as engines
+
+    return engines.request(call, **shown(call))
 
 
 def ask(engine, call: Ask) -> dict:
     """The engine's answers to one call, and when it was asked."""
     import engine as engines
 
-    began = time.time()
-    answers = engine.generate(**request(call))
-    read = [engines.read(answer, answer["meta_info"]["prompt_tokens"]) for answer in answers]
-    return {"from": began, "to": time.time(), "answers": read}
+    return engines.ask(engine, call, **shown(call))
 
 
 def asked(engine, _: dict) -> dict:

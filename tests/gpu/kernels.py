@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,10 +28,10 @@ HEADS, KV_HEADS, HEAD_DIM = (8, 2, 128)
 
 @contextlib.contextmanager
 def made_ahead(
-    place: launch.Place, device: str, attention: str = FLASHINFER, head_dim: int = HEAD_DIM
-) -> Iterator[list[subprocess.Popen]]:
-    """One process for each kind beside what runs inside; none is left behind. attention: of
-    ATTENTION; nothing is to be made for another than FlashInfer's."""
+    place: launch.Place, device: str, attention: str, head_dim: int = HEAD_DIM
+) -> Iterator[list[int]]:
+    """One process for each kind beside what runs inside, by their numbers; none is left behind.
+    attention: of ATTENTION; nothing is to be made for another than FlashInfer's."""
     with contextlib.ExitStack() as stack:
         processes = []
         for kind in KINDS if attention == FLASHINFER else ():
@@ -41,21 +40,7 @@ def made_ahead(
             words = [__file__, kind, str(head_dim)]
             processes.append(launch.spawn(place, words, environment, log))
             stack.callback(launch.kill, processes[-1])
-        yield processes
-
-
-def make(
-    place: launch.Place,
-    device: str,
-    limit_s: float,
-    attention: str = FLASHINFER,
-    head_dim: int = HEAD_DIM,
-) -> float:
-    """The same before anything else runs. Returns the seconds it took."""
-    began = time.time()
-    with made_ahead(place, device, attention, head_dim) as processes:
-        wait([process.pid for process in processes], began + limit_s)
-    return time.time() - began
+        yield [process.pid for process in processes]
 
 
 def wait(processes: Sequence[int], until: float) -> None:
@@ -68,29 +53,17 @@ def wait(processes: Sequence[int], until: float) -> None:
 def decode(torch, flashinfer, workspace, head_dim) -> None:
     """The fa2 module, as sglang plans a decode of grouped queries (and a prefill behind a cached
     prefix)."""
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, "NHD", backend="fa2", use_tensor_cores=True
-    )
-    span, one = _numbers(torch, 0, 1), _numbers(torch, 1)
-    wrapper.plan(
-        span,
-        _numbers(torch, 0),
-        one,
-        HEADS,
-        KV_HEADS,
-        head_dim,
-        1,
-        q_data_type=torch.bfloat16,
-        data_type=torch.bfloat16,
-    )
+    words = dict(backend="fa2", use_tensor_cores=True)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", **words)
+    span, first, one = _numbers(torch, 0, 1), _numbers(torch, 0), _numbers(torch, 1)
+    kinds = dict(q_data_type=torch.bfloat16, data_type=torch.bfloat16)
+    wrapper.plan(span, first, one, HEADS, KV_HEADS, head_dim, 1, **kinds)
 
 
 def prefill(torch, flashinfer, workspace, head_dim) -> None:
     """The module that flashinfer itself chooses for new tokens: fa3 on Hopper."""
-    wrapper, span = (
-        flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD"),
-        _numbers(torch, 0, 1),
-    )
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    span = _numbers(torch, 0, 1)
     wrapper.plan(span, span, HEADS, KV_HEADS, head_dim, causal=True, q_data_type=torch.bfloat16)
 
 
@@ -115,10 +88,6 @@ if __name__ == "__main__":
     # differ.
     major, minor = torch.cuda.get_device_capability()
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = f"{major}.{minor}{'a' if major >= 9 else ''}"
-    KINDS[sys.argv[1]](
-        torch,
-        flashinfer,
-        torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"),
-        int(sys.argv[2]),
-    )
+    workspace = torch.zeros(128 << 20, dtype=torch.uint8, device="cuda")
+    KINDS[sys.argv[1]](torch, flashinfer, workspace, int(sys.argv[2]))
     print(f"{Path(__file__).name}: {sys.argv[1]} made")

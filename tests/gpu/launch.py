@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
@@ -74,28 +74,14 @@ class Place:
         return next((folder for folder in made if folder.is_dir()), self.scratch / "bytecode")
 
     def environment(self, **more: str) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in ("PYTHONPATH", "PYTHONHOME")
-        }
-        cuda = (
-            {"CUDA_HOME": "/usr/local/cuda"}
-            if "CUDA_HOME" not in kept and Path("/usr/local/cuda").is_dir()
-            else {}
-        )
-        return (
-            kept
-            | cuda
-            | self._of_another_cuda(kept | cuda)
-            | self._compiled_attention(kept)
-            | SETTINGS
-            | more
-            | {
-                "PYTHONPATH": os.pathsep.join(map(str, self.path)),
-                "PYTHONPYCACHEPREFIX": str(self.bytecode),
-            }
-        )
+        left_out = ("PYTHONPATH", "PYTHONHOME")
+        kept = {name: value for name, value in os.environ.items() if name not in left_out}
+        if "CUDA_HOME" not in kept and Path("/usr/local/cuda").is_dir():
+            kept["CUDA_HOME"] = "/usr/local/cuda"
+        own = self._of_another_cuda(kept) | self._compiled_attention(kept)
+        path = os.pathsep.join(map(str, self.path))
+        python = {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(self.bytecode)}
+        return kept | own | SETTINGS | more | python
 
     def _of_another_cuda(self, known: dict[str, str]) -> dict[str, str]:
         """Where a folder of packages has a CUDA of its own, the loader learns of both: what is
@@ -141,7 +127,8 @@ class Place:
 @dataclass
 class Job:
     """One process: a script with a plan. name: also of its files; needs: the job without whose
-    answer it is worth nothing; kind: jobs of one kind compile the same kernels.
+    answer it is worth nothing; kind: jobs of one kind compile the same kernels; place: whose tree
+    it has, where not that of all; environment: more variables.
 
     After `run_all`: code (exit code; None where it never ran or had no time), seconds, why it did
     not do what it should, and the device (as in CUDA_VISIBLE_DEVICES) that it ran on; empty where
@@ -154,6 +141,8 @@ class Job:
     limit_s: float
     needs: str = ""
     kind: str = ""
+    place: Place | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     code: int | None = None
     seconds: float = 0.0
     why: str = ""
@@ -244,12 +233,10 @@ def _pass_on(place: Place, job: Job, say: Callable[[str], None]) -> None:
 def _clear(place: Place, job: Job) -> None:
     """Remove what an earlier run left under the job's name: it would be taken for this one's
     answers."""
-    out, watch = Path(job.plan["out"]), job.plan.get("watch")
-    logs = [
-        place.out / f"{job.name}.log",
-        *(Path(watch).parent.glob(f"{Path(watch).name}.*") if watch else ()),
-    ]
-    for file in (out, Path(f"{out}.ready"), *logs):
+    out = Path(job.plan["out"])
+    watch = Path(job.plan["watch"]) if job.plan.get("watch") else None
+    noted = watch.parent.glob(f"{watch.name}.*") if watch else ()
+    for file in (out, Path(f"{out}.ready"), place.out / f"{job.name}.log", *noted):
         file.unlink(missing_ok=True)
     shutil.rmtree(place.out / f"{job.name}.runtime", ignore_errors=True)
 
@@ -260,29 +247,29 @@ def _begin(place: Place, job: Job) -> None:
     # where the queue's report lies: of this engine alone
     runtime = place.out / f"{job.name}.runtime"
     runtime.mkdir(mode=0o700, exist_ok=True)
+    of, forget = job.plan.get, job.plan.get("forget")
     more = {
-        "PREFILL_WATCH": job.plan.get("watch"),
-        "PREFILL_REASONS": "1" if job.plan.get("reasons", True) else "",
-        "PREFILL_KEEP_EAGER": "1" if job.plan.get("keep_eager") else "",
-        "PREFILL_FILES": "1" if job.plan.get("files") else "",
-        "PREFILL_FORGET": job.plan.get("forget"),
+        "PREFILL_WATCH": of("watch"),
+        "PREFILL_REASONS": "1" if of("reasons", True) else "",
+        "PREFILL_KEEP_EAGER": "1" if of("keep_eager") else "",
+        "PREFILL_FILES": "1" if of("files") else "",
+        "PREFILL_FORGET": forget,
+        # what a control leaves out is there for layers that break
+        "SGLANG_PREFILL_GRAPH_STATES": "break" if forget else "",
         "CUDA_VISIBLE_DEVICES": job.device,
         "XDG_RUNTIME_DIR": str(runtime),
     }
-    if job.plan.get("forget"):  # what a control leaves out is there for layers that break
-        more["SGLANG_PREFILL_GRAPH_STATES"] = "break"
-    environment = place.environment(**{name: value for name, value in more.items() if value})
-    words = [str(job.script), str(plan)]
+    named = {name: value for name, value in more.items() if value} | job.environment
+    where = job.place or place
     with log.open("wb") as out:
-        job.process = spawn(place, words, environment, out)
+        job.process = spawn(where, [str(job.script), str(plan)], where.environment(**named), out)
     job.began = time.time()
 
 
 def spawn(
-    place: Place, words: Sequence[str], environment: dict[str, str], log: IO[bytes], **how: Any
+    place: Place, words: Sequence[str], environment: dict[str, str], log: IO[bytes]
 ) -> subprocess.Popen:
-    """Start a script, in a session of its own: what it starts goes when it goes. how: more of
-    Popen's words."""
+    """Start a script, in a session of its own: what it starts goes when it goes."""
     return subprocess.Popen(
         [place.python, *words],
         env=environment,
@@ -290,7 +277,6 @@ def spawn(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        **how,
     )
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import csv
 import datetime
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import cases
 import commandline
-import compare
 import launch
-import record
+import untouched
 
 SCHEMA = 1
+# the first is made with a wheel from 0.5.7 on; without it a checkout calls itself 0.0.0.dev0
+VERSIONS = ("_version.py", "version.py")
+VERSION = re.compile(r"(?m)^ *(?:__version__ = )?_*version_* = [\"'](\d[^\"']*)[\"']")
 
 
 @dataclass(frozen=True)
@@ -43,22 +50,17 @@ def visible() -> list[Gpu]:
         sys.exit(f"no GPU to run on: nvidia-smi cannot be asked ({error})")
     rows = [[part.strip() for part in line.split(",")] for line in said.splitlines()]
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [row[0] for row in rows]
-        if allowed is None
-        else [name.strip() for name in allowed.split(",") if name.strip()]
-    )
+    names = [row[0] for row in rows] if allowed is None else allowed.split(",")
     found = [
-        (name, row)
-        for name in names
-        for row in rows
-        if name == row[0] or (len(name) > 4 and row[1].startswith(name))
+        Gpu(name, driven, driver, int(memory), capability)
+        for name in map(str.strip, names)
+        for index, uuid, driven, driver, memory, capability in rows
+        if name == index or (len(name) > 4 and uuid.startswith(name))
     ]
     if not found:
-        sys.exit(
-            f"no GPU to run on: nvidia-smi shows {len(rows)}, CUDA_VISIBLE_DEVICES is {allowed}"
-        )
-    return [Gpu(name, row[2], row[3], int(row[4]), row[5]) for name, row in found]
+        seen = f"nvidia-smi shows {len(rows)}, CUDA_VISIBLE_DEVICES is {allowed}"
+        sys.exit(f"no GPU to run on: {seen}")
+    return found
 
 
 def gpu() -> dict:
@@ -79,13 +81,13 @@ def used_mib() -> int:
 def describe(place: launch.Place, options: argparse.Namespace) -> dict:
     """What is about to run, and where: everything that evidence must name."""
     tree = commandline.tree_of(options)
-    made, untouched = record.identity(tree)
+    made, untouched = identity(tree)
     bundle = commandline.manifest_of(options)
     torch = place.ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda':"
         " torch.version.cuda, 'python': __import__('platform').python_version()}))"
     )
-    pinned = record.torch_pin(tree)
+    pinned = torch_pin(tree)
     return {
         "schema": SCHEMA,
         "version": made["version"],
@@ -108,17 +110,57 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
             for line in bundle.get("packages", [])
             if line.startswith(("flashinfer", "sgl", "transformers", "apache-tvm"))
         ],
-        "capture": list(cases.CAPTURE),
-        "chunk": cases.CHUNK,
-        "tolerance": {
-            "far": compare.TOLERANCE,
-            "tie": compare.TIE,
-            "strict": asdict(compare.STRICT),
-            "routed": asdict(compare.ROUTED),
-        },
     }
 
 
 def queue_of(facts: dict) -> str:
     """Which queue a tree was made by, in words."""
     return f"queue {facts['queue_release']}" if facts["patches"] else "made by no queue"
+
+
+def identity(tree: Path) -> tuple[dict, bool]:
+    """The tree's own record (from its .dist-info/, else from the work tree above), and whether
+    every file is as built. Ends the run where a record says too little."""
+    found = sorted(tree.glob("sglang-*.dist-info/patch_queue.json"))
+    above = tree.parent / "provenance.json"
+    if not found:
+        return (json.loads(above.read_text()) if above.is_file() else unrecorded(tree)), True
+    record = json.loads(found[0].read_text())
+    if "changes" in record:
+        sys.exit(f"{tree}: it was built by an earlier tool, build it again")
+    rows = csv.reader((found[0].with_name("RECORD")).read_text().splitlines())
+    as_built = all(not row[1] or row[1] == _hash(tree / row[0]) for row in rows if row)
+    return record, as_built
+
+
+def unrecorded(tree: Path) -> dict:
+    """What stands for the record of a tree that the queue did not make: a checkout's branch, as of
+    a pull request, or the release itself. It names no queue, so that no evidence is kept of it.
+
+    Ends the run where the folder holds no sglang that says its version.
+    """
+    files = [tree / "sglang" / name for name in VERSIONS]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    if not (version := VERSION.search(text)):
+        sys.exit(
+            f"{tree}: no sglang/ that says its version in {' or '.join(VERSIONS)};"
+            " --tree names the folder that holds sglang/"
+        )
+    return {
+        "version": version[1],
+        "tag": f"v{version[1]}",
+        "tree": {"after": untouched.tree_hash(tree)},
+        "patches": [],
+    }
+
+
+def torch_pin(tree: Path) -> str:
+    """The torch version that the release's own metadata asks for; empty where it does not say."""
+    text = "".join(file.read_text() for file in tree.glob("sglang-*.dist-info/METADATA"))
+    found = re.search(r"(?m)^Requires-Dist: torch==([^\s;]+)", text)
+    return found[1] if found else ""
+
+
+def _hash(file: Path) -> str:
+    digest = hashlib.sha256(file.read_bytes()).digest() if file.is_file() else b""
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -60,12 +60,8 @@ def asked(engine, _: dict) -> dict:
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     cached = solo.cached(result)
     mixed = [ran for ran in result["prefills"] if ran["mode"] == "MIXED"]
-    return [
-        compare.Verdict(
-            "long prompts were prefilled beside decoding requests",
-            bool(mixed),
-            f"{len(mixed)} of {len(result['prefills'])} prefills were;"
-            f" {min(cached)} to {max(cached)} tokens were cached behind them",
-        ),
-        *solo.judged_without_cache("shared beginnings", result, control),
-    ]
+    why = f"{len(mixed)} of {len(result['prefills'])} prefills were;"
+    why += f" {min(cached)} to {max(cached)} tokens were cached behind them"
+    what = "long prompts were prefilled beside decoding requests"
+    shown = compare.Verdict(what, bool(mixed), why)
+    return solo.judged(shown, "shared beginnings", result, control)

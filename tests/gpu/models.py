@@ -4,7 +4,8 @@ FOLDER NAME SEED`.
 Uniform dummy weights give the same answer whatever the graph does. These are scaled by each
 matrix's fan-in, so that activations neither vanish nor explode; time steps and decays span memories
 of a few to a thousand tokens, so that a wrong state shows; experts are close relatives, so that a
-router's tie costs little. Same seed, same bytes. tests/models/gpu.json has the configs:
+router's tie costs little. Same seed, same bytes. tests/models/gpu.json has the configs, and what
+servers of some models are asked for:
 
 - deepseek-v32 is behind an indexer (NSA). Sizes that kernels insist on are as published: FlashMLA
   wants 64 or 128 heads of 512 + 64, the indexer's scores heads of 128, its selection 2048
@@ -30,14 +31,14 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 CONFIGS = Path(__file__).resolve().parents[1] / "models/gpu.json"
 
 
 def read() -> dict[str, dict[str, dict]]:
-    """The configs, each one whole: "like" names another one whose values it shares, "without" those
+    """gpu.json, each entry whole: "like" names another one whose values it shares, "without" those
     of them that it lacks."""
     found = json.loads(CONFIGS.read_text(encoding="utf-8"))
     known: dict[str, dict] = {}
@@ -54,7 +55,7 @@ def read() -> dict[str, dict[str, dict]]:
     return found
 
 
-MODELS, OTHERS = read().values()
+MODELS, OTHERS, ENGINES = read().values()
 # Name -> why a run leaves it out unless it is named.
 ONLY_ASKED_FOR = {
     "nemotron-h-buffer": (
@@ -76,37 +77,6 @@ REFUSED = {"kimi-linear": "forward_batch.extend_prefix_lens_cpu"}
 # Their Mamba2 beside attention is a break of the breakable graph alone.
 BREAKABLE_ALONE = {"falcon-h1"}
 DEFAULT = tuple(name for name in MODELS if name not in ONLY_ASKED_FOR)
-# The words for what computes sparse attention: up to 0.5.12, and from 0.5.13 on.
-SPARSE_KERNELS = (
-    ("nsa_prefill_backend", "dsa_prefill_backend"),
-    ("nsa_decode_backend", "dsa_decode_backend"),
-)
-# What a server with sparse attention needs beyond the others' arguments: bfloat16 keys, which
-# FlashMLA's sparse kernel reads in prefill and decode; the defaults on Hopper decode with
-# FlashAttention 3. Graphs for decoding prove nothing here.
-SPARSE_ENGINE = dict(
-    attention_backend="nsa",
-    **{name: "flashmla_sparse" for names in SPARSE_KERNELS for name in names},
-    kv_cache_dtype="bfloat16",
-    page_size=64,
-    disable_cuda_graph=True,
-)
-TRITON_NETS = dict(linear_attn_prefill_backend="triton")  # not known to 0.5.9
-# What leaves Mamba2 states behind whole chunks: by its name up to 0.5.13, and from 0.5.14 on.
-EXTRA_BUFFER = dict.fromkeys(
-    ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer"
-)
-DRAFTS = dict(
-    speculative_algorithm="EAGLE",
-    speculative_num_steps=2,
-    speculative_eagle_topk=1,
-    speculative_num_draft_tokens=3,
-)
-# the kernel made for decoding
-FP8_KEYS = dict(
-    kv_cache_dtype="fp8_e4m3",
-    **{name: "flashmla_kv" for names in SPARSE_KERNELS for name in names},
-)
 
 
 def has_router(config: dict) -> bool:
@@ -135,20 +105,19 @@ def has_drafts(name: str) -> bool:
 
 def engine(name: str) -> dict:
     """sglang.Engine's words for this model on top of those for all. Where it drafts, engine.py adds
-    where it lies."""
-    if has_drafts(name):
-        return EXTRA_BUFFER | DRAFTS
-    if name in ("nemotron-h-buffer", "qwen3-next-buffer"):
-        return EXTRA_BUFFER
-    if name == "qwen3-next-triton":
-        return TRITON_NETS
-    if not is_sparse(MODELS[name]):
-        return {}
-    return SPARSE_ENGINE | (FP8_KEYS if name.endswith("-fp8") else {})
+    where it lies. A word that has two names has both: releases know one of them.
+
+    With sparse attention: bfloat16 keys, which FlashMLA's sparse kernel reads in prefill and
+    decode, since the defaults on Hopper decode with FlashAttention 3; fp8 keys want the kernel made
+    for decoding. Graphs for decoding prove nothing there. extra_buffer leaves Mamba2 states behind
+    whole chunks.
+    """
+    return ENGINES.get(name, {})
 
 
-# of a checkpoint: a tensor's name -> its shape, and how it is drawn
+# of a module: a tensor's name -> its shape, and how it is drawn
 Tensors = dict[str, tuple[tuple[int, ...], str]]
+Modules = dict[str, Tensors]
 
 
 def shapes(config: dict) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -176,43 +145,53 @@ def _weights(kind: str, **shapes: int | tuple[int, ...]) -> Tensors:
     }
 
 
-def _ends(c: dict, norm: str, embedding: str = "embed_tokens", kind: str = "norm") -> Iterator:
-    """What is before the layers and behind them. norm: its whole name."""
-    prefix, _, name = norm.rpartition(".")
-    size = (c["vocab_size"], c["hidden_size"])
-    yield prefix, _weights("embedding", **{embedding: size})
-    yield prefix, _weights(kind, **{name: c["hidden_size"]})
+def _decoder(
+    c: dict,
+    model: str,
+    block: Callable[[int], Modules],
+    norm: str = "norm",
+    norms: Sequence[str] = ("input_layernorm", "post_attention_layernorm"),
+    kind: str = "norm",
+    embedding: str = "embed_tokens",
+) -> Iterator[tuple[str, Tensors]]:
+    """A decoder. model: its module; block: of a layer's number, the modules of the layer beside its
+    norms, which are of one kind with the last norm."""
+    hidden, size = c["hidden_size"], (c["vocab_size"], c["hidden_size"])
+    yield model, _weights("embedding", **{embedding: size}) | _weights(kind, **{norm: hidden})
     yield "", _weights("head", lm_head=size)
+    for number in range(c["num_hidden_layers"]):
+        layer = f"{model}.layers.{number}"
+        yield layer, _weights(kind, **dict.fromkeys(norms, hidden))
+        for name, tensors in block(number).items():
+            yield f"{layer}.{name}", tensors
 
 
-def _llama_norms(c: dict, kind: str = "norm") -> Tensors:
-    names = ("input_layernorm", "post_attention_layernorm")
-    return _weights(kind, **dict.fromkeys(names, c["hidden_size"]))
+def _experts(module: str, count: int, one: Tensors) -> Modules:
+    return {f"{module}.experts.{number}": one for number in range(count)}
 
 
 def _nemotron_h(c: dict) -> Iterator[tuple[str, Tensors]]:
-    hidden = c["hidden_size"]
-    yield from _ends(c, "backbone.norm_f", "embeddings")
-    for number, kind in enumerate(c["hybrid_override_pattern"]):
-        layer = f"backbone.layers.{number}"
-        yield layer, _weights("norm", norm=hidden)
-        layer += ".mixer"
-        if kind == "M":
+    hidden, pattern = c["hidden_size"], c["hybrid_override_pattern"]
+
+    def block(number: int) -> Modules:
+        if pattern[number] == "M":
             inner = c["mamba_num_heads"] * c["mamba_head_dim"]
             groups = 2 * c["n_groups"] * c["ssm_state_size"]
-            yield layer, _mamba2(hidden, inner, c["mamba_num_heads"], groups, c["conv_kernel"])
-            yield layer, _weights("norm", norm=inner)
-        elif kind == "*":
-            yield layer, _attention(c)
-        elif kind == "-":
-            yield layer, _two_matrices(hidden, c["intermediate_size"])
-        else:
-            yield layer, _router(hidden, c["n_routed_experts"])
-            for expert in range(c["n_routed_experts"]):
-                one = _two_matrices(hidden, c["moe_intermediate_size"], "expert")
-                yield f"{layer}.experts.{expert}", one
-            shared = c["moe_shared_expert_intermediate_size"]
-            yield f"{layer}.shared_experts", _two_matrices(hidden, shared)
+            mamba2 = _mamba2(hidden, inner, c["mamba_num_heads"], groups, c["conv_kernel"])
+            return {"mixer": mamba2 | _weights("norm", norm=inner)}
+        if pattern[number] == "*":
+            return {"mixer": _attention(c)}
+        if pattern[number] == "-":
+            return {"mixer": _two_matrices(hidden, c["intermediate_size"])}
+        one = _two_matrices(hidden, c["moe_intermediate_size"], "expert")
+        shared = _two_matrices(hidden, c["moe_shared_expert_intermediate_size"])
+        experts = c["n_routed_experts"]
+        return {
+            "mixer": _router(hidden, experts),
+            "mixer.shared_experts": shared,
+        } | _experts("mixer", experts, one)
+
+    yield from _decoder(c, "backbone", block, "norm_f", ("norm",), embedding="embeddings")
     if "mtp_hybrid_override_pattern" in c:
         # one layer of attention, the first and the last; embeddings and head are the target's
         norms = ("enorm", "hnorm", "norm", "final_layernorm")
@@ -280,51 +259,45 @@ def _net(c: dict, projections: dict[str, int]) -> Tensors:
     }
 
 
-def _qwen_layers(
-    c: dict, model: str, projections: Callable[[int, int, int], dict[str, int]]
+def _qwen(
+    c: dict, model: str, projections: Callable[[int, int, int], dict[str, int]], mlp: Modules
 ) -> Iterator[tuple[str, Tensors]]:
-    """The layers of Qwen3-Next and Qwen3.5 without their MLPs. projections: of a net, by the sizes
-    of keys and values and the number of value heads."""
+    """Qwen3-Next and Qwen3.5. projections: of a net, by the sizes of keys and values and the number
+    of value heads."""
     about_zero, size = "norm-about-zero", c["head_dim"]
     values = c["linear_num_value_heads"]
     keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
-    rows = projections(keys, values * c["linear_value_head_dim"], values)
-    yield from _ends(c, f"{model}.norm", kind=about_zero)
-    for number in range(c["num_hidden_layers"]):
-        layer = f"{model}.layers.{number}"
-        yield layer, _llama_norms(c, about_zero)
-        if (number + 1) % c["full_attention_interval"]:
-            yield f"{layer}.linear_attn", _net(c, rows)
-        else:
-            norms = _weights(about_zero, q_norm=size, k_norm=size)
-            yield f"{layer}.self_attn", _attention(c, gates=2) | norms
+    net = _net(c, projections(keys, values * c["linear_value_head_dim"], values))
+    attention = _attention(c, gates=2) | _weights(about_zero, q_norm=size, k_norm=size)
+
+    def block(number: int) -> Modules:
+        is_net = (number + 1) % c["full_attention_interval"]
+        return ({"linear_attn": net} if is_net else {"self_attn": attention}) | mlp
+
+    return _decoder(c, model, block, kind=about_zero)
 
 
 def _qwen3_next(c: dict) -> Iterator[tuple[str, Tensors]]:
-    hidden = c["hidden_size"]
-    yield from _qwen_layers(
-        c, "model", lambda keys, out, heads: {"qkvz": 2 * (keys + out), "ba": 2 * heads}
+    hidden, experts = c["hidden_size"], c["num_experts"]
+    one = _three_matrices(hidden, c["moe_intermediate_size"], "expert")
+    mlp = _experts("mlp", experts, one) | {
+        "mlp": _weights("matrix", gate=(experts, hidden), shared_expert_gate=(1, hidden)),
+        "mlp.shared_expert": _three_matrices(hidden, c["shared_expert_intermediate_size"]),
+    }
+    return _qwen(
+        c, "model", lambda keys, out, heads: {"qkvz": 2 * (keys + out), "ba": 2 * heads}, mlp
     )
-    for number in range(c["num_hidden_layers"]):
-        mlp = f"model.layers.{number}.mlp"
-        yield mlp, _weights("matrix", gate=(c["num_experts"], hidden))
-        yield mlp, _weights("matrix", shared_expert_gate=(1, hidden))
-        for expert in range(c["num_experts"]):
-            one = _three_matrices(hidden, c["moe_intermediate_size"], "expert")
-            yield f"{mlp}.experts.{expert}", one
-        shared = _three_matrices(hidden, c["shared_expert_intermediate_size"])
-        yield f"{mlp}.shared_expert", shared
 
 
 def _qwen3_5(config: dict) -> Iterator[tuple[str, Tensors]]:
     """Without experts, and with a vision tower."""
-    c, model = config["text_config"], "model.language_model"
-    yield from _qwen_layers(
-        c, model, lambda keys, out, heads: {"qkv": 2 * keys + out, "z": out, "b": heads, "a": heads}
+    c = config["text_config"]
+    yield from _qwen(
+        c,
+        "model.language_model",
+        lambda keys, out, heads: {"qkv": 2 * keys + out, "z": out, "b": heads, "a": heads},
+        {"mlp": _three_matrices(c["hidden_size"], c["intermediate_size"])},
     )
-    for number in range(c["num_hidden_layers"]):
-        mlp = _three_matrices(c["hidden_size"], c["intermediate_size"])
-        yield f"{model}.layers.{number}.mlp", mlp
     yield "model.visual", _tower(config["vision_config"])
 
 
@@ -355,42 +328,31 @@ def _tower(v: dict) -> Tensors:
 
 
 def _llama(c: dict) -> Iterator[tuple[str, Tensors]]:
-    yield from _ends(c, "model.norm")
-    for number in range(c["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        yield layer, _llama_norms(c)
-        yield f"{layer}.self_attn", _attention(c)
-        yield f"{layer}.mlp", _three_matrices(c["hidden_size"], c["intermediate_size"])
+    mlp = _three_matrices(c["hidden_size"], c["intermediate_size"])
+    return _decoder(c, "model", lambda _: {"self_attn": _attention(c), "mlp": mlp})
 
 
 def _falcon_h1(c: dict) -> Iterator[tuple[str, Tensors]]:
     hidden, groups = c["hidden_size"], 2 * c["mamba_n_groups"] * c["mamba_d_state"]
-    mamba2 = _mamba2(hidden, c["mamba_d_ssm"], c["mamba_n_heads"], groups, c["mamba_d_conv"])
-    yield from _ends(c, "model.final_layernorm")
-    for number in range(c["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        yield layer, _weights("norm", input_layernorm=hidden, pre_ff_layernorm=hidden)
-        yield f"{layer}.self_attn", _attention(c)
-        yield f"{layer}.mamba", mamba2
-        yield f"{layer}.feed_forward", _three_matrices(hidden, c["intermediate_size"])
+    layer = {
+        "self_attn": _attention(c),
+        "mamba": _mamba2(hidden, c["mamba_d_ssm"], c["mamba_n_heads"], groups, c["mamba_d_conv"]),
+        "feed_forward": _three_matrices(hidden, c["intermediate_size"]),
+    }
+    norms = ("input_layernorm", "pre_ff_layernorm")
+    return _decoder(c, "model", lambda _: layer, "final_layernorm", norms)
 
 
 def _deepseek(c: dict) -> Iterator[tuple[str, Tensors]]:
-    hidden, size = c["hidden_size"], c["moe_intermediate_size"]
-    yield from _ends(c, "model.norm")
-    for number in range(c["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        mlp = f"{layer}.mlp"
-        yield layer, _llama_norms(c)
-        yield f"{layer}.self_attn", _latent(c)
-        yield f"{layer}.self_attn.indexer", _indexer(c)
-        if number < c["first_k_dense_replace"]:
-            yield mlp, _three_matrices(hidden, c["intermediate_size"])
-            continue
-        yield mlp, _router(hidden, c["n_routed_experts"])
-        for expert in range(c["n_routed_experts"]):
-            yield f"{mlp}.experts.{expert}", _three_matrices(hidden, size, "expert")
-        yield f"{mlp}.shared_experts", _three_matrices(hidden, size * c["n_shared_experts"])
+    hidden, size, experts = c["hidden_size"], c["moe_intermediate_size"], c["n_routed_experts"]
+    sparse = _experts("mlp", experts, _three_matrices(hidden, size, "expert")) | {
+        "mlp": _router(hidden, experts),
+        "mlp.shared_experts": _three_matrices(hidden, size * c["n_shared_experts"]),
+    }
+    dense = {"mlp": _three_matrices(hidden, c["intermediate_size"])}
+    attention = {"self_attn": _latent(c), "self_attn.indexer": _indexer(c)}
+    first = c["first_k_dense_replace"]
+    return _decoder(c, "model", lambda number: attention | (dense if number < first else sparse))
 
 
 def _indexer(c: dict) -> Tensors:
@@ -404,23 +366,20 @@ def _indexer(c: dict) -> Tensors:
 
 
 def _kimi_linear(c: dict) -> Iterator[tuple[str, Tensors]]:
-    hidden, size = c["hidden_size"], c["moe_intermediate_size"]
-    yield from _ends(c, "model.norm")
-    for number in range(c["num_hidden_layers"]):
-        layer = f"model.layers.{number}"
-        yield layer, _llama_norms(c)
-        kda = number + 1 in c["linear_attn_config"]["kda_layers"]
-        yield f"{layer}.self_attn", (_kda if kda else _latent)(c)
-        if number < c["first_k_dense_replace"]:
-            yield f"{layer}.mlp", _three_matrices(hidden, c["intermediate_size"])
-            continue
-        experts = f"{layer}.block_sparse_moe"
-        yield experts, _router(hidden, c["num_experts"])
-        one = _weights("expert", w1=(size, hidden), w2=(hidden, size), w3=(size, hidden))
-        for expert in range(c["num_experts"]):
-            yield f"{experts}.experts.{expert}", one
-        shared = _three_matrices(hidden, size * c["num_shared_experts"])
-        yield f"{experts}.shared_experts", shared
+    hidden, size, experts = c["hidden_size"], c["moe_intermediate_size"], c["num_experts"]
+    moe, kda = "block_sparse_moe", c["linear_attn_config"]["kda_layers"]
+    one = _weights("expert", w1=(size, hidden), w2=(hidden, size), w3=(size, hidden))
+    sparse = _experts(moe, experts, one) | {
+        moe: _router(hidden, experts),
+        f"{moe}.shared_experts": _three_matrices(hidden, size * c["num_shared_experts"]),
+    }
+    dense = {"mlp": _three_matrices(hidden, c["intermediate_size"])}
+
+    def block(number: int) -> Modules:
+        attention = (_kda if number + 1 in kda else _latent)(c)
+        return {"self_attn": attention} | (dense if number < c["first_k_dense_replace"] else sparse)
+
+    return _decoder(c, "model", block)
 
 
 def _kda(c: dict) -> Tensors:

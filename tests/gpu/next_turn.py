@@ -61,11 +61,7 @@ def asked(engine, _: dict) -> dict:
 
 def judged(result: dict, control: bool) -> list[compare.Verdict]:
     cached = solo.cached(result)
-    return [
-        compare.Verdict(
-            "next turns went on from decoded states",
-            min(cached) >= STATE_AT,
-            f"{min(cached)} to {max(cached)} tokens were cached, in {len(cached)} turns",
-        ),
-        *solo.judged_without_cache("next turns", result, control),
-    ]
+    why = f"{min(cached)} to {max(cached)} tokens were cached, in {len(cached)} turns"
+    what = "next turns went on from decoded states"
+    shown = compare.Verdict(what, min(cached) >= STATE_AT, why)
+    return solo.judged(shown, "next turns", result, control)

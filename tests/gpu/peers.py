@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,18 +34,6 @@ class Peer:
 
     name: str
     site: Path
-
-
-@dataclass(frozen=True)
-class Ready:
-    """What one visit of a peer needs: whose process, with which plan. told: what is known of it
-    before it runs."""
-
-    place: launch.Place
-    script: Path
-    plan: dict
-    told: dict
-    environment: dict[str, str]
 
 
 class Unfit(Exception):
@@ -71,21 +60,28 @@ def read(word: str) -> Peer:
     return Peer(name, site)
 
 
-def ready(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
-    """How to run a peer. plan: as timing.py has it; label: of its files. Raises Unfit."""
+def ready(
+    peer: Peer, options: argparse.Namespace, label: str, plan: dict
+) -> tuple[launch.Job, dict]:
+    """How to run a peer, and what is known of it before. plan: as timing.py has it; label: of its
+    files. Raises Unfit."""
     return (_vllm if peer.name == VLLM else _sglang)(peer, options, label, plan)
 
 
-def _vllm(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
+def _vllm(
+    peer: Peer, options: argparse.Namespace, label: str, plan: dict
+) -> tuple[launch.Job, dict]:
     out = options.out.absolute()
     cache = {"VLLM_CACHE_ROOT": str(out / f"{label}.cache")}
     hostsite = peer.site.with_name("hostsite")  # of an unpacked bundle: runs its .pth files
     path = (hostsite, peer.site) if hostsite.is_dir() else (peer.site,)
-    place = launch.Place(path, out)
-    return Ready(place, HERE / "peer_engine.py", plan, {}, VLLM_SETTINGS | cache)
+    more = {"place": launch.Place(path, out), "environment": VLLM_SETTINGS | cache}
+    return launch.Job(f"bench.{label}", HERE / "peer_engine.py", plan, math.inf, **more), {}
 
 
-def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> Ready:
+def _sglang(
+    peer: Peer, options: argparse.Namespace, label: str, plan: dict
+) -> tuple[launch.Job, dict]:
     """The bundle's tree made as the release was published, in the mode of the last tree, or eager
     where the release has no such graph."""
     tree = options.out.absolute() / f"{label}.tree"
@@ -97,13 +93,15 @@ def _sglang(peer: Peer, options: argparse.Namespace, label: str, plan: dict) -> 
     mode, why = mode_of(its, options.mode[-1])
     version = json.loads((peer.site / "manifest.json").read_text())["version"]
     told = {"version": version, "mode": mode, "mode_why": why}
-    return of_sglang(its, plan | {"mode": mode}, told, {})
+    return of_sglang(its, label, plan | {"mode": mode}), told
 
 
-def of_sglang(options: argparse.Namespace, plan: dict, told: dict, more: dict[str, str]) -> Ready:
+def of_sglang(options: argparse.Namespace, label: str, plan: dict, **more: str) -> launch.Job:
     """How to run the tree that the options name. more: of the environment."""
-    place, order = commandline.place_of(options), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return Ready(place, HERE / "bench_engine.py", plan, told, order | more)
+    name, script = f"bench.{label}", HERE / "bench_engine.py"
+    more = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | more
+    place = commandline.place_of(options)
+    return launch.Job(name, script, plan, math.inf, place=place, environment=more)
 
 
 def mode_of(options: argparse.Namespace, mode: str) -> tuple[str, str]:

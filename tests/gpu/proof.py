@@ -10,7 +10,7 @@ import judging
 import launch
 import models
 import modes
-from experiment import Experiment, Plan, Session, Stage, engine_job, engine_words
+from experiment import Experiment, Plan, Session, engine_job, engine_words
 
 RESULT = "evidence.json"
 NOTHING_LEFT = "no model is left: nothing would be proven"
@@ -26,7 +26,7 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     if not kept:
         raise SystemExit(NOTHING_LEFT)
     chosen = wanted(kept, session.modes(row), session.known)
-    return Plan([Stage([job(session, row, model, mode) for model, mode in chosen])])
+    return Plan([[job(session, row, model, mode) for model, mode in chosen]])
 
 
 def left_out(

@@ -14,16 +14,13 @@ of every engine lie beside it. Exit code 0: every check passed.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
@@ -35,7 +32,7 @@ import launch
 import machine
 import models
 import modes
-from experiment import Experiment, Plan, Session, Stage, title, write_models
+from experiment import Experiment, Plan, Session, title, write_models
 
 KERNELS_S = 150  # longest wait for FlashInfer's kernels, where nothing may start before
 TAKEN = ("model", "mode", "tp", "against")  # by some rows alone
@@ -193,16 +190,13 @@ def groups(planned: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def perform(session: Session, group: Sequence[Planned], write: Callable[[], None]) -> None:
-    """Run the engines of some rows."""
-    row, gpus = group[0].row, [gpu.use for gpu in visible(session.options)]
-    with contextlib.ExitStack() as stack:
-        if row.beside:
-            making = kernels.made_ahead(session.place, gpus[0], session.options.attention)
-            stack.enter_context(making)
+    """Run the engines of some rows. One that is alone begins when all is compiled."""
+    gpus = [gpu.use for gpu in visible(session.options)]
+    with kernels.made_ahead(session.place, gpus[0], session.options.attention) as compiling:
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
-        if not row.beside:
-            compile_attention(session, group[0].plan, gpus[0])
+        if not group[0].row.beside:
+            kernels.wait(compiling, time.time() + KERNELS_S)
         run_stages(session, group, gpus, write)
 
 
@@ -218,23 +212,23 @@ def run_stages(
     options, row, stages = session.options, group[0].row, group[0].plan.stages
     if row.beside:
         jobs = [job for one in group for job in one.plan.jobs]
-        stages = [Stage(jobs, stages[0].place, width=options.width)]
+        stages = [jobs]
     for stage in stages:
-        for devices, here in by_gpus(stage.jobs, gpus):
-            deadline = time.time() + len(here) * session.engine_limit(row)
+        for devices, here in by_gpus(stage, gpus):
+            width, deadline = len(here), time.time() + len(here) * session.engine_limit(row)
             if row.beside:
+                width = options.width or row.width
                 deadline = session.began + (options.limit or row.limit)
-            with mock.patch.dict(os.environ, stage.environment):
-                launch.run_all(
-                    stage.place or session.place,
-                    here,
-                    stage.width or row.width,
-                    deadline,
-                    commandline.say,
-                    lead=stage.lead,
-                    devices=devices if row.beside else devices[:1],
-                    ended=write,
-                )
+            launch.run_all(
+                session.place,
+                here,
+                width,
+                deadline,
+                commandline.say,
+                lead=row.beside,
+                devices=devices if row.beside else devices[:1],
+                ended=write,
+            )
 
 
 def by_gpus(
@@ -251,14 +245,6 @@ def by_gpus(
             continue
         found.append((devices, here))
     return found
-
-
-def compile_attention(session: Session, plan: Plan, gpu: str) -> None:
-    """Before an engine that is alone starts, where some engine has FlashInfer's attention."""
-    kinds = {job.plan["engine"]["attention_backend"] for job in plan.jobs}
-    if kernels.FLASHINFER in kinds:
-        seconds = kernels.make(session.place, gpu, KERNELS_S)
-        commandline.say(f"attention kernels compiled in {seconds:.0f} s")
 
 
 def save(session: Session, one: Planned, complete: bool) -> None:

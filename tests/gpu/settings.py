@@ -18,7 +18,7 @@ import launch
 import modes
 import proof
 import setting_checks
-from experiment import QUEUE, Experiment, Plan, Session, Stage
+from experiment import QUEUE, Experiment, Plan, Session
 
 RETURNS = setting_checks.RETURNS
 # Of several GPUs. The kernels that join all-reduce with a norm may use NVLink multicast, which can
@@ -40,7 +40,8 @@ EXPERTS = {"return_routed_experts": True}
 
 def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan:
     """The servers, a model's next to each other."""
-    made, left_out = Stage([]), []
+    made: list[launch.Job] = []
+    left_out = []
     for model in asked_models:
         here: list[launch.Job] = []
         asked_modes = [mode for mode in row.modes if mode in session.modes(row)]
@@ -51,10 +52,9 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
             else:
                 here.append(job(session, row, model, mode))
         tried = [one for one in here if one.needs]
-        made.jobs += [
+        made += [
             one for one in here if one.needs or any(other.needs == one.name for other in tried)
         ]
-    made.place = session.untouched if session.options.without == QUEUE else session.place
     return Plan([made], left_out)
 
 
@@ -72,6 +72,7 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
     """The proof's job for the model and mode, with what the setting changes."""
     reference, tp = mode in modes.REFERENCES, session.options.tp or 1
     one = proof.job(session, row, model, mode, f"{row.name}.")
+    one.place = session.untouched if session.options.without == QUEUE else None
     shared = {"tp_size": tp} | TENSOR_PARALLEL if tp > 1 else {}
     ranks = max(row.gpus, tp)
     if ranks > 1:  # ranks of DP attention go on together: one that sleeps holds the others up

@@ -21,7 +21,6 @@ from experiment import (
     Experiment,
     Plan,
     Session,
-    Stage,
     engine_job,
     engine_words,
     judged_run,
@@ -55,8 +54,9 @@ def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     for model in asked:
         name = f"{row.name.replace('_', '-')}.{model}.{without or 'patched'}"
         words = {"engine": engine_words(session, model) | row.words, "question": row.name}
-        job = engine_job(session, row, name, model, modes.EAGER, **words)
-        stages.append(Stage([job], place, lead=False))
+        one = engine_job(session, row, name, model, modes.EAGER, **words)
+        one.place = place
+        stages.append([one])
     return Plan(stages)
 
 
@@ -94,12 +94,11 @@ def cached(result: dict) -> list[int]:
     return [call["answers"][0]["cached"] for call in result["warm"].values()]
 
 
-def judged_without_cache(what: str, result: dict, control: bool) -> list[compare.Verdict]:
-    """Whether nothing was found without a cache, and whether both answer alike. what: is alike."""
+def judged(shown: compare.Verdict, what: str, result: dict, control: bool) -> list[compare.Verdict]:
+    """Whether the question was met, nothing was found without a cache, and both answer alike.
+    shown: that it was met; what: is alike."""
     warm, cold = result["warm"], result["cold"]
     agree = compare.same_answers(f"{what} answer as without a cache", warm, cold)
     found = any(call["answers"][0]["cached"] for call in cold.values())
-    return [
-        compare.Verdict("without a cache nothing was found", not found, "the cache was empty"),
-        otherwise([agree], QUEUE) if control else agree,
-    ]
+    empty = compare.Verdict("without a cache nothing was found", not found, "the cache was empty")
+    return [shown, empty, otherwise([agree], QUEUE) if control else agree]

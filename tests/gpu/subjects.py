@@ -1,9 +1,11 @@
-"""What gain.py times: models of published shapes with dummy weights, and what each engine of one
-takes of the GPU. Qwen3.5's vision tower is a small one, and its server runs without."""
+"""What gain.py times: models of published shapes with dummy weights, what each engine of one takes
+of the GPU, and the least time of a forward: its matrix products alone, at the rate that the GPU
+reached. Qwen3.5's vision tower is a small one, and its server runs without."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 
 import models
@@ -16,6 +18,21 @@ MOST = 0.9  # of the GPU's memory, for weights and pools: graphs and activations
 # model_runner_kv_cache_mixin.py; and two more where the cache strategy is extra_buffer
 # (kv_cache_configurator.py:1591 in 0.5.16), or fewer requests run than are asked for
 STATES, TRACKED = 3, 2
+# One large product, over and over; the median of the later ones, so that clocks have settled.
+RATE = """
+import json, statistics, torch
+size, spans = 8192, []
+left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+for _ in range(60):
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    torch.mm(left, right)
+    ended.record()
+    ended.synchronize()
+    spans.append(began.elapsed_time(ended))
+tflops = 2 * size**3 / statistics.median(spans[20:]) / 1e9
+print(json.dumps({"size": size, "tflops": round(tflops, 1)}))
+"""
 
 
 @dataclass(frozen=True)
@@ -42,8 +59,8 @@ class Subject:
         )
         if self.state:
             found["max_mamba_cache_size"] = STATES * running
-        sparse = models.is_sparse(self.config)
-        return found | (models.SPARSE_ENGINE if sparse else {}) | self.engine
+        sparse = models.engine("deepseek-v32") if models.is_sparse(self.config) else {}
+        return found | sparse | self.engine
 
     @property
     def state(self) -> float:
@@ -111,6 +128,54 @@ def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = Fals
     if tracked and "max_mamba_cache_size" in words:
         words["max_mamba_cache_size"] += TRACKED * running
     return words | pools | dict(cuda_graph_max_bs=running, cuda_graph_bs=sizes)
+
+
+def flops(config: dict, count: int, length: int) -> float | None:
+    """Floating-point operations of one prefill's matrix products; None of a model not known here.
+
+    Two for each weight and token; of experts, those that a token picks; of the head, for one token
+    of each request. The products of attention and of state spaces are left out.
+    """
+    config = _text(config)
+    try:
+        found = {kind: _weights(config, kind) for kind in ("matrix", "expert", "head")}
+    except KeyError:
+        return None
+    picked = config.get("num_experts_per_tok", 0) / (
+        config.get("n_routed_experts") or config.get("num_experts") or 1
+    )
+    return 2.0 * count * (length * (found["matrix"] + found["expert"] * picked) + found["head"])
+
+
+def _text(config: dict) -> dict:
+    """The text model's config. Qwen3.5's has the matrices of Qwen3-Next's; without experts its MLP
+    is as large as what all tokens share there. Qwen3's has Llama's."""
+    config = config.get("text_config", config)
+    if config.get("model_type") == "qwen3":
+        return config | {"model_type": "llama"}
+    if not config.get("model_type", "").startswith("qwen3_5"):
+        return config
+    dense = (
+        {}
+        if config["num_experts"]
+        else {"shared_expert_intermediate_size": config["intermediate_size"]}
+    )
+    return config | {"model_type": "qwen3_next"} | dense
+
+
+def _weights(config: dict, wanted: str) -> int:
+    """The weights of all matrices of a kind; a convolution is none."""
+    return sum(
+        math.prod(shape)
+        for _, shape, kind in models.shapes(config)
+        if kind == wanted and len(shape) == 2
+    )
+
+
+def milliseconds(config: dict, count: int, length: int, tflops: float) -> float | None:
+    """How long these take at `tflops`."""
+    found = flops(config, count, length)
+    return None if found is None else round(found / tflops / 1e9, 2)
 
 
 def read() -> dict[str, Subject]:

@@ -93,35 +93,20 @@ class Experts:
         return max(hit * self.bytes_of_weights / bytes_per_us, flops / flops_per_us)
 
 
-NEXT = ("Qwen3-Next-80B-A3B", 512, 2048, 10)
-Q35 = ("Qwen3.5-35B-A3B, Qwen3.6-35B-A3B", 256, 2048, 8)
-Q122 = ("Qwen3.5-122B-A10B", 256, 3072, 8)
-Q397 = ("Qwen3.5-397B-A17B", 512, 4096, 10)
-KIMI = ("Kimi-Linear-48B-A3B", 256, 2304, 8)
-NANO = ("Nemotron-3-Nano-30B-A3B", 128, 2688, 6)
-SUPER = ("Nemotron-3-Super-120B-A12B", 512, 1024, 22)  # hidden: its moe_latent_size
+def read() -> dict[tuple[int, int], tuple[Experts, ...]]:
+    """tests/models/experts.json: which models share a table, by E and N of its file's name. The
+    hidden size of Nemotron-3-Super's experts is its moe_latent_size."""
+    file = Path(__file__).resolve().parents[1] / "models/experts.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    found = {}
+    for table, models in known["tables"].items():
+        experts, size = map(int, table.split(","))
+        group = (Experts(models=name, size=size, **known["models"][name]) for name in models)
+        found[experts, size] = tuple(group)
+    return found
 
 
-def of(model: tuple[str, int, int, int], size: int, gated: bool = True) -> Experts:
-    name, experts, hidden, top_k = model
-    return Experts(name, experts, size, hidden, top_k, gated)
-
-
-# by E and N of the file's name
-SHAPES: dict[tuple[int, int], tuple[Experts, ...]] = {
-    (512, 1024): (of(Q397, 1024),),
-    (512, 512): (of(NEXT, 512), of(Q397, 512)),
-    (512, 256): (of(NEXT, 256), of(Q397, 256)),
-    (512, 128): (of(NEXT, 128), of(Q397, 128)),
-    (256, 1024): (of(Q122, 1024), of(KIMI, 1024)),
-    (256, 512): (of(Q35, 512), of(Q122, 512), of(KIMI, 512)),
-    (256, 256): (of(Q35, 256), of(Q122, 256), of(KIMI, 256)),
-    (256, 128): (of(Q35, 128),),
-    (128, 1856): (of(NANO, 1856, gated=False),),
-    (128, 928): (of(NANO, 928, gated=False),),
-    (512, 2688): (of(SUPER, 2688, gated=False),),
-    (512, 1344): (of(SUPER, 1344, gated=False),),
-}
+SHAPES = read()
 
 
 def shape(text: str) -> tuple[Experts, ...]:

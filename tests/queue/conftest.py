@@ -140,28 +140,6 @@ def started_pip(fake_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "_pip", STARTED_PIP)
 
 
-WORKS = run.Quilt.works
-WORKING: set[tuple[str, ...]] = set()  # where quilt and its parts lie
-
-
-def works_once(engine: run.Quilt) -> bool:
-    """A quilt that worked is not asked again: each find() would start its shell scripts, and tests
-    have links to one."""
-    path = engine.variables.get("PATH", os.environ["PATH"])
-    names = [shutil.which(name, path=path) or "" for name in (engine.command, "patch")]
-    seen = tuple(map(os.path.realpath, [*names, engine.variables.get("QUILT_DIR", "")]))
-    if seen not in WORKING and WORKS(engine):
-        WORKING.add(seen)
-    return seen in WORKING
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quilt_asked_once() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run.Quilt, "works", works_once)
-        yield
-
-
 @pytest.fixture
 def applied(tmp_path: Path, template: Path) -> fakes.Project:
     """A good project with its queue applied and its release cached."""

@@ -313,6 +313,23 @@ def record(site: Path, version: str = VERSION, name: str | None = None) -> None:
     (site / info).write_bytes(record_of(members, info).replace(b"\n", b"\r\n"))
 
 
+def verified(folder: Path) -> dict:
+    """What the tree's own module says, with the standard library alone."""
+    file = folder / series.PACKAGE.removeprefix("python/") / "report/provenance.py"
+    code = (
+        "import dataclasses, importlib.util, json, sys\n"
+        "spec = importlib.util.spec_from_file_location('provenance', sys.argv[1])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['provenance'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "found = module.verify()\n"
+        "print(json.dumps({**dataclasses.asdict(found), 'intact': found.intact,"
+        " 'said': list(module.lines(found)), 'version': module.read().version}))"
+    )
+    words = [sys.executable, "-I", "-S", "-B", "-c", code, file]
+    return json.loads(run(*words, check=True).stdout)
+
+
 def harness(project: Project) -> str:
     """Give a project rules to judge by, of the models and modes that tests/gpu has: their hash."""
     known = json.loads((ROOT / rules.FILE).read_text(encoding="utf-8"))
@@ -384,15 +401,28 @@ def program(path: Path, line: str) -> Path:
     return path
 
 
+def in_child(call) -> int:
+    """Run it in a forked process: its exit status, negative for the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            call()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def kill_at(number: int, run: Callable[[], object]) -> None:
     """Do something in a process that is killed at the number-th rename."""
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         with pytest.MonkeyPatch.context() as patch:
             killed_at(number, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
             run()
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+    assert in_child(killed) == -signal.SIGKILL
 
 
 def interrupt() -> None:

@@ -1,9 +1,14 @@
-"""The command line: exit codes, help, lines that fit, errors that say where and what next."""
+"""The command line: exit codes, help, options and hints; lines that fit, and errors that say where
+and what next."""
 
 from __future__ import annotations
 
+import argparse
+import ast
 import json
 import logging
+import re
+import shutil
 import sys
 from functools import partial
 
@@ -11,12 +16,18 @@ import fakes
 import pytest
 from fakes import COUNT, CUT, ROOT, RUNNER, TAG
 
+from bundle import host
+from bundle import release as bundle
+from evidence import commands as proving
+from evidence import results
+from evidence.pages import bench, status
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees
 from patchqueue.commands.terminal import show_problems
+from patchqueue.environments import testing
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
-from patchqueue.outcome import Problem
+from patchqueue.outcome import Problem, to_type
 
 
 @pytest.fixture
@@ -221,3 +232,156 @@ def test_what_is_done_meanwhile_is_a_line_of_its_own_said_once(project, capsys):
     text = f"fetching [red]{'a-long-name-' * 20}.whl"
     logging.getLogger("patchqueue.upstream.source").info(text)
     assert capsys.readouterr() == ("", f"{text}\n")
+
+
+# --- help, and the commands that hints name
+
+
+TOOL = sorted(
+    path for name in ("scripts/patchqueue", "lab") for path in (ROOT / name).rglob("*.py")
+)
+EXAMPLES = {command.name: command.example for command in cli.COMMANDS + proving.COMMANDS}
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_in_a_hint_exists(path):
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    names = {
+        call.args[0].value
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "to_type"
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert names <= fakes.sessions()
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Every command's, of both command lines."""
+    return {
+        name: parser
+        for line in (cli, proving)
+        for action in line._parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, parser in action.choices.items()
+    }
+
+
+def test_every_session_of_a_tool_is_a_command_of_one_line():
+    """Each of two command lines lists its own, and no other has it."""
+    names = [command.name for command in cli.COMMANDS + proving.COMMANDS]
+    assert sorted(names) == sorted(parsers())
+    assert {*names} == fakes.sessions() - {"lint", "linted"}
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES])
+def test_the_example_of_a_command_is_one(name):
+    words = EXAMPLES[name].split()
+    options, unknown = fakes.parser(name).parse_known_args([name, *words])
+    assert (
+        not unknown
+        and options.run
+        and to_type(name, *words).strip("`") in parsers()[name].format_help()
+    )
+
+
+@pytest.mark.parametrize("name", [*parsers()])
+def test_help_fits_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    made = parsers()[name]
+    assert (
+        re.fullmatch(r"[A-Z].*\.", made.description, re.DOTALL)
+        and max(map(len, made.format_help().splitlines())) <= 80
+    )
+    assert "VERSION" not in {action.metavar for action in made._actions}, "it is a RELEASE"
+
+
+# --- options
+
+
+def test_a_bundle_is_for_the_host_and_the_gpu_that_are_named(applied, tmp_path, tool, monkeypatch):
+    def dependencies(pin, machine, sm, **_):
+        (tmp_path / "site.tar.xz").write_bytes(b"x")
+        about = {"packages": [], "resolved_as_of": "2030-01-02"}
+        return tmp_path / "site.tar.xz", about | {"for": [machine.name, sm]}
+
+    shutil.copytree(ROOT / "tests/gpu", applied.root / "tests/gpu")
+    monkeypatch.setattr(bundle, "dependencies", dependencies)
+    shutil.copy(ROOT / host.DEFAULT, tmp_path / "other-host.toml")
+    words = ("--host", tmp_path / "other-host.toml", "--sm", "80")
+    code, _, err = tool(applied, "bundle", *words)
+    assert code == 0, err
+    manifest = json.loads((applied.root / "dist/bundle/v9.9.1/manifest.json").read_text())
+    assert manifest["for"] == ["other-host", 80]
+
+
+@pytest.fixture
+def profiled(applied, tmp_path):
+    """A project with the second patch in another profile, and what its commands are run on."""
+    applied.edit(f"patches/{fakes.CUT}", "Probe: ", "Profile: speed\nProbe: ")
+    applied.edit(f"patches/{fakes.CUT}", "Count the steps once more", "Name the cut")
+    fakes.author(tmp_path / "home")
+    applied.checkout(tmp_path / "sglang")
+    fakes.install(tmp_path / "site")
+    return applied
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("backport --onto {}/sglang b", "Count the steps once more"),
+        ("build", f"version 9.9.1+{fakes.LABEL}.fixes"),
+        ("patches --out {}/all.patch", "1 patch for"),
+        ("install --site-packages {}/site", "1 patch, 1 file changed"),
+    ],
+)
+def test_one_profile_is_handed_on(profiled, tmp_path, tool, words, said):
+    code, out, err = tool(profiled, *words.format(tmp_path).split(), "--only", "fixes")
+    assert code == 0 and said in out and "Name the cut" not in out, out + err
+
+
+def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool):
+    fakes.harness(applied)
+    applied.write(status.PAGE, status.BEGIN + status.END)
+    for name in (str(results.FILE), bench.PAGE):
+        applied.write(name, (ROOT / name).read_bytes())
+    (applied.root / "docs/images").mkdir(parents=True)
+    code, out, err = tool(applied, "status")
+    assert code == 0 and "the pages said so already" in out, err
+    _, out, _ = tool(applied, "status", "--plot")
+    drawn = [*(applied.root / "docs/images").glob("*.svg")]
+    assert drawn or "no picture: matplotlib is not installed" in out
+    code, _, err = tool(applied, "status", "--merge", tmp_path / "home")
+    assert code == 1 and "[no-evidence]" in err
+
+
+def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):
+    applied.write("upstream/locks/9.9.1.txt", "")
+    measured = []
+    monkeypatch.setattr(testing, "measure_coverage", lambda root: measured.append(root) or 0)
+    assert tool(applied, "test", "--coverage")[0] == 0 and measured == [applied.root]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gpu --agree --bench",
+        "test --upstream x --tool",
+        "test --coverage --tool",
+        "build --release --only rl",
+        "backport --onto x --report --pull-requests",
+        "install --site-packages x --discard --verify",
+        "install --site-packages x --verify --check",
+        "pin 9.9.2 --from x --lock",
+        "rebase 9.9.2 --continue --abort",
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(applied, tool, words):
+    before = fakes.snapshot(applied.root)
+    code, _, said = tool(applied, *words.split())
+    assert code == 2 and "not allowed with argument" in said
+    assert fakes.snapshot(applied.root) == before

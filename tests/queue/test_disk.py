@@ -15,8 +15,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG
-from test_install import in_child
+from fakes import RUNNER, TAG, in_child
 
 from bundle import packing
 from patchqueue.commands import cli

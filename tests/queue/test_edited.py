@@ -3,7 +3,6 @@ comes back byte for byte; and a tree tells whose edits are whose."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,13 +14,13 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT, RUNNER, refused
-from test_install import exactly, killed_at, nameless
+from fakes import ROOT, RUNNER, refused, verified
+from test_install import edit, exactly, killed_at, nameless
 
 from patchqueue.applying import own_changes
 from patchqueue.applying.matching import nearest
 from patchqueue.files import tree as trees
-from patchqueue.handover import backport, release
+from patchqueue.handover import backport
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
@@ -56,23 +55,6 @@ def alone(tmp_path) -> Path:
     return fakes.install(tmp_path / "alone")
 
 
-def verified(folder: Path) -> dict:
-    """What the tree's own module says, with the standard library alone."""
-    file = folder / OWN / MODULE
-    code = (
-        "import dataclasses, importlib.util, json, sys\n"
-        "spec = importlib.util.spec_from_file_location('provenance', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['provenance'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "found = module.verify()\n"
-        "print(json.dumps({**dataclasses.asdict(found), 'intact': found.intact,"
-        " 'said': list(module.lines(found))}))"
-    )
-    words = [sys.executable, "-I", "-S", "-B", "-c", code, str(file)]
-    return json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
-
-
 @dataclass(frozen=True)
 class Kind:
     """A foreign edit. said: a part of the refusal, "" where it is laid;
@@ -90,10 +72,6 @@ def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
         (site / name).write_text(text.replace(old, new, 1))
 
     return make
-
-
-def written(name: str, text: str) -> Callable[[Path], None]:
-    return lambda site: (site / name).write_text(text)
 
 
 def changed(change: Callable[[str], str], name: str = PATCHED) -> Callable[[Path], None]:
@@ -136,14 +114,14 @@ KINDS = {
     "lines twice": Kind(
         changed(lambda text: text + text), "is at 2 places: lines 18, 58", since="edits were made"
     ),
-    "a new file": Kind(written("sglang/srt/mine.py", "mine = 1\n")),
+    "a new file": Kind(edit("sglang/srt/mine.py", "mine = 1\n")),
     "a new file with a name of ours": Kind(
         named_as_ours,
         "the queue adds python/sglang/srt/steps/__init__.py, and this tree has a file of that name",
     ),
-    "a file that we do not touch": Kind(written(PAGE, "mine = 1\n")),
+    "a file that we do not touch": Kind(edit(PAGE, "mine = 1\n")),
     "a file that we do not touch gone": Kind(lambda site: (site / PAGE).unlink()),
-    "a file of data": Kind(written("sglang/srt/table.json", "{}")),
+    "a file of data": Kind(edit("sglang/srt/table.json", "{}")),
     "line ends": Kind(with_other_line_ends, r"hunk 1: line 18 reads 'step_18 = 18\r'"),
 }
 
@@ -244,8 +222,8 @@ def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch):
     assert name == "other-release" and "is v9.9.1, by its files, and not 9.9.3" in text
     assert exactly(site) == before
     nameless(site)
-    written(PATCHED, fakes.RELEASE[PATCHED])(site)
-    written(PAGE, "mine = 1\n")(site)
+    edit(PATCHED, fakes.RELEASE[PATCHED])(site)
+    edit(PAGE, "mine = 1\n")(site)
     assert refused(inplace.install, edited.root, site)[0] == "unknown-release"
     with monkeypatch.context() as patch:
         patch.setattr(edits, "FEW", 0)  # so many files differ that the rest says nothing
@@ -259,7 +237,7 @@ def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch):
 def test_killed_at_every_step(edited, site, verb):
     """The next call makes good what is left, and their tree comes back."""
     KINDS["before our hunks"].make(site)
-    written("sglang/srt/mine.py", "mine = 1\n")(site)
+    edit("sglang/srt/mine.py", "mine = 1\n")(site)
     pristine, number = exactly(site), 0
     while True:
         if verb == "uninstall":
@@ -344,8 +322,8 @@ def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
 # --- one file
 
 
-def one_file(project: fakes.Project, out: Path, **options) -> release.PatchFile:
-    return release.write_patch(project.root, project.pin, options.get("base"), out)
+def one_file(project: fakes.Project, out: Path, **options) -> backport.PatchFile:
+    return backport.write_patch(project.root, project.pin, options.get("base"), out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
@@ -500,7 +478,7 @@ def test_a_kept_module_that_imports_what_went_is_named(edited, site, tool):
         "near": "def f():\n    from .steps import x\n",
         "other": "import sglang.srt.runner, os\n",
     }.items():
-        written(f"sglang/srt/{name}.py", text)(site)
+        edit(f"sglang/srt/{name}.py", text)(site)
     code, out, _ = tool(edited, "uninstall", "--site-packages", site)
     near, team = [line for line in out.splitlines() if line.startswith("note: ")]
     assert code == 0 and team.startswith(f"note: sglang/srt/team.py:3 imports {OWN}report/")

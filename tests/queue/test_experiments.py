@@ -50,8 +50,7 @@ class Host:
             (run.machine, "visible", lambda: gpus),
             (run.commandline, "fields", lambda options: KNOWN),
             (run.commandline, "untouched_place", self._untouched),
-            (run.kernels, "make", lambda *_: self.ran.append("kernels") or 1.0),
-            (run.kernels, "made_ahead", lambda *_: contextlib.nullcontext()),
+            (run.kernels, "made_ahead", lambda *_: contextlib.nullcontext([])),
             (run.launch, "run_all", self._run_all),
         ):
             monkeypatch.setattr(module, name, stand_in)

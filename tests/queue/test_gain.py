@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import fakes
@@ -244,14 +245,14 @@ def test_kernels_are_told_by_their_names(gpu, name, short):
 
 
 def test_the_floor_counts_what_a_token_passes(gpu):
-    floor, models, subjects = map(load, ("floor", "models", "subjects"))
-    nano = floor.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
+    models, subjects = map(load, ("models", "subjects"))
+    nano = subjects.flops(subjects.SUBJECTS["nemotron-3-nano"].config, 1, 4096) / 4096 / 2
     assert 2.5e9 < nano < 3.6e9, "about three billion parameters for each token"
     # published: 6.95 billion weights besides the embedding and the head
     qwen3 = subjects.SUBJECTS["qwen3"].config
-    assert floor.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
-    assert floor.flops({"model_type": "another"}, 1, 1) is None
-    spent = floor.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0)
+    assert subjects.flops(qwen3, 1, 4096) / 4096 / 2 == pytest.approx(6.95e9, rel=0.01)
+    assert subjects.flops({"model_type": "another"}, 1, 1) is None
+    spent = subjects.milliseconds(models.OTHERS["nemotron"], 1, 4096, 690.0)
     assert spent == pytest.approx(91.6, abs=0.5)
 
 
@@ -260,7 +261,9 @@ def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
     its time."""
     kernels, launch = load("kernels"), load("launch")
     python = fakes.program(tmp_path / "python", 'echo "$@"')
-    kernels.make(launch.Place((), tmp_path, str(python)), "0", limit_s=60, head_dim=256)
+    place = launch.Place((), tmp_path, str(python))
+    with kernels.made_ahead(place, "0", kernels.FLASHINFER, head_dim=256) as compiling:
+        kernels.wait(compiling, time.time() + 60)
     for kind in kernels.KINDS:
         words = (tmp_path / f"kernels.{kind}.log").read_text().split()
         assert words[1:] == [kind, "256"]

@@ -264,7 +264,8 @@ kernels = gpumodules.fixture("kernels")
 def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, kernels):
     line = 'touch "$$.pid" "$CUDA_VISIBLE_DEVICES.device"\nexec sleep 600'
     slow = fakes.program(tmp_path / "python", line)
-    with kernels.made_ahead(importlib.import_module("launch").Place((), tmp_path, str(slow)), "3"):
+    place = importlib.import_module("launch").Place((), tmp_path, str(slow))
+    with kernels.made_ahead(place, "3", kernels.FLASHINFER):
         until = time.time() + 60
         while len(alive(tmp_path)) < len(kernels.KINDS) and time.time() < until:
             time.sleep(0.01)

@@ -181,24 +181,14 @@ def test_a_patched_version_comes_where_its_release_does():
     assert before("0.5.15.post1+pcg.2", 16) and not before("0.5.16+pcg.2", 16)
 
 
-CLASS = """
-class Layer:
-    def fused(self): return 1
-    def native(self): return 2
-def follow(a, b=1): raise ValueError
-"""
-EAGER, METHOD = "sglang/srt/prefill_graph/compat/eager", "package:Layer.fused=native"
+FOLLOW = "def follow(a, b=1): raise ValueError\n"
+EAGER = "sglang/srt/prefill_graph/compat/eager"
 
 
 @pytest.mark.parametrize(
     ("code", "variables", "said"),
     [
         ("import package; print(package.follow(1, b=2))", {"FORGET": "package:follow"}, "None"),
-        (
-            "import package as p; print(p.Layer().fused())",
-            {"FORGET": METHOD},
-            "2",
-        ),
         (  # where a subclass of the release's runner refuses, the watch sees nothing else
             "from sglang.srt.prefill_graph.compat import eager; import sitecustomize;"
             " print(eager.why(1, 2), sitecustomize.state['why'])",
@@ -206,12 +196,12 @@ EAGER, METHOD = "sglang/srt/prefill_graph/compat/eager", "package:Layer.fused=na
             "few few",
         ),
     ],
-    ids=["left out", "another in its place", "the queue's word"],
+    ids=["left out", "the queue's word"],
 )
 def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     """As in an engine's own processes, with modules of a folder."""
     for name, text in {
-        "package": CLASS,
+        "package": FOLLOW,
         EAGER: "def why(runner, batch):\n    return 'few'\n",
     }.items():
         file = tmp_path / f"{name}.py"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -25,7 +24,7 @@ from pathlib import Path
 import fakes
 import pytest
 import test_build
-from fakes import ROOT, RUNNER, contents, refused
+from fakes import ROOT, RUNNER, contents, in_child, refused, verified
 from packaging.version import Version
 
 from patchqueue import wheels
@@ -34,7 +33,6 @@ from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
 from patchqueue.install import inplace, installed, undo
 from patchqueue.outcome import Outcome
-from patchqueue.queue import series
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
@@ -713,19 +711,6 @@ def test_a_checkout_that_is_installed_editable(project, tmp_path):
 # --- kills
 
 
-def in_child(call) -> int:
-    """Run it in a forked process: its exit status, negative for the signal that ended it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            call()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 WRITES = {f"os.{name}" for name in ("rename", "link", "remove", "mkdir", "rmdir", "chmod", "chown")}
 WRITES |= {"os.utime", "shutil.rmtree", "shutil.copystat", "open", "fcntl.flock"}
 
@@ -941,7 +926,7 @@ def test_two_at_once(project, site, do):
 # --- real releases
 
 
-def test_a_real_release(unpacked_release, monkeypatch):
+def test_a_real_release(unpacked_release):
     """The tree that the replay makes, which `--verify` there confirms, with the queue's name in
     upstream's list of plugins; and back."""
     pin, site = unpacked_release("0.5.23")
@@ -952,9 +937,8 @@ def test_a_real_release(unpacked_release, monkeypatch):
     assert undo.read(site).changes[-1].path == inplace.LAST, (
         "a server would call itself patched before it is"
     )
-    found = _provenance(site, monkeypatch)
-    assert found.verify().intact
-    assert (found.read().version, found.tree_hash()) == ("0.5.23", pin.patched)
+    found = verified(site)
+    assert found["intact"] and (found["version"], found["tree"]) == ("0.5.23", pin.patched)
     assert test_build.named(site) == [CALLED]
     listed = f"{info}/entry_points.txt"
     rows = {row[0]: row for row in csv.reader((site / info / "RECORD").read_text().splitlines())}
@@ -965,16 +949,6 @@ def test_a_real_release(unpacked_release, monkeypatch):
     (site / listed).write_bytes(text)
     inplace.uninstall(ROOT, site)
     assert trees.hash_python(trees.list_package(site)) == pin.tree and exactly(site) == before
-
-
-def _provenance(site: Path, monkeypatch):
-    """The installed package's own module, which needs nothing else of sglang."""
-    file = site / series.PACKAGE.removeprefix("python/") / "report/provenance.py"
-    spec = importlib.util.spec_from_file_location("provenance_in_place", file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_check_writes_nothing(site, command):

@@ -115,9 +115,9 @@ def test_a_peer_for_another_torch_brings_the_archive_of_a_release(
     assert (there / "site" / CUBLAS).is_symlink()
     (there / "site/added.pth").write_text("import os; os.environ['PTH'] = 'run'\n")
     options = argparse.Namespace(out=tmp_path)
-    ready = peers.ready(peers.read(f"vllm={there}"), options, "vllm", PLAN)
+    job, _ = peers.ready(peers.read(f"vllm={there}"), options, "vllm", PLAN)
     code = "import json, os, vllm, torch; print(json.dumps([torch.__version__, os.environ['PTH']]))"
-    assert ready.place.ask(code) == ["2.13.1", "run"]
+    assert job.place.ask(code) == ["2.13.1", "run"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import compare_releases
 import pytest
 import tomlkit
 from fakes import ROOT
-from test_help import parsers
+from test_cli import parsers
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.queue.patchfile import FileDiff

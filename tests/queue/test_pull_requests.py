@@ -59,7 +59,7 @@ def git(project: fakes.Project, *words: str) -> str:
 
 def parts(request: pull_requests.PullRequest) -> list[tuple[str, bool]]:
     """The patches of a pull request, and whether each is its own."""
-    return [(part.patch, part.own) for part in request.parts]
+    return [(part.name, part is request.draft) for part in request.parts]
 
 
 def refused(project: fakes.Project, *words: str, base: str = "HEAD") -> Problem:
@@ -78,7 +78,7 @@ def names(project: fakes.Project, commit: str) -> list[str]:
 def body(project: fakes.Project, made: pull_requests.Made) -> str:
     """The text of the first pull request."""
     out = project.root / "dist"
-    return pull_requests.write(load_queue(project.root), made.requests[0], out).read_text()
+    return pull_requests.write(made.requests[0], out).read_text()
 
 
 def commit(project: fakes.Project, **files: str) -> None:
@@ -102,7 +102,7 @@ def test_a_branch_for_each_patch(sent):
     assert git(sent, "show", "--no-patch", "--format=%an%n%B", count.branch).strip() == (
         "Ada\nCount the steps once more\n\nWhy: without it a user saw too few steps."
     )
-    assert [request.name for request in send(sent, "steps").requests] == [COUNT, CUT]
+    assert [request.draft.name for request in send(sent, "steps").requests] == [COUNT, CUT]
     assert send(sent).requests[0].outcome is Outcome.ALREADY_APPLIED
 
 
@@ -149,12 +149,12 @@ def test_a_draft_without_a_patch_is_sent_alone_and_below_others(sent):
     assert git(sent, "show", f"{first.tip}:{fakes.RUNNER}") == after
     made = git(sent, "show", f"{goal.tip}:{fakes.RUNNER}")
     assert "since = 9\n" in made and "added_step = 20\n" in made
-    assert first.parts[-1].subject == "[Refactor] Begin"
+    assert first.draft.title == "[Refactor] Begin"
     assert body(sent, done) == "Why."
     commit(sent, runner=after)
     git(sent, "branch", "-D", goal.branch)
     again = send(sent, COUNT)
-    assert again.merged == (f"{FIRST}.patch",), "upstream has it"
+    assert again.merged == (FIRST,), "upstream has it"
     assert parts(again.requests[0]) == [(COUNT, True)]
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_pending_is_not_sent(sent):
     status = "Upstream-Status: {}"
     own = status.format("Inappropriate: of our own")
     sent.edit(f"patches/{CUT}.patch", status.format("Pending"), own)
-    assert [request.name for request in send(sent).requests] == [COUNT]
+    assert [request.draft.name for request in send(sent).requests] == [COUNT]
     sent.edit(f"patches/{COUNT}.patch", status.format("Pending"), status.format("Submitted #1"))
     assert refused(sent).name == "nothing-pending"
 
@@ -238,7 +238,7 @@ def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
     commit(sent, cut=fakes.RELEASE["sglang/srt/cut.py"] + "\nsix = 6\n")
     git(sent, "branch", "-D", done.requests[0].branch)
     done = send(sent)
-    assert done.merged == (f"{CUT}.patch",) and parts(done.requests[0]) == [(COUNT, True)]
+    assert done.merged == (CUT,) and parts(done.requests[0]) == [(COUNT, True)]
     commit(sent, runner=fakes.numbered(40, "other"))
     problem = refused(sent)
     assert problem.name == "conflict" and COUNT in problem.where and "fits nowhere" in problem.what
@@ -252,7 +252,7 @@ def test_a_text_is_sent_as_it_is_written(sent):
     done = send(sent, COUNT)
     [request] = done.requests
     assert body(sent, done) == "## Motivation\n\nLate.\n"
-    assert request.parts[-1].subject == "[Fix] Count once more"
+    assert request.draft.title == "[Fix] Count once more"
     message = git(sent, "show", "--no-patch", "--format=%B", request.tip)
     assert message.startswith("[Fix] Count once more\n\nWhy: without it a user saw")
 
@@ -300,12 +300,8 @@ def test_the_projects_own_additions_belong_to_pending_patches():
     """Each Pending patch of the newest pin has a draft. It and each draft without a patch bring a
     test upstream would take, and nothing else lies in pull-requests/ than the RFC."""
     newest, folder = pins.load(ROOT).all[-1], ROOT / pull_requests.FOLDER
-    queue = pull_requests.with_own_drafts(ROOT, load_queue(ROOT), newest)
-    pending = {
-        queue.base(patch.name).removesuffix(".patch")
-        for patch in queue.select(newest.version)
-        if queue.header(patch.name).get("Upstream-Status") == "Pending"
-    }
+    every = pull_requests.drafts(ROOT, load_queue(ROOT), newest)
+    pending = {name for name, draft in every.items() if draft.is_pending}
     there = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     files = [path for path in there if path.is_file() and path != folder / RFC]
     names = {file: file.relative_to(folder).as_posix().split("/", 2) for file in files}

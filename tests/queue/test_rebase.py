@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import fakes
@@ -17,8 +17,9 @@ from patchqueue.applying import apply, refresh
 from patchqueue.applying.apply import load_queue
 from patchqueue.applying.check import check
 from patchqueue.commands import cli
+from patchqueue.handover.forecast import Forecast, forecast
+from patchqueue.handover.repository import Repository
 from patchqueue.outcome import Outcome
-from patchqueue.rebasing.forecast import Forecast, forecast
 from patchqueue.upstream import pins
 from patchqueue.upstream.release import find
 
@@ -110,35 +111,11 @@ def guards_of(project: fakes.Project) -> dict[str, str]:
     return {entry.name: entry.text for entry in load_queue(project.root).entries}
 
 
-def once(kept: Path, project: fakes.Project, make: Callable[[], None]) -> None:
-    """Do this to a project; or, where it was done before, take what it made then."""
-    home = project.root.parent
-    folders = ("project", "wheels", "cache/archives")
-    if kept.exists():
-        for name in folders:
-            shutil.rmtree(home / name)
-            shutil.copytree(kept / name, home / name, symlinks=True)
-    else:
-        make()
-        for name in folders:
-            shutil.copytree(home / name, kept / name, symlinks=True)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
-    """What several tests begin with: each takes seconds."""
-    return tmp_path_factory.mktemp("rebase")
-
-
 @pytest.fixture
-def conflict(project, made) -> Path:
+def conflict(project) -> Path:
     """The throw-away repository with count-once-more in conflict."""
-
-    def lay_out() -> None:
-        project.newer(runner=RIVAL)
-        assert run(project, NEXT) == 0
-
-    once(made / "conflict", project, lay_out)
+    project.newer(runner=RIVAL)
+    assert run(project, NEXT) == 0
     return project.root / REBASED
 
 
@@ -400,11 +377,20 @@ def test_killed_while_it_writes_the_queue_ends_old_or_new(
     assert len(queue_of(project)) == len(before) + 1, "nothing is left over"
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [0, 1, 3, 6, 9, 12])
 def test_killed_while_a_conflict_is_laid_out_starts_again(project, number, monkeypatch):
+    """At the rename that says what the repository is about, and at some of git's commands."""
     project.newer(runner=RIVAL)
     with monkeypatch.context() as patch:
-        fakes.killed_at(number, patch)
+        if number:
+            git, calls = Repository.git, itertools.count(1)
+
+            def dying(*words, **options):
+                return fakes.interrupt() if next(calls) == number else git(*words, **options)
+
+            patch.setattr(Repository, "git", dying)
+        else:
+            fakes.killed_at(1, patch)
         assert run(project, NEXT) == 130
     assert run(project, NEXT) == 0
     file = project.root / REBASED / fakes.RUNNER
@@ -448,7 +434,7 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
     (conflict / fakes.RUNNER).write_text(SOLVED)
     other = SOLVED.replace("added_step = 200", "added_step = 3")
     change = fakes.diff(fakes.RUNNER, RIVAL, other)
-    unified = "patchqueue.rebasing.rebase.unified"
+    unified = "patchqueue.handover.rebase.unified"
     for name, result, said in (
         ("patchqueue.queue.edit.split", (">=9.9,<10", ">=9.9.2,<10"), "[overlapping-variants]"),
         ("patchqueue.queue.edit.split", (">=9.9.2,<9.9.3", ">=9.9.4"), "v9.9.1 would get other"),
@@ -457,12 +443,6 @@ def test_a_queue_that_would_be_wrong_is_not_written(project, conflict, capsys, m
         with monkeypatch.context() as patch:
             patch.setattr(name, lambda *_, result=result: result)
             assert said in refused(project, capsys, NEXT, "--continue")
-
-
-def older(project: fakes.Project) -> None:
-    """Pin an older release, for the pin that is rebased onto to have one before it."""
-    project.release("9.8.0")
-    project.warm()
 
 
 @pytest.fixture
@@ -494,7 +474,8 @@ def test_a_pin_whose_tag_was_moved_is_refused_and_the_queue_stays(project, check
 
 def test_the_pins_own_checkout_is_taken(project, tmp_path, capsys):
     """By its tag whatever is checked out, and as a wheel."""
-    older(project)
+    project.release("9.8.0")  # a pin to carry from
+    project.warm()
     checkout = project.checkout(tmp_path / "sglang")
     (checkout / fakes.RUNNER).write_text(RIVAL)
     fakes.git(checkout, "commit", "-qam", "edited")

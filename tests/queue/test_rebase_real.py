@@ -23,11 +23,11 @@ from patchqueue.applying.context import edits, unified
 from patchqueue.applying.selection import Selection, select
 from patchqueue.applying.worktree import write_patches
 from patchqueue.files.tree import hash_python, list_folder
+from patchqueue.handover import rebase
+from patchqueue.handover.forecast import Stages
 from patchqueue.outcome import Outcome
 from patchqueue.queue import series
 from patchqueue.queue.patchfile import split
-from patchqueue.rebasing import rebase
-from patchqueue.rebasing.forecast import Stages
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 

@@ -1,14 +1,19 @@
-"""scripts/nox: what it hands to nox, and what it makes of a word of its own."""
+"""scripts/nox: what it hands to nox, and what it makes of a word of its own; and the paths behind
+`--`, meant from the folder that the user stands in, whatever folder the tool runs in."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT
+from test_cli import parsers
+
+from patchqueue.commands import terminal
 
 NOX = 'shift 2\nfor word in "$@"; do echo "<$word>"; done'
 
@@ -16,13 +21,9 @@ NOX = 'shift 2\nfor word in "$@"; do echo "<$word>"; done'
 @pytest.fixture
 def call(tmp_path):
     """Call the wrapper of a checkout whose environment is made and whose nox prints its words."""
-    for name in ("scripts/nox", "scripts/requirements.txt", "noxfile.py"):
-        (tmp_path / "queue" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "queue" / name)
     tools = tmp_path / "queue/.nox/tools"
-    (tools / "bin").mkdir(parents=True)
-    shutil.copy(ROOT / "scripts/requirements.txt", tools / "made-from.txt")
-    (tools / "made-at.txt").write_text(f"{tools}\n")
+    (tmp_path / "queue").mkdir()
+    fakes.as_clone(tmp_path / "queue")
     fakes.program(tools / "bin/nox", NOX)
     fakes.program(tools / "bin/python", ":")
 
@@ -151,4 +152,56 @@ def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypat
     assert (tmp_path / "cache").is_dir()
     assert call("clean", "--yes").returncode == 0
     left = sorted(path.name for path in (tmp_path / "queue").iterdir())
-    assert left == ["noxfile.py", "scripts"] and not (tmp_path / "cache").exists()
+    assert left == ["lab", "noxfile.py", "scripts"] and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("text", "meant"), [("mails", "mails"), ("~/mine", "{home}/mine")])
+def test_a_path_is_as_it_is_typed(tmp_path, text, meant):
+    meant = meant.format(home=tmp_path / "home")
+    assert (terminal.path(text), terminal.place(text)) == (Path(meant), meant)
+
+
+@pytest.mark.parametrize(
+    "address", ["https://example.org/sglang.git", "git@example.org:sglang.git", "host:sglang", ""]
+)
+def test_an_address_is_no_path(address):
+    assert terminal.place(address) == address
+
+
+def test_a_program_is_a_path_where_it_is_written_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert terminal.program("python3") == "python3"
+    assert terminal.program("venv/bin/python") == str(tmp_path / "venv/bin/python")
+
+
+def test_what_was_written_is_shown_as_the_user_can_type_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert terminal.shown(tmp_path / "dist/a.whl") == "dist/a.whl"
+    assert terminal.shown(tmp_path.parent / "a.whl") == str(tmp_path.parent / "a.whl")
+
+
+def test_every_option_that_takes_a_path_asks_where_the_user_stands():
+    """--root alone is the process's own: it says where the queue is, and nox runs in it."""
+    paths_of = [
+        action
+        for parser in parsers().values()
+        for action in parser._actions
+        if action.type is Path or re.fullmatch(r"PATH.*|DIR|FILE|FOLDER|REPO", str(action.metavar))
+    ]
+    own = {getattr(action.type, "__module__", "") for action in paths_of}
+    assert len(paths_of) > 10 and own == {terminal.__name__}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(sys.executable, "-m", "nox", "-f", "../project/noxfile.py"), ("../project/scripts/nox",)],
+    ids=["nox -f", "scripts/nox"],
+)
+def test_a_branch_in_the_checkout_that_the_user_stands_in(project, tmp_path, command):
+    fakes.as_clone(project.root)
+    fakes.author(tmp_path / "home")
+    checkout = project.checkout(tmp_path / "sglang")
+    words = ("-s", "backport", "--", "--onto", ".", "release/graphs")
+    done = fakes.run(*command, *words, cwd=checkout)
+    assert done.returncode == 0 and ".: release/graphs made" in done.stdout, done.stderr
+    assert "release/graphs" in fakes.git(checkout, "branch")

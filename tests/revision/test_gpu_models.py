@@ -66,21 +66,20 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
     """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
     its own."""
-    words = (
-        {"speculative_draft_model_path", *models.engine(name)}
-        if models.has_drafts(name)
-        else {*models.engine(name)}
-    )
-    assert len(words & {*models.EXTRA_BUFFER} & process.known()) == 1
-    assert words - {*models.EXTRA_BUFFER} <= process.known()
+    draft = {"speculative_draft_model_path"} if models.has_drafts(name) else set()
+    words = {*models.engine(name)} | draft
+    strategy = {*models.engine("nemotron-h-buffer")}
+    assert len(words & strategy & process.known()) == 1
+    assert words - strategy <= process.known()
 
 
 @pytest.mark.revision(">=0.5.9")
 @pytest.mark.parametrize("name", ["deepseek-v32", "deepseek-v32-fp8"])
-@pytest.mark.parametrize("names", models.SPARSE_KERNELS)
-def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(names, name):
+@pytest.mark.parametrize("of", ["prefill", "decode"])
+def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(of, name):
     """0.5.13 has other names. Under the old ones, which engine.py leaves out, it decoded with
     FlashAttention 3."""
+    names = [f"{indexer}_{of}_backend" for indexer in ("nsa", "dsa")]
     assert len({*names} & process.known()) == 1
     assert len({models.engine(name)[one] for one in names}) == 1
 

@@ -119,7 +119,7 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     """
     patch = name.removesuffix(".patch") + ".patch"
     finish_writing(root)
-    _refuse_name(root, pin, name, patch)
+    _refuse_name(root, name, patch)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         state = tree.inspect().state
@@ -144,21 +144,13 @@ def new(root: Path, pin: Pin, name: str) -> Path:
     return file
 
 
-def _refuse_name(root: Path, pin: Pin, name: str, patch: str) -> None:
+def _refuse_name(root: Path, name: str, patch: str) -> None:
     """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
     entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
     if patch in (entry.name for entry in entries):
-        raise Refused.of(
-            "duplicate", series.FILE.name, f"{patch} is listed already", "choose another name"
-        )
-    if "@" in patch:
-        what = "names a variant, which `new` does not start"
-        step = (
-            f"edit the patch in work/{pin.tag}: {to_type('refresh', pin.tag)} writes a variant"
-            " where its text does not fit every release"
-        )
-        raise Refused.of("bad-path", repr(name), what, step)
-    if series.parse(f"{patch}  # >=0")[1]:
+        what, step = f"{patch} is listed already", "choose another name"
+        raise Refused.of("duplicate", series.FILE.name, what, step)
+    if "@" in patch or series.parse(f"{patch}  # >=0")[1]:  # refresh names variants
         what = "is not like topic/verb-object, in small letters"
         step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
         raise Refused.of("bad-path", repr(name), what, step)

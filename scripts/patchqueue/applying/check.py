@@ -114,28 +114,31 @@ def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
     except Refused as refusal:
         return PinReport(pin, (), findings, (*problems, *refusal.problems))
     replayed = selection.replay(pristine.read)
-    tree = ""
-    if replayed.problems or not selection.patches:
-        own_problems = replayed.problems
-        bad = sum(not step.outcome.good for step in replayed.steps)
-        if bad and carried and not pin.patched:  # one problem in place of one for each hunk
-            count = counted(len(replayed.steps), "patch", "patches")
-            what = "is pinned, and the queue is not carried to it:"
-            what += f" {bad} of {count} to refresh or to solve"
-            step = f"{to_type('rebase', pin.version)} sorts them"
-            own_problems = (Problem("not-carried", pin.tag, what, step),)
-    else:
+    if not replayed.problems:
         tree = hash_python(listing_with(pristine.listing(), replayed.files))
-        own_problems = tuple(_profiles(queue, pristine))
-        where = f"{pinning.FILE}: {pin.version}"
-        if not pin.patched:
-            what = f"names no patched tree; it is {tree}"
-            own_problems = (Problem("no-tree-pinned", where, what, WRITE), *own_problems)
-        elif pin.patched != tree:
-            what = f"the queue makes the tree {tree}, and patched is {pin.patched}"
-            step = f"where that is meant, {WRITE}; else `git diff` shows what changed"
-            own_problems = (Problem(str(Outcome.TREE_MISMATCH), where, what, step), *own_problems)
-    return PinReport(pin, replayed.steps, findings, (*own_problems, *problems), tree)
+        problems = [*_pinned(pin, tree), *_profiles(queue, pristine), *problems]
+        return PinReport(pin, replayed.steps, findings, tuple(problems), tree)
+    own_problems = replayed.problems
+    bad = sum(not step.outcome.good for step in replayed.steps)
+    if bad and carried and not pin.patched:  # one problem in place of one for each hunk
+        count = counted(len(replayed.steps), "patch", "patches")
+        what = "is pinned, and the queue is not carried to it:"
+        what += f" {bad} of {count} to refresh or to solve"
+        step = f"{to_type('rebase', pin.version)} sorts them"
+        own_problems = (Problem("not-carried", pin.tag, what, step),)
+    return PinReport(pin, replayed.steps, findings, (*own_problems, *problems))
+
+
+def _pinned(pin: Pin, tree: str) -> Iterator[Problem]:
+    """How the tree differs from what upstream/pins.toml says."""
+    where = f"{pinning.FILE}: {pin.version}"
+    if not pin.patched:
+        what = f"names no patched tree; it is {tree}"
+        yield Problem("no-tree-pinned", where, what, WRITE)
+    elif pin.patched != tree:
+        what = f"the queue makes the tree {tree}, and patched is {pin.patched}"
+        step = f"where that is meant, {WRITE}; else `git diff` shows what changed"
+        yield Problem(str(Outcome.TREE_MISMATCH), where, what, step)
 
 
 def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:

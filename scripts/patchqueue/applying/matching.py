@@ -25,26 +25,6 @@ REVERSED = {"+": "-", "-": "+", " ": " "}  # kinds of lines
 
 
 @dataclass(frozen=True)
-class Spot:
-    """One hunk of a file.
-
-    number: 1-based; lines: every line at which its text begins, behind the hunk before it.
-    """
-
-    number: int
-    hunk: Hunk
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """A file's text with every hunk that has one place, and where the hunks are."""
-
-    text: str
-    spots: tuple[Spot, ...]
-
-
-@dataclass(frozen=True)
 class Row:
     """The outcome of one patch on a release, or of the overlay.
 
@@ -78,24 +58,20 @@ class Replay:
         return tuple(problem for step in self.steps for problem in step.problems)
 
 
-def match(text: str, file: FileDiff) -> Match:
-    """The file's hunks on a text, each at its one place; others are left out."""
+def match(text: str, file: FileDiff) -> tuple[str, list[list[int]]]:
+    """The text with every hunk that has one place; and, for each hunk, every line (1-based) at
+    which its text begins, behind the hunk before it."""
     result: list[str] = []
     done = 0  # characters of the old text that are in the result
-    spots = []
-    for number, hunk in enumerate(file.hunks, 1):
+    places = []
+    for hunk in file.hunks:
         old = "".join(hunk.old)
         offsets = list(find(text, old, done))
-        spots.append(Spot(number, hunk, tuple(line_at(text, offset) for offset in offsets)))
+        places.append([line_at(text, offset) for offset in offsets])
         if len(offsets) == 1:
             result += [text[done : offsets[0]], *hunk.new]
             done = offsets[0] + len(old)
-    return Match("".join([*result, text[done:]]), tuple(spots))
-
-
-def places(text: str, lines: str) -> list[int]:
-    """Every line (1-based) at which `lines` are in `text`."""
-    return [line_at(text, offset) for offset in find(text, lines, 0)]
+    return "".join([*result, text[done:]]), places
 
 
 def find(text: str, lines: str, begin: int) -> Iterator[int]:
@@ -139,19 +115,15 @@ def apply_patch(patch: Patch, read: Read) -> Row:
         content = read(file.path)
         if content is None:
             return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        matched = match(text_of(content), file)
-        bad = next((spot for spot in matched.spots if len(spot.lines) != 1), None)
-        if bad:
-            where = f"at {len(bad.lines)} places"
-            if not bad.lines:
-                where = f"nowhere; it begins {bad.hunk.changed[0][1:].strip()[:60]!r}"
-            why = f"{file.path}: hunk {bad.number} fits {where}"
-            return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(bad.lines) > 1)
-        lines += [spot.lines[0] for spot in matched.spots]
-        before[file.path], after[file.path] = (
-            content,
-            matched.text.encode("utf-8", "surrogateescape"),
-        )
+        text, places = match(text_of(content), file)
+        for number, (hunk, starts) in enumerate(zip(file.hunks, places), 1):
+            if len(starts) != 1:
+                begin = hunk.changed[0][1:].strip()[:60]
+                where = f"at {len(starts)} places" if starts else f"nowhere; it begins {begin!r}"
+                why = f"{file.path}: hunk {number} fits {where}"
+                return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(starts) > 1)
+            lines += starts
+        before[file.path], after[file.path] = content, text.encode("utf-8", "surrogateescape")
     return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
 
 
@@ -227,28 +199,31 @@ def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[
             yield Problem(str(Outcome.CONFLICT), at, what, step)
             continue
         text = text_of(content)
-        for spot in match(text, file).spots:
-            if len(spot.lines) != 1:
-                yield _misfit(text, spot, f"{at}: hunk {spot.number}", where, edited)
+        for number, (hunk, places) in enumerate(zip(file.hunks, match(text, file)[1]), 1):
+            if len(places) != 1:
+                step = (
+                    edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
+                )
+                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
+                yield _misfit(text, hunk, places, problem, bool(edited))
 
 
-def _misfit(text: str, spot: Spot, where: str, tag: str, edited: str) -> Problem:
-    """Why a hunk does not apply; the problem has an outcome's name."""
-    hunk, conflict = spot.hunk, str(Outcome.CONFLICT)
-    if spot.lines:
-        shown = ", ".join(map(str, spot.lines[:5])) + (" …" if len(spot.lines) > 5 else "")
-        what = f"its text is at {len(spot.lines)} places: lines {shown}"
+def _misfit(
+    text: str, hunk: Hunk, places: Sequence[int], problem: Problem, is_edited: bool
+) -> Problem:
+    """The problem with the reason why a hunk does not apply; it has an outcome's name."""
+    if places:
+        shown = ", ".join(map(str, places[:5])) + (" …" if len(places) > 5 else "")
+        what = f"its text is at {len(places)} places: lines {shown}"
         step = "change what tells them apart, so that its text is at one place"
-        return Problem(conflict, where, what, edited or step)
-    step = edited or f"{to_type('rebase', tag)} shows both sides; or correct the guard"
-    if not edited and places(text, "".join(hunk.old)):
+        return replace(problem, what=what, hint=problem.hint if is_edited else step)
+    if not is_edited and [*find(text, "".join(hunk.old), 0)]:
         what = "its text is before the end of the hunk that comes first"
-        return Problem(conflict, where, what, step)
-    if not edited and hunk.new != hunk.old and places(text, "".join(hunk.new)):
-        what = "the tree has this change already"
-        step = "end the guard before this release"
-        return Problem(str(Outcome.MERGED_UPSTREAM), where, what, step)
-    return Problem(conflict, where, _both_sides(split_lines(text), hunk.old), step)
+        return replace(problem, what=what)
+    if not is_edited and hunk.new != hunk.old and [*find(text, "".join(hunk.new), 0)]:
+        what, step = "the tree has this change already", "end the guard before this release"
+        return replace(problem, name=str(Outcome.MERGED_UPSTREAM), what=what, hint=step)
+    return replace(problem, what=_both_sides(split_lines(text), hunk.old))
 
 
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:

@@ -178,7 +178,7 @@ class _Refresh:
         """The patches that the tree has otherwise than the queue, and what that makes of the
         series."""
         old = (self.root / series.FILE).read_text(encoding="utf-8")
-        lines, below, queue = Lines.of(old), "", self.queue
+        lines, below, queue = Lines(old), "", self.queue
         entries = {entry.name: entry for entry in self.queue.entries}
         for layer in self.tree.layers:
             name, head = layer.patch, self.tree.headers[layer.patch]

@@ -8,7 +8,6 @@ Anything else that does not apply is a conflict, and nothing is applied.
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,9 +17,9 @@ from .. import RELEASE
 from ..files import record
 from ..files.tree import hash_python, sha256
 from ..outcome import Outcome, Problem, Refused, some, to_type
-from ..queue.header import NOT_NEEDED, ProbeLine
+from ..queue.header import NOT_NEEDED, Probe
 from ..queue.patchfile import Patch
-from ..queue.series import FILE, OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch
+from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch, overlapping
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .context import rendered
@@ -158,10 +157,8 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     cannot be left out.
     """
     selection = Selection(_less(queue, pin, without) if without else queue, pin)
-    bases = Counter(queue.base(patch.name) for patch in queue.select(pin.version))
-    if twice := [base for base, count in bases.items() if count > 1]:
-        what = f"several variants of {twice[0]} are for {pin.version}"
-        raise Refused.of("overlapping-variants", str(FILE), what, "give them disjoint guards")
+    if problems := overlapping(queue, pin.version):
+        raise Refused(problems)
     if not selection.patches and (queue.profile or without):
         what = "no patch for it is in the profile of --only, or all are named by --without"
         raise Refused.of("nothing-to-do", pin.tag, what, "leave --only out, or leave fewer out")
@@ -272,10 +269,11 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
 
 
-def passes(line: ProbeLine, read: Read) -> bool:
+def passes(probe: Probe, read: Read) -> bool:
     """Whether a tree passes one line of a header's Probe."""
-    content = read(line.path)
-    return content is not None and line.matches(content.decode("utf-8", "replace"))
+    path, pattern = probe
+    content = read(path)
+    return content is not None and bool(pattern.search(content.decode("utf-8", "replace")))
 
 
 def _digests(files: Mapping[str, bytes]) -> list[dict[str, str]]:

@@ -136,12 +136,13 @@ class WorkTree:
         for root in ROOTS:
             compiled = sorted((self.path / root).rglob("*.so"))
             untracked += [path.relative_to(self.path).as_posix() for path in compiled]
-        folder = self.path / "patches"
         recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
+        folder = self.path / "patches"
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
         present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
-        series = (folder / "series").read_text().split() if present.pop("series", None) else []
+        present.pop("series", None)
         edited = [f"patches/{name}" for name in differing(recorded, present)]
+        series = content(folder / "series").decode("utf-8", "replace").split()
         edited += [] if series == list(recorded) else ["patches/series"]
         is_own = not untracked and not edited
         state = self._state(record, listing) if is_own else State.CHANGED

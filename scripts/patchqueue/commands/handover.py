@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-from ..applying.apply import load_queue
 from ..files import atomic
 from ..handover import backport, pull_requests, release
 from ..outcome import Outcome, counted
@@ -110,7 +109,7 @@ def _patches(options: argparse.Namespace) -> int:
     name = f"sglang-{local_version(pin, options.only)}.patch"
     out = options.out or options.root / DIST / name
     console = ERR if atomic.is_output(out) else OUT
-    made = release.write_patch(options.root, pin, options.base, out, options.only, options.without)
+    made = backport.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
         f" {counted(made.changed, 'file')} changed, {made.added} added"
@@ -129,7 +128,6 @@ def _patches(options: argparse.Namespace) -> int:
 
 
 def _pull_requests(options: argparse.Namespace) -> int:
-    queue = load_queue(options.root)
     words = [*options.pull_requests, *([options.branch] if options.branch else [])]
     pins = pinning.load(options.root)
     made = pull_requests.make(options.root, pins, options.onto, words, options.base)
@@ -138,9 +136,9 @@ def _pull_requests(options: argparse.Namespace) -> int:
         f"{options.base}, at {made.base[:12]}, {f'is {made.pin.tag}' if made.exact else other}"
     )
     for patch in made.merged:
-        OUT.print(f"  {patch.removesuffix('.patch')}: merged upstream, left out")
+        OUT.print(f"  {patch}: merged upstream, left out")
     for request in made.requests:
-        body = pull_requests.write(queue, request, options.root / PULL_REQUESTS)
+        body = pull_requests.write(request, options.root / PULL_REQUESTS)
         OUT.print(
             f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"
@@ -156,10 +154,12 @@ def _pull_requests(options: argparse.Namespace) -> int:
 
 def _show_parts(request: pull_requests.PullRequest) -> None:
     """The commits of a pull request, and what its sender has to know."""
-    for part in request.parts:
-        OUT.print(f"  {part.subject}{'' if part.own else ' (to stand on)'}")
-        if part.own and request.text is None:
-            OUT.print(f"  warning: {part.patch} has no text: the header speaks in its place")
+    for part in request.parts[:-1]:
+        OUT.print(f"  {part.title} (to stand on)")
+    OUT.print(f"  {request.draft.title}")
+    if request.draft.text is None:
+        name = request.draft.name
+        OUT.print(f"  warning: {name} has no text: the header speaks in its place")
 
 
 def _done(outcome: Outcome) -> str:

@@ -12,15 +12,22 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..environments.testing import has_environment
+from ..handover import rebase
+from ..handover.forecast import MERGED_BY_GIT, Forecast, forecast
+from ..handover.rebase import Progress
 from ..outcome import Outcome, Refused, counted, to_type
-from ..rebasing import forecast as report
-from ..rebasing import rebase
-from ..rebasing.forecast import Forecast, forecast
-from ..rebasing.rebase import Progress
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import find, newer
 from .terminal import FROM, OUT, Command, flag, option, show_rows
+
+KINDS = (
+    (Outcome.APPLIED, "as they are"),
+    (Outcome.NEEDS_REFRESH, "to refresh"),
+    (Outcome.MERGED_UPSTREAM, "merged upstream"),
+    (Outcome.CONFLICT, "in conflict"),
+    (Outcome.NOT_SELECTED, "left out"),  # only where there are such
+)
 
 DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is
 merged upstream, or conflicts. The first conflict is laid out in work/rebase-RELEASE/, a git
@@ -87,9 +94,30 @@ def _show_forecast(pins: Pins, outlook: Forecast) -> None:
         replace(row, why="see below") if row.outcome is Outcome.CONFLICT else row
         for row in outlook.rows
     )
-    for line in report.to_read(outlook):
+    for line in _to_read(outlook):
         OUT.print(line)
-    OUT.print(report.summary(pins, outlook))
+    OUT.print(_summary(pins, outlook))
+
+
+def _summary(pins: Pins, outlook: Forecast) -> str:
+    """Which patches were tried, and how many of them do what."""
+    kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
+    counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
+    pinned = any(pin.version == outlook.version for pin in pins.all)
+    own = "which is pinned, with its own patches and those of" if pinned else "with the patches of"
+    tried = f"{own} {outlook.nearest.tag}"
+    return f"sglang {outlook.version}, {tried}: {counts}"
+
+
+def _to_read(outlook: Forecast) -> list[str]:
+    """A line for each conflict, then for each merge that a person has to read."""
+    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
+    conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
+    merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]
+    return [f"{names[row.patch]}: {row.why}" for row in conflicts] + [
+        f"{names[row.patch]}: merged without markers, which is no proof of meaning: read it"
+        for row in merged
+    ]
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:

@@ -54,12 +54,7 @@ OUT = Console(highlight=False, soft_wrap=True, markup=False)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
-@dataclass(frozen=True)
-class Argument:
-    """Names and options of one argument, as argparse takes them."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
+Argument = Callable[[Any], object]  # adds an argument to a parser, or to a group of one
 
 
 @dataclass(frozen=True)
@@ -85,20 +80,22 @@ class Command:
         )
         parser.set_defaults(run=self.run, parser=parser)
         for each in self.arguments:
-            group = parser if isinstance(each, Argument) else parser.add_mutually_exclusive_group()
-            for argument in (each,) if isinstance(each, Argument) else each:
-                group.add_argument(*argument.names, **argument.options)
+            is_group = isinstance(each, tuple)
+            group = parser.add_mutually_exclusive_group() if is_group else parser
+            for add in each if isinstance(each, tuple) else (each,):
+                add(group)
 
 
 def option(name: str, help: str, **options: Any) -> Argument:
     """An argument that takes a value. name: with what help calls the value, as "--out FILE"."""
     name, _, metavar = name.partition(" ")
-    return Argument((name,), {"help": help, **({"metavar": metavar} if metavar else {}), **options})
+    options |= {"metavar": metavar} if metavar else {}
+    return lambda group: group.add_argument(name, help=help, **options)
 
 
 def flag(name: str, help: str, **options: Any) -> Argument:
     """An option without a value."""
-    return Argument((name,), {"help": help, "action": "store_true", **options})
+    return option(name, help, action="store_true", **options)
 
 
 def releases(default: str = DEFAULT) -> Argument:

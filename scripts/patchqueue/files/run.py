@@ -199,9 +199,16 @@ def blobs(answer: bytes) -> Iterator[bytes]:
         at = end + size + 2
 
 
-def own_git(folder: Path, *words: str, stdin: bytes = b"", check: bool = True) -> Done:
+def own_git(
+    folder: Path,
+    *words: str,
+    stdin: bytes = b"",
+    more: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> Done:
     """The same in a repository of the tool's own, and in none above it. Raises Refused."""
-    more = NO_CONFIGURATION | {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    more = NO_CONFIGURATION | above | dict(more or {})
     words = (*_set(SETTINGS + OWN_SETTINGS), *words)
     try:
         return run(GIT, *words, folder=folder, stdin=stdin, more=more, good=(0,) if check else None)
@@ -268,14 +275,6 @@ class Quilt:
             [self.command, *words], cwd=tree, env=environment, pass_fds=held, **how
         )
 
-    def works(self) -> bool:
-        try:
-            words = ("--quiltrc", "-", "push", "-h")
-            said = self.run(Path("/"), *words, capture_output=True).stdout
-        except OSError:
-            return False
-        return bool(said.startswith(b"Usage: quilt push"))
-
 
 def find_quilt(cache: Path) -> Quilt:
     """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
@@ -283,34 +282,26 @@ def find_quilt(cache: Path) -> Quilt:
 
     Raises Refused saying what to install where none of that works.
     """
-    where = os.environ.get("QUILT_DIR")  # where it is, no setting
-    installed = Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
-    if shutil.which("quilt") and shutil.which("patch") and installed.works():
-        return installed
+    if shutil.which("quilt") and shutil.which("patch"):
+        where = os.environ.get("QUILT_DIR")  # where it is, no setting
+        return Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
     home = (cache / "quilt").resolve()
     if not PLAIN_PATH.fullmatch(str(home)):
         what = "holds a character that quilt's scripts would hand to a shell"
-        raise Refused.of(
-            "no-quilt", str(home), what, f"PATCHQUEUE_CACHE=FOLDER; or {QUILT.install}"
-        )
-    if not _unpacked(home).works():
-        with atomic.locked(cache / ".lock"):
-            fault = "" if _unpacked(home).works() else _fetch(home, cache)
-        if fault:
-            raise Refused.of("no-quilt", "quilt", fault, QUILT.install)
-    return _unpacked(home)
-
-
-def _unpacked(home: Path) -> Quilt:
-    """The one in the cache."""
-    usr = f"{home}/usr"
+        step = f"PATCHQUEUE_CACHE=FOLDER; or {QUILT.install}"
+        raise Refused.of("no-quilt", str(home), what, step)
+    usr = home / "usr"
+    with atomic.locked(cache / ".lock"):
+        fault = "" if (usr / "bin/quilt").is_file() else _fetch(home, cache)
+    if fault:
+        raise Refused.of("no-quilt", "quilt", fault, QUILT.install)
     path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
     return Quilt(f"{usr}/bin/quilt", {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path})
 
 
 def _fetch(home: Path, cache: Path) -> str:
     """Unpack Debian's quilt and patch below `home`; quilt is shell scripts that find themselves
-    through QUILT_DIR. Returns why they cannot be had, "" where they work."""
+    through QUILT_DIR. Returns why they cannot be had, "" where they are there."""
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         return "neither quilt (with patch) nor apt is on PATH"
     LOG.info("fetching quilt with apt (unpacked in the cache, nothing is installed)")
@@ -323,8 +314,8 @@ def _fetch(home: Path, cache: Path) -> str:
         download = ["download", "-q", "quilt", "patch"]
 
         def fails(*words: str) -> int:
-            quiet: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
-            return subprocess.run(["apt-get", *words], cwd=space, **quiet).returncode
+            how: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
+            return subprocess.run(["apt-get", *words], cwd=space, **how).returncode
 
         # The system's package lists first: a fresh container has none, and then this user reads
         # lists of its own.
@@ -335,4 +326,4 @@ def _fetch(home: Path, cache: Path) -> str:
                 return "dpkg-deb could not unpack it, for the reason above"
         shutil.rmtree(home, ignore_errors=True)
         os.rename(space / "root", home)
-    return "" if _unpacked(home).works() else "the one that apt delivered does not start"
+    return ""

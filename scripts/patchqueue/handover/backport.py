@@ -1,36 +1,58 @@
-"""A release branch: one commit for each patch on a user's checkout of a pinned release, the same
-hashes every time."""
+"""The queue on a release, or on a fork of one: as a branch of a user's checkout, a commit for each
+patch, the same hashes every time; and as one patch file.
+
+A patch file is for `git apply` and `patch -p1` in the repository's root. Its hunks have three lines
+of the tree's own context. The hashes of the files before and after are in it, so that `git apply
+--3way` can lay out a conflict.
+"""
 
 from __future__ import annotations
 
 import datetime
 import re
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..applying.apply import load_queue
-from ..applying.matching import in_front, replay
+from ..applying.matching import in_front, listing_with, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
-from ..files.tree import hash_python, sha256
-from ..outcome import Outcome, Problem, Refused, to_type
+from ..files import atomic
+from ..files.tree import PREFIX, hash_python, list_package, sglang_part, sha256
+from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.header import Header
-from ..queue.patchfile import Patch
+from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
-from ..upstream import source
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, refuse_other
+from ..upstream.release import Edits, between, pristine, refuse_other
+from ..upstream.source import fetch
 from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
 
-Read = Callable[[str], "bytes | None"]
 PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
+EITHER = "change one of the two so that both fit, or merge a branch of backport into it"
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the queue is applied to. where: what a user calls it; files: path in git's layout ->
+    content; edits: what it has besides the release; step: what to do about a conflict."""
+
+    where: str
+    files: Mapping[str, bytes] = field(repr=False)
+    edits: Edits = NONE
+    step: str = BESIDE
+
+    @cached_property
+    def listing(self) -> dict[str, str]:
+        return listing_with({}, self.files)
 
 
 @dataclass(frozen=True)
@@ -44,8 +66,8 @@ class Branch:
     base: str
     commits: tuple[str, ...]
     subjects: tuple[str, ...]
-    edits: Edits = NONE
-    tree: str = ""
+    edits: Edits
+    tree: str
 
 
 def backport(
@@ -69,108 +91,96 @@ def backport(
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
     edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
     """
-    queue = load_queue(root, only)
-    repository = open_repository(onto)
-    before = repository.branch(name)
+    queue, repository = load_queue(root, only), open_repository(onto)
+    repository.branch(name)  # refused before the work
     repository.refuse_edits(base)
-    person, start = repository.person(), repository.commit(base)
-    pin = release_of(repository, start, pins) or _forked(repository, start, pins, release)
-    if pin is None:
-        raise Refused(_no_release(repository, start, base, pins))
+    author, start = repository.author(), repository.commit(base)
+    found = Base(f"{repository.shown}: {base}", repository.contents(start, PACKAGE))
+    pin = release_of(pins, found.listing) or _forked(repository, start, pins, release, found.where)
     released = {queue.base(patch.name) for patch in queue.select(pin.version)}
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
-    wanted, edits = _wanted(repository, selection, start, f"{repository.shown}: {base}")
-    made = repository.build(start, wanted, person, date_of(pin, repository, start))
-    outcome = repository.put(name, before, made[-1])
+    again = to_type("backport", f"--onto {onto} --base {pin.tag} BRANCH")
+    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
+    fork = _compared(found, selection, repository.path, step)
+    wanted = list(commits(settled(selection, fork), fork))
+    made = repository.build(start, wanted, author, date_of(pin, repository, start))
+    (outcome,) = repository.publish({name: made[-1]})
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
-    tree = hash_python(repository.listing(made[-1], PACKAGE))
-    return Branch(name, outcome, pin, start, tuple(made), subjects, edits, tree)
+    tree = hash_python(listing_with(fork.listing, changed_by(wanted)))
+    return Branch(name, outcome, pin, start, tuple(made), subjects, fork.edits, tree)
 
 
-def _wanted(
-    repository: Repository, selection: Selection, start: str, where: str
-) -> tuple[list[Commit], Edits]:
-    """The commits to make, and what the base has besides the release. Raises Refused where a patch
-    does not fit."""
-    pin, listing = selection.pin, repository.listing(start, PACKAGE)
-    edits, read = _edits(repository, selection, listing, where), partial(repository.read, start)
-    if edits.paths or not selection.queue.whole:  # patches stand at other lines
-        branch = to_type("backport", f"--onto {repository.shown} --base {pin.tag} BRANCH")
-        merge = "`git merge BRANCH` in the fork merges both sides"
-        step = f"{branch} begins at the release; {merge}" if edits.paths else BESIDE
-        selection = settle(selection, read, where, step)
-    return list(commits(selection, listing, read, edits)), edits
+def release_of(pins: Pins, listing: Mapping[str, str]) -> Pin | None:
+    """The pinned release whose Python files a listing has, all of them and no other; None where it
+    is none."""
+    tree = hash_python(listing)
+    return next((pin for pin in pins.all if pin.tree == tree), None)
 
 
-def _forked(repository: Repository, commit: str, pins: Pins, release: str) -> Pin | None:
+def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
     """The release that a commit is a fork of: the one that is named, else the newest pinned tag
-    that it comes from."""
+    that it comes from. Raises Refused where it comes from none."""
     if release:
         return pins.find(release)
-    tagged = (pin for pin in reversed(pins.all) if repository.has_tag(pin.tag))
-    return next((pin for pin in tagged if repository.comes_from(commit, pin.tag)), None)
+    known, tags = repository.tags(), repository.tags("--merged", commit)
+    newest = [pin for pin in reversed(pins.all) if pin.tag in known]
+    for pin in newest:
+        if pin.tag in tags:
+            return pin
+    hint = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
+    hint = f"name a release: --base {newest[0].tag}" if newest else f"{hint} {pins.default.tag}"
+    what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
+    step = f"{hint}; or the one that it is made of: --release RELEASE"
+    raise Refused.of("no-pinned-release", where, what, step)
 
 
-def _edits(
-    repository: Repository, selection: Selection, listing: Mapping[str, str], where: str
-) -> Edits:
-    """What a commit has besides its release. Raises Refused where that is another release."""
+def _compared(found: Base, selection: Selection, checkout: Path, step: str) -> Base:
+    """A tree with its edits of the release, and what to do where they conflict. checkout: where the
+    release's tag may be. Raises Refused where the tree is another release."""
     pin = selection.pin
-    if hash_python(listing) == pin.tree:
-        return NONE
-    tag = f"refs/tags/{pin.tag}"
-    whole = repository.has_tag(pin.tag) and pin == release_of(
-        repository, tag, Pins((pin,), pin, ())
-    )
-    release = (
-        repository.listing(tag, PACKAGE)
-        if whole
-        else {
-            path: each
-            for path, each in source.fetch(pin, None).listing().items()
-            if path.startswith(f"{PACKAGE}/")
-        }
-    )
-    edits = between(release, listing, whole)
-    refuse_other(where, pin, release, edits, selection.touched)
-    return edits
+    if hash_python(found.listing) == pin.tree:
+        return found
+    release = sglang_part(pristine(pin, checkout).listing())
+    edits = between(release, found.listing, whole=False)
+    refuse_other(found.where, pin, release, edits, selection.touched)
+    return replace(found, edits=edits, step=step)
 
 
-def release_of(repository: Repository, commit: str, pins: Pins) -> Pin | None:
-    """The pinned release whose Python files a commit has, all of them and no other; None where it
-    is none."""
-    found = hash_python(repository.listing(commit, PACKAGE))
-    return next((pin for pin in pins.all if pin.tree == found), None)
+def settled(selection: Selection, base: Base) -> Selection:
+    """The selection without the patches whose change the base has. Raises Refused where a patch
+    does not fit edits of others, or the patches beside it that are left out."""
+    if base.edits.paths or not selection.queue.whole:
+        return settle(selection, base.files.get, base.where, base.step)
+    return selection
 
 
-def commits(
-    selection: Selection, before: Mapping[str, str], read: Read, edits: Edits = NONE
-) -> Iterator[Commit]:
+def commits(selection: Selection, base: Base) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.
 
-    before: the listing of the release's package; edits: what others made of it. An overlay file
-    comes with the first patch that needs it. The record of what the tree was made of, and its
-    listing, come with the last: only there are they true.
+    An overlay file comes with the first patch that needs it. The record of what the tree was made
+    of, and its listing, come with the last: only there are they true.
     """
     laid: dict[str, bytes] = {}
     queue, pin, patches = selection.queue, selection.pin, selection.patches
     record = {path: text for path, text in selection.overlay.items() if path == PROVENANCE}
     for patch in patches:
-        new = {
-            path: content
-            for path, content in queue.overlay_for([patch]).items()
-            if path not in laid
-        }
-        new |= record if patch is patches[-1] else {}
-        done = replay([patch], new, in_front(laid, read), pin.tag)
+        needed = queue.overlay_for([patch]) | (record if patch is patches[-1] else {})
+        new = {path: content for path, content in needed.items() if path not in laid}
+        done = replay([patch], new, in_front(laid, base.files.get), pin.tag)
         if done.problems:
             raise Refused(done.problems)
         laid.update(done.files)
-        after = {**before, **{path: sha256(content) for path, content in laid.items()}}
-        listing = in_git(laid, read, after, edits) if patch is patches[-1] else {}
+        listing: dict[str, bytes] = {}
+        if patch is patches[-1]:
+            listing = in_git(laid, base.files.get, listing_with(base.listing, laid), base.edits)
         yield Commit(message(queue, patch, pin), done.files | listing)
+
+
+def changed_by(wanted: Iterable[Commit]) -> dict[str, bytes]:
+    """The files that commits change or add, as they are after the last."""
+    return {path: content for commit in wanted for path, content in commit.files.items()}
 
 
 def message(queue: Queue, patch: Patch, pin: Pin) -> str:
@@ -219,12 +229,71 @@ def date_of(pin: Pin, repository: Repository, base: str) -> int:
     return max(int(day.timestamp()), repository.date(base))
 
 
-def _no_release(repository: Repository, commit: str, base: str, pins: Pins) -> Problem:
-    """Why a commit is no base: it has no release's files, and comes from no release's tag."""
-    tags = (f"refs/tags/{pin.tag}" for pin in reversed(pins.all) if repository.has_tag(pin.tag))
-    here = [pin.tag for tag in tags if (pin := release_of(repository, tag, pins))]
-    fetch = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
-    hint = f"name a release: --base {here[0]}" if here else f"{fetch} {pins.default.tag}"
-    what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
-    step = f"{hint}; or the one that it is made of: --release RELEASE"
-    return Problem("no-pinned-release", f"{repository.shown}: {base}", what, step)
+@dataclass(frozen=True)
+class PatchFile:
+    """The written file. changed, added: how many files it changes and adds; edited: how many files
+    of its base others had edited; tree: the hash of the tree with it."""
+
+    path: Path
+    sha256: str
+    patches: int
+    changed: int
+    added: int
+    edited: int
+    tree: str
+
+
+def write_patch(
+    root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
+) -> PatchFile:
+    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
+    every patch; without: patches that are left out.
+
+    base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
+    where no patch is for the release, or a hunk does not fit.
+    """
+    selection = select(load_queue(root, only), pin, without)
+    if base:
+        site = base / "python" if (base / PACKAGE).is_dir() else base
+        if not (site / "sglang").is_dir():
+            what, step = "holds no sglang/ and no python/sglang/", "--base CHECKOUT"
+            raise Refused.of("no-sglang", str(base), what, to_type("patches", pin.tag, step))
+        places = {path: site / path.removeprefix(PREFIX) for path in list_package(site)}
+        files = {path: file.read_bytes() for path, file in places.items() if file.is_file()}
+        onto = _compared(Base(str(base), files), selection, site.parent, EITHER)
+    else:
+        release = fetch(pin, None)
+        onto = Base(pin.tag, {path: release.read(path) or b"" for path in release.paths})
+    selection = settled(selection, onto)
+    after = changed_by(commits(selection, onto))
+    before = {path: onto.files[path] for path in after if path in onto.files}
+    content = _head(selection).encode() + diff(before, after)
+    atomic.write(out, content)
+    tree = hash_python(listing_with(onto.listing, after))
+    counts = len(selection.patches), len(before), len(after) - len(before), len(onto.edits.paths)
+    return PatchFile(out, sha256(content), *counts, tree)
+
+
+def _head(selection: Selection) -> str:
+    """What stands before the first file: git and patch pass over it."""
+    pin, queue = selection.pin, selection.queue
+    names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
+    version = local_version(pin, queue.profile)
+    return (
+        f"The prefill graph queue for sglang {pin.version}, {version}:"
+        f" {counted(len(names), 'patch', 'patches')}.\n"
+        "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
+        + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)
+        + "\n"
+    )
+
+
+def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
+    """What makes these files of those before, in git's form, sorted by path."""
+    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as space:
+        repository = Repository(Path(space), space, own=True)
+        repository.git("init", "-q", "--bare")
+        sides = [Commit("before", before), Commit("after", after)]
+        ends = repository.build("", sides, "patch queue <>", 0)
+        words = ("--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
+        return repository.git("diff-tree", *words, *ends)

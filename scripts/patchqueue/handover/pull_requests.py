@@ -13,262 +13,27 @@ need. Its text has a title and a probe; other texts may have the draft `below` t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import Struct
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..applying.apply import load_queue
-from ..applying.matching import apply_patch, in_front
+from ..applying.matching import Read, apply_patch, in_front, listing_with
 from ..applying.selection import passes
 from ..files import record
 from ..outcome import Outcome, Refused
 from ..queue import patchfile
 from ..queue.header import TREE_PATH, Header
 from ..queue.patchfile import Patch
-from ..queue.series import Entry, Queue, read_overlay
+from ..queue.series import Queue, read_overlay
 from ..upstream.pins import Pin, Pins
-from .backport import PACKAGE, Read, date_of, release_of, text_of
-from .repository import Commit, Repository, open_repository
+from .backport import PACKAGE, date_of, release_of, text_of
+from .repository import Commit, open_repository
 
 BRANCHES = "prefill-graph/"
-
-
-@dataclass(frozen=True)
-class PullRequest:
-    """A branch. name: of its patch (breakable/keep-break-tensors); outcome: APPLIED made,
-    ALREADY_APPLIED there; base, tip: full hashes; text: None where none is written."""
-
-    name: str
-    branch: str
-    outcome: Outcome
-    base: str
-    tip: str
-    parts: tuple[Part, ...]
-    text: Text | None = field(repr=False, default=None)
-
-
-@dataclass(frozen=True)
-class Made:
-    """pin: the release whose patches were taken; exact: the base is that release itself.
-
-    merged: patches that the base has already.
-    """
-
-    pin: Pin
-    exact: bool
-    base: str
-    requests: tuple[PullRequest, ...]
-    merged: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What branches are made from. patches: those that the release gets and upstream lacks, by
-    their base name, with their replacements for pull requests; read: a file of the base."""
-
-    root: Path
-    queue: Queue
-    pin: Pin
-    patches: dict[str, Patch]
-    read: Read
-
-    def is_pending(self, patch: Patch) -> bool:
-        return self.queue.header(patch.name).get(STATUS) == PENDING
-
-
-def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
-    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
-    topic/verb-object; all where none is named).
-
-    base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
-    patches are applied to it, each hunk at the one place where its text matches. Raises Refused,
-    with no branch made, where a patch does not fit, the base has a file of the pull request's
-    already, or a branch of that name is another.
-    """
-    queue, repository = load_queue(root), open_repository(onto)
-    repository.refuse_edits(base)
-    person, start = repository.person(), repository.commit(base)
-    exact = release_of(repository, start, pins)
-    pin = exact or pins.all[-1]
-    read = _reader(repository, start, base)
-    ground, merged = _ground(root, with_own_drafts(root, queue, pin), pin, base, read)
-    day = date_of(pin, repository, start)
-    built = []  # every one, before the first branch
-    for patch in requested(ground, words):
-        parts = _parts(ground, patch)
-        commits = [Commit(_message(ground, part), part.files) for part in parts]
-        tip = repository.build(start, commits, person, day)[-1]
-        name = stem(ground.queue, patch)
-        branch, text = BRANCHES + name.replace("/", "-"), read_text(root, name)
-        built.append(PullRequest(name, branch, Outcome.APPLIED, start, tip, parts, text))
-    return Made(pin, bool(exact), start, _published(repository, built), merged)
-
-
-def _ground(
-    root: Path, queue: Queue, pin: Pin, base: str, read: Read
-) -> tuple[Ground, tuple[str, ...]]:
-    """(the ground, the base names of the Pending patches that upstream has by now). Raises Refused
-    where no Pending patch is left."""
-    ground = Ground(root, queue, pin, {}, read)
-    selected = queue.select(pin.version)
-    merged = tuple(
-        queue.base(patch.name)
-        for patch in selected
-        if ground.is_pending(patch)
-        and any(passes(line, read) for line in queue.header(patch.name).probes)
-    )
-    left = [patch for patch in selected if queue.base(patch.name) not in merged]
-    pending = [patch for patch in left if ground.is_pending(patch)]
-    if not pending:
-        what = f"no patch for it is {PENDING} that {base} lacks"
-        raise Refused.of("nothing-pending", pin.tag, what, "see Upstream-Status in patches/")
-    replaced = changes(root, queue, pending, pin)
-    patches = {queue.base(patch.name): replaced.get(patch.name, patch) for patch in left}
-    return replace(ground, patches=patches), merged
-
-
-def requested(ground: Ground, words: Iterable[str]) -> list[Patch]:
-    """The patches to be sent, in the order of words and then of the series. Raises Refused for a
-    word that names none."""
-    stems = {
-        name.removesuffix(".patch"): patch
-        for name, patch in ground.patches.items()
-        if ground.is_pending(patch)
-    }
-    topics = dict.fromkeys(name.partition("/")[0] for name in stems)
-    chosen: dict[str, Patch] = {}
-    for word in list(words) or topics:
-        named = {
-            name: patch for name, patch in stems.items() if word in (name, name.partition("/")[0])
-        }
-        if not named:
-            what = f"names no patch that is {PENDING}; topics are {' '.join(topics)}"
-            step = f"or one patch of a topic: {' '.join(stems)}"
-            raise Refused.of("unknown-topic", repr(word), what, step)
-        chosen |= named
-    return list(chosen.values())
-
-
-def _parts(ground: Ground, patch: Patch) -> tuple[Part, ...]:
-    """A commit for each patch that `patch` needs, and one for it. Raises Refused where one does not
-    fit."""
-    laid: dict[str, bytes] = {}
-    parts = []
-    for each in _with_needs(ground, patch):
-        name = stem(ground.queue, each)
-        changed = _changed(ground, each, name, in_front(laid, ground.read))
-        files = {**changed, **_new_files(ground, each, name, laid)}
-        laid |= files
-        text = read_text(ground.root, name)
-        subject = (text.title if text else "") or ground.queue.header(each.name).get("Subject")
-        parts.append(Part(name, subject, each is patch, files))
-    return tuple(parts)
-
-
-def _changed(ground: Ground, patch: Patch, name: str, read: Read) -> dict[str, bytes]:
-    """The files that a patch changes, where its text matches; without upstream's tests on a base
-    that has none, as a wheel's. Raises Refused where the text matches at no place or at several."""
-    known = (file for file in patch.files if not file.path.startswith("test/") or read(file.path))
-    row = apply_patch(replace(patch, files=tuple(known)), read)
-    if row.outcome is not Outcome.CONFLICT:
-        return dict(row.after)
-    file = change(ground.root, name, ground.pin) or ground.root / "patches" / patch.name
-    step = (
-        "name what it stands on in `below` of its text, write a variant that fits this base, or"
-        " name another: --base COMMIT"
-    )
-    raise Refused.of(str(row.outcome), str(file.relative_to(ground.root)), row.why, step)
-
-
-def _new_files(ground: Ground, patch: Patch, name: str, laid: dict[str, bytes]) -> dict[str, bytes]:
-    """The files that come with a patch. Raises Refused for one that the base has."""
-    new: dict[str, bytes] = {}
-    for path, content in files(ground.root, ground.queue, patch, ground.pin).items():
-        if path in laid:
-            continue
-        if ground.read(path) is not None:
-            what = "the base has a file of this name, and the pull request would add one"
-            step = f"rename it below {FOLDER}/{name}/"
-            raise Refused.of("file-exists", path, what, step)
-        new[path] = content
-    return new
-
-
-def _with_needs(ground: Ground, patch: Patch) -> list[Patch]:
-    """The patch and those that it needs, each behind what it needs, and else in the series'
-    order."""
-    order = [*ground.patches]
-    begun: set[str] = set()
-    ordered: list[Patch] = []
-
-    def add(name: str) -> None:
-        begun.add(name)
-        needs = {*_needs(ground, ground.patches[name])}.intersection(order)
-        for need in sorted(needs, key=order.index):
-            if need not in begun:
-                add(need)
-        ordered.append(ground.patches[name])
-
-    add(ground.queue.base(patch.name))
-    return ordered
-
-
-def _needs(ground: Ground, patch: Patch) -> tuple[str, ...]:
-    """The patches that a patch's branch contains: by its header, and by the text of its pull
-    request. Raises Refused where the text names no patch."""
-    name = stem(ground.queue, patch)
-    text = read_text(ground.root, name)
-    below = tuple(f"{each}.patch" for each in text.below) if text else ()
-    for each in below:
-        if each not in ground.queue.patches:
-            where = f"{FOLDER}/{name}/{NAME}"
-            what = f"below names no patch: {each.removesuffix('.patch')!r}"
-            raise Refused.of(BAD, where, what, "name it as TOPIC/PATCH")
-    return (*ground.queue.header(patch.name).needs, *below)
-
-
-def _message(ground: Ground, part: Part) -> str:
-    """A commit's message: the title, and the description of the patch's header, if it has one."""
-    described = text_of(ground.queue, ground.patches[f"{part.patch}.patch"]).partition("\n\n")[2]
-    return "\n\n".join(filter(None, [part.subject, described])) + "\n"
-
-
-def _published(repository: Repository, built: list[PullRequest]) -> tuple[PullRequest, ...]:
-    """The branches, made. Raises Refused, before any is, for branches of these names that are
-    others."""
-    before = {request.branch: repository.branch(request.branch) for request in built}
-    for request in built:
-        repository.refuse_taken(request.branch, before[request.branch], request.tip)
-    outcomes = (repository.put(one.branch, before[one.branch], one.tip) for one in built)
-    return tuple(replace(one, outcome=outcome) for one, outcome in zip(built, outcomes))
-
-
-def write(queue: Queue, request: PullRequest, out: Path) -> Path:
-    """Write OUT/TOPIC-PATCH/title.txt and body.md; the path of the body."""
-    folder = out / request.name.replace("/", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "title.txt").write_text(f"{request.parts[-1].subject}\n", encoding="utf-8")
-    text = request.text
-    body = text.body if text else body_of(queue.header(f"{request.name}.patch"))
-    (folder / "body.md").write_text(body, encoding="utf-8")
-    return folder / "body.md"
-
-
-def _reader(repository: Repository, commit: str, base: str) -> Read:
-    """A function that reads a file of a commit. Raises Refused where the commit is none of
-    sglang's."""
-    read = cache(partial(repository.read, commit))
-    if read(f"{PACKAGE}/version.py") is None and read(f"{PACKAGE}/__init__.py") is None:
-        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
-        raise Refused.of("no-sglang", repository.shown, what, step)
-    return read
-
-
 FOLDER = Path("pull-requests")
 NAME = "pull-request.toml"
 BAD = "bad-pull-request"
@@ -287,9 +52,250 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
     probe: str = ""
 
 
-def stem(queue: Queue, patch: Patch) -> str:
-    """A patch's name without variant and suffix: breakable/keep-break-tensors."""
-    return queue.base(patch.name).removesuffix(".patch")
+@dataclass(frozen=True)
+class Draft:
+    """A patch, or a draft without one, as it is sent: one commit.
+
+    name: TOPIC/PATCH; source: the file that has the text, in messages; patch: with that text;
+    files: path -> content of the files that come along; below: names of drafts that its branch
+    contains; text: None where none is written.
+    """
+
+    name: str
+    source: str
+    patch: Patch
+    header: Header
+    description: str
+    files: Mapping[str, bytes]
+    below: tuple[str, ...]
+    text: Text | None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.header.get(STATUS) == PENDING
+
+    @property
+    def title(self) -> str:
+        return (self.text.title if self.text else "") or self.header.get("Subject")
+
+    @property
+    def body(self) -> str:
+        """The text; where none is written, one of the header."""
+        if self.text:
+            return self.text.body
+        paragraphs = re.split(r"\n\s*\n", self.header.get("Description"))
+        # one line each: where it is read, a line end is a line's end
+        described = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+        subject = self.header.get("Subject")
+        text = f"## Motivation\n\n{described}\n\n## Modifications\n\n{subject}.\n"
+        return text.replace("sglang#", "#")
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """A branch. outcome: APPLIED made, ALREADY_APPLIED there; tip: full hash; parts: its commits,
+    of which the last is the draft's own."""
+
+    branch: str
+    outcome: Outcome
+    tip: str
+    parts: tuple[Draft, ...]
+
+    @property
+    def draft(self) -> Draft:
+        return self.parts[-1]
+
+
+@dataclass(frozen=True)
+class Made:
+    """pin: the release whose patches were taken; exact: the base is that release itself.
+
+    merged: names of the drafts that the base has already.
+    """
+
+    pin: Pin
+    exact: bool
+    base: str
+    requests: tuple[PullRequest, ...]
+    merged: tuple[str, ...]
+
+
+def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
+    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
+    topic/verb-object; all where none is named).
+
+    base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
+    patches are applied to it, each hunk at the one place where its text matches. Raises Refused,
+    with no branch made, where a patch does not fit, the base has a file of the pull request's
+    already, or a branch of that name is another.
+    """
+    queue, repository = load_queue(root), open_repository(onto)
+    repository.refuse_edits(base)
+    author, start = repository.author(), repository.commit(base)
+    files = repository.contents(start, "python", "test")
+    if f"{PACKAGE}/version.py" not in files and f"{PACKAGE}/__init__.py" not in files:
+        what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
+        raise Refused.of("no-sglang", repository.shown, what, step)
+    exact = release_of(pins, listing_with({}, files))
+    pin, read = exact or pins.all[-1], files.get
+    every = drafts(root, queue, pin)
+    probed = {name: draft.header.probes for name, draft in every.items() if draft.is_pending}
+    merged = [name for name, probes in probed.items() if any(passes(line, read) for line in probes)]
+    if len(merged) == len(probed):
+        what = f"no patch for it is {PENDING} that {base} lacks"
+        raise Refused.of("nothing-pending", pin.tag, what, "see Upstream-Status in patches/")
+    left = {name: draft for name, draft in every.items() if name not in merged}
+    day, tips, stacks = date_of(pin, repository, start), {}, []
+    for name in requested(left, words):
+        stacks.append(tuple(_stack(left, name, set())))
+        branch = BRANCHES + name.replace("/", "-")
+        tips[branch] = repository.build(start, _commits(stacks[-1], read), author, day)[-1]
+    outcomes = repository.publish(tips)  # every one is built before the first branch
+    made = zip(tips, outcomes, tips.values(), stacks)
+    return Made(pin, bool(exact), start, tuple(PullRequest(*each) for each in made), tuple(merged))
+
+
+def requested(every: Mapping[str, Draft], words: Iterable[str]) -> list[str]:
+    """The drafts to be sent, in the order of words and then of the series. Raises Refused for a
+    word that names none."""
+    pending = [name for name, draft in every.items() if draft.is_pending]
+    topics = dict.fromkeys(name.partition("/")[0] for name in pending)
+    chosen: dict[str, None] = {}
+    for word in list(words) or topics:
+        named = [name for name in pending if word in (name, name.partition("/")[0])]
+        if not named:
+            what = f"names no patch that is {PENDING}; topics are {' '.join(topics)}"
+            step = f"or one patch of a topic: {' '.join(pending)}"
+            raise Refused.of("unknown-topic", repr(word), what, step)
+        chosen |= dict.fromkeys(named)
+    return list(chosen)
+
+
+def _stack(every: Mapping[str, Draft], name: str, begun: set[str]) -> Iterator[Draft]:
+    """The draft, and those that it needs in front, each behind what it needs itself, and else in
+    the series' order."""
+    begun.add(name)
+    for need in sorted(every.keys() & {*every[name].below}, key=list(every).index):
+        if need not in begun:
+            yield from _stack(every, need, begun)
+    yield every[name]
+
+
+def _commits(stack: Iterable[Draft], read: Read) -> Iterator[Commit]:
+    """A commit for each draft. Raises Refused for a text that matches at no place or at several,
+    and for a new file that the base has."""
+    laid: dict[str, bytes] = {}
+    for draft in stack:
+        below = in_front(laid, read)
+        # upstream's tests are edited where the base has them: a wheel's has none
+        diffs = (file for file in draft.patch.files if file.path[:5] != "test/" or below(file.path))
+        row = apply_patch(replace(draft.patch, files=tuple(diffs)), below)
+        if row.outcome is Outcome.CONFLICT:
+            step = (
+                "name what it stands on in `below` of its text, write a variant that fits this"
+                " base, or name another: --base COMMIT"
+            )
+            raise Refused.of(str(row.outcome), draft.source, row.why, step)
+        new = {path: content for path, content in draft.files.items() if path not in laid}
+        if taken := [path for path in new if read(path) is not None]:
+            what = "the base has a file of this name, and the pull request would add one"
+            step = f"rename it below {FOLDER}/{draft.name}/"
+            raise Refused.of("file-exists", taken[0], what, step)
+        changed = {**row.after, **new}
+        laid |= changed
+        message = "\n\n".join(filter(None, [draft.title, draft.description]))
+        yield Commit(f"{message}\n", changed)
+
+
+def write(request: PullRequest, out: Path) -> Path:
+    """Write OUT/TOPIC-PATCH/title.txt and body.md; the path of the body."""
+    folder = out / request.draft.name.replace("/", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "title.txt").write_text(f"{request.draft.title}\n", encoding="utf-8")
+    (folder / "body.md").write_text(request.draft.body, encoding="utf-8")
+    return folder / "body.md"
+
+
+def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
+    """A draft for each patch that a release gets, by name, in the series' order; and behind them
+    those without a patch that change something there. Raises Refused for a bad text."""
+    every: dict[str, Draft] = {}
+    for patch in queue.select(pin.version):
+        header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
+        draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
+        described = text_of(queue, patch).partition("\n\n")[2]
+        every[draft.name] = replace(draft, description=described)
+    own = _without_patch(root, queue)
+    for name, text in own.items():
+        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
+        begun = Patch(f"{name}.patch", b"", Header(words), ())
+        draft = _draft(root, pin, begun, begun.header, {}, text)
+        changes = draft.patch.files or any(map(_is_code, draft.files))
+        every |= {name: draft} if changes else {}
+    known = {*own, *(_stem(entry.base) for entry in queue.entries)}
+    for draft in every.values():
+        if draft.text and (unknown := {*draft.text.below} - known):
+            what = f"below names no patch: {min(unknown)!r}"
+            raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
+    return every
+
+
+def _without_patch(root: Path, queue: Queue) -> dict[str, Text]:
+    """The texts of the folders that no patch of the series is named for, by name. Raises Refused
+    for one without a title and a probe."""
+    known = {_stem(entry.base) for entry in queue.entries}
+    texts = {}
+    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
+        name = file.parent.relative_to(root / FOLDER).as_posix()
+        text = read_text(root, name)
+        if name in known or text is None:
+            continue
+        if not (text.title and PROBE.fullmatch(text.probe)):
+            what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
+            step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
+            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
+        texts[name] = text
+    return texts
+
+
+def _draft(
+    root: Path,
+    pin: Pin,
+    patch: Patch,
+    header: Header,
+    overlay: Mapping[str, bytes],
+    text: Text | None,
+) -> Draft:
+    """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
+    files. Raises Refused for a bad replacement."""
+    name = _stem(re.sub("@.*", "", patch.name))
+    changes = {
+        Version(file.stem.partition("@")[2]): file
+        for file in (root / FOLDER / name).glob("change@*.patch")
+    }
+    fitting = [version for version in changes if version <= pin.version]
+    source = f"patches/{patch.name}"
+    if fitting:
+        file = changes[max(fitting)]
+        source = str(file.relative_to(root))
+        made, problems = patchfile.read(patch.name, file.read_bytes())
+        if made is None or problems:
+            raise Refused(replace(problem, where=source) for problem in problems)
+        patch = made
+    own = read_overlay(root / FOLDER / name).items()
+    files = {path: content for path, content in own if "/" in path}
+    if not fitting and not any(map(_is_code, files)):
+        files = {**overlay, **files}
+    below = (*map(_stem, header.needs), *(text.below if text else ()))
+    return Draft(name, source, patch, header, "", files, below, text)
+
+
+def _is_code(path: str) -> bool:
+    return path.startswith("python/")
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".patch")
 
 
 def read_text(root: Path, name: str) -> Text | None:
@@ -301,81 +307,3 @@ def read_text(root: Path, name: str) -> Text | None:
     except FileNotFoundError:
         return None
     return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
-
-
-def with_own_drafts(root: Path, queue: Queue, pin: Pin) -> Queue:
-    """The queue with the drafts that have no patch in the series, behind its patches, where they
-    have a change for the release or files. Raises Refused for such a draft's bad text."""
-    known = {entry.base.removesuffix(".patch") for entry in queue.entries}
-    patches, entries = dict(queue.patches), [*queue.entries]
-    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
-        name = file.parent.relative_to(root / FOLDER).as_posix()
-        text = read_text(root, name)
-        if name in known or text is None:
-            continue
-        if not (text.title and PROBE.fullmatch(text.probe)):
-            what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
-            step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
-            raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
-        own = f"{name}.patch"
-        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
-        patches[own] = Patch(own, b"", Header(words), ())
-        if change(root, name, pin) or (root / FOLDER / name / "python").is_dir():
-            entries.append(Entry(own, SpecifierSet(), "", 0))
-    return replace(queue, patches=patches, entries=tuple(entries))
-
-
-def change(root: Path, name: str, pin: Pin) -> Path | None:
-    """The patch that replaces the series' text in a pull request on a release; None where there is
-    none."""
-    found = {
-        Version(file.stem.partition("@")[2]): file
-        for file in (root / FOLDER / name).glob("change@*.patch")
-    }
-    fitting = [version for version in found if version <= pin.version]
-    return found[max(fitting)] if fitting else None
-
-
-def changes(root: Path, queue: Queue, patches: Iterable[Patch], pin: Pin) -> dict[str, Patch]:
-    """Those of `patches` that have a replacement for pull requests, with it, by name. Raises
-    Refused for a bad one."""
-    replacements: dict[str, Patch] = {}
-    for patch in patches:
-        if file := change(root, stem(queue, patch), pin):
-            made, problems = patchfile.read(patch.name, file.read_bytes())
-            if made is None or problems:
-                where = str(file.relative_to(root))
-                raise Refused(replace(problem, where=where) for problem in problems)
-            replacements[patch.name] = made
-    return replacements
-
-
-def files(root: Path, queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
-    """The files of a patch's pull request: those of its folder, and the overlay's where the folder
-    has none under python/, and no replacement for the patch."""
-    name = stem(queue, patch)
-    own = {
-        path: content for path, content in read_overlay(root / FOLDER / name).items() if "/" in path
-    }
-    alone = change(root, name, pin) or any(path.startswith("python/") for path in own)
-    return own if alone else queue.overlay_for([patch]) | own
-
-
-@dataclass(frozen=True)
-class Part:
-    """One commit of a pull request. patch: TOPIC/PATCH; own: the patch that is sent, not one that
-    only has to be below it; files: path -> content as committed."""
-
-    patch: str
-    subject: str
-    own: bool
-    files: dict[str, bytes] = field(repr=False)
-
-
-def body_of(header: Header) -> str:
-    """The body for a patch whose pull request is not written."""
-    paragraphs = re.split(r"\n\s*\n", header.get("Description"))
-    # one line each: where it is read, a line end is a line's end
-    described = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-    text = f"## Motivation\n\n{described}\n\n## Modifications\n\n{header.get('Subject')}.\n"
-    return text.replace("sglang#", "#")

@@ -1,10 +1,5 @@
-"""The queue on a release as one patch file; and the files of a release of the queue, in
-dist/release-N/: wheels, a patch file for each release of sglang, a page of links for `pip install
---find-links`, and SHA256SUMS over all of it.
-
-A patch file is for `git apply` and `patch -p1` in the repository's root. Its hunks have three lines
-of the tree's own context. The hashes of the files before and after are in it, so that `git apply
---3way` can lay out a conflict.
+"""The files of a release of the queue, in dist/release-N/: wheels, a patch file for each release of
+sglang, a page of links for `pip install --find-links`, and SHA256SUMS over all of it.
 
 The same queue gives the same bytes. The record of a published release is its git tag.
 """
@@ -15,104 +10,24 @@ import html
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from .. import RELEASE
-from ..applying.apply import load_queue
-from ..applying.matching import Read
-from ..applying.own_changes import NONE, in_git
-from ..applying.selection import Selection, select, settle
 from ..files import atomic, run
-from ..files.tree import hash_python, sha256
 from ..outcome import Refused, counted, some
-from ..queue.patchfile import CONTEXT
 from ..upstream.pins import Pin
-from ..upstream.release import Edited, open_tree
-from ..upstream.source import Source, fetch, file_sha256
+from ..upstream.source import file_sha256
 from ..wheels import build, local_version
+from .backport import write_patch
 
 LOG = logging.getLogger(__name__)
 
 LINKS, SUMS = "index.html", "SHA256SUMS"
 TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
-
-
-@dataclass(frozen=True)
-class PatchFile:
-    """The written file. changed, added: how many files it changes and adds; edited: how many files
-    of its base others had edited; tree: the hash of the tree with it."""
-
-    path: Path
-    sha256: str
-    patches: int
-    changed: int
-    added: int
-    edited: int
-    tree: str
-
-
-def write_patch(
-    root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
-) -> PatchFile:
-    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
-    every patch; without: patches that are left out.
-
-    base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
-    where no patch is for the release, or a hunk does not fit.
-    """
-    selection = select(load_queue(root, only), pin, without)
-    tree: Source | Edited = open_tree(pin, base, selection.touched) if base else fetch(pin, None)
-    if base:
-        step = "change one of the two so that both fit, or merge a branch of backport into it"
-        selection = settle(selection, tree.read, str(base), step)
-    planned = selection.replay(tree.read)
-    if planned.problems:
-        raise Refused(planned.problems)
-    edits = tree.edits if isinstance(tree, Edited) else NONE
-    files = dict(planned.files)
-    after = tree.listing() | {path: sha256(content) for path, content in files.items()}
-    files |= in_git(planned.files, tree.read, after, edits)
-    content = _head(selection).encode() + diff(files, tree.read)
-    atomic.write(out, content)
-    new = sum(tree.read(path) is None for path in files)
-    counts = len(selection.patches), len(files) - new, new, len(edits.paths), hash_python(after)
-    return PatchFile(out, sha256(content), *counts)
-
-
-def _head(selection: Selection) -> str:
-    """What stands before the first file: git and patch pass over it."""
-    pin, queue = selection.pin, selection.queue
-    names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
-    version = local_version(pin, queue.profile)
-    return (
-        f"The prefill graph queue for sglang {pin.version}, {version}:"
-        f" {counted(len(names), 'patch', 'patches')}.\n"
-        "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
-        + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)
-        + "\n"
-    )
-
-
-def diff(files: Mapping[str, bytes], read: Read) -> bytes:
-    """What makes these files of those that `read` gives, in git's form, sorted by path."""
-    with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
-        space = Path(name)
-        run.own_git(space, "init", "-q")
-        for content_of in (read, files.get):
-            for path in files:
-                if (content := content_of(path)) is not None:
-                    (space / path).parent.mkdir(parents=True, exist_ok=True)
-                    (space / path).write_bytes(content)
-            run.own_git(space, "add", "--all", "--force")
-            if content_of is read:
-                before = run.own_git(space, "write-tree").stdout.decode().strip()
-        words = ("--cached", "--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
-        return run.own_git(space, "diff-index", *words, before).stdout
 
 
 @dataclass(frozen=True)

@@ -1,73 +1,71 @@
-"""A user's git repository, read and added to without touching what is checked out there.
+"""A git repository, read and added to without touching what is checked out there.
 
-Trees are written through an index of their own, so that the user's files, index and HEAD stay as
-they are; only a new branch appears. git runs as nobody's configuration would have it; the user's is
+Commits are written as one stream, by `git fast-import`, so that files, index and HEAD stay as they
+are; only a new branch appears. git runs as nobody's configuration would have it; the user's is
 asked for one thing, who they are.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import run
 from ..files.run import Failed
-from ..files.tree import is_part_of_tree, sha256
+from ..files.tree import is_part_of_tree
 from ..outcome import Outcome, Refused, some
 
 LINK, SUBMODULE = "120000", "160000"
+NEW = "refs/patchqueue/new"  # the stream's name for its commits; the ref is never written
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit to be made. files: path in the tree -> content, for those that it changes or
-    adds."""
+    """A commit to be made. files: path in the tree -> content, for those that it changes or adds;
+    removed: paths that it removes."""
 
     message: str
     files: Mapping[str, bytes]
+    removed: Iterable[str] = ()
 
 
 @dataclass(frozen=True)
 class Repository:
     """A git repository with or without files checked out. path: anywhere in it; shown: as the user
-    named it."""
+    named it; own: the tool made it, and git's failure there is Refused."""
 
     path: Path
     shown: str
+    own: bool = False
 
-    def git(
-        self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
-    ) -> bytes:
+    def git(self, *words: str, stdin: bytes = b"", more: Mapping[str, str] | None = None) -> bytes:
         """git's output. Raises Failed where it ends with another code than 0."""
+        if self.own:
+            return run.own_git(self.path, *words, stdin=stdin, more=more).stdout
         variables = run.NO_CONFIGURATION | dict(more or {})
-        return run.git(self.path, *arguments, stdin=content or b"", more=variables).stdout
+        return run.git(self.path, *words, stdin=stdin, more=variables).stdout
 
-    def _word(
-        self, *arguments: str, content: bytes | None = None, more: Mapping[str, str] | None = None
-    ) -> str:
+    def word(self, *words: str, more: Mapping[str, str] | None = None) -> str:
         """The same, where it is a hash or a name."""
-        return self.git(*arguments, content=content, more=more).decode().strip()
+        return self.git(*words, more=more).decode().strip()
 
-    def _as_user(self, *arguments: str) -> bytes:
+    def _as_user(self, *words: str) -> bytes:
         """The same by the user's own configuration."""
-        return run.run(run.GIT, *arguments, folder=self.path).stdout
+        return run.run(run.GIT, *words, folder=self.path).stdout
 
-    def person(self) -> tuple[str, str]:
-        """(name, mail address) of who commits, as the user's git configuration says. Raises Refused
-        where it does not."""
-        values: list[str] = []
-        for name, example in (("user.name", "Your Name"), ("user.email", "you@example.org")):
-            try:
-                values.append(self._as_user("config", "--get", name).decode().strip())
-            except Failed:
-                values.append("")
-            if not values[-1]:
-                what = f"git has no {name}, and commits need an author"
-                step = f'`git config --global {name} "{example}"`'
-                raise Refused.of("no-identity", self.shown, what, step)
-        return values[0], values[1]
+    def author(self) -> str:
+        """Who commits, as `Name <mail address>`, by the user's git configuration. Raises Refused
+        where the configuration does not say."""
+        words = ("-c", "user.useConfigOnly=true", "var", "GIT_AUTHOR_IDENT")
+        try:
+            ident = self._as_user(*words).decode("utf-8", "surrogateescape")
+        except Failed as failure:
+            what = f"commits need an author, and git says: {failure}"
+            name = '`git config --global user.name "Your Name"`'
+            step = f"{name} and `git config --global user.email you@example.org`"
+            raise Refused.of("no-identity", self.shown, what, step) from None
+        return ident[: ident.rindex(">") + 1]
 
     def refuse_edits(self, base: str) -> None:
         """Raise Refused where the branch begins at HEAD and files that are checked out differ from
@@ -77,10 +75,11 @@ class Repository:
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
         # is committed, and no edit.
-        words = ["-c", "core.fsmonitor=false", "--no-optional-locks", "status", "--porcelain", "-z"]
-        words += ["--untracked-files=no", "--ignore-submodules=all"]
-        found = self._as_user(*words).decode("utf-8", "replace")
-        edited = [entry[3:] for entry in found.split("\0") if entry[2:3] == " "]
+        words = ("-c", "core.fsmonitor=false", "--no-optional-locks", "diff", "HEAD")
+        found = self._as_user(
+            *words, "--name-only", "-z", "--ignore-submodules=all", "--no-renames"
+        )
+        edited = found.decode("utf-8", "replace").split("\0")[:-1]
         if edited:
             what = (
                 "has edits that are not committed, and the branch would begin at HEAD, which"
@@ -97,7 +96,7 @@ class Repository:
         where there is none."""
         words = ("rev-parse", "--verify", "--quiet", "--end-of-options")
         try:
-            return self._word(*words, f"{name}^{{commit}}")
+            return self.word(*words, f"{name}^{{commit}}")
         except Failed:
             what = f"has no commit {name!r}"
             step = f"`git -C {self.shown} fetch --tags`, or name another: --base COMMIT"
@@ -106,122 +105,100 @@ class Repository:
     def branch(self, name: str) -> str | None:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
         cannot name one."""
-
         what = ""
         is_name = self._holds("check-ref-format", f"refs/heads/{name}") and name != "HEAD"
         if not is_name or name.startswith(("-", "refs/")):
             what = "is no name for a branch"
-        elif self._word("for-each-ref", f"refs/tags/{name}"):
+        elif name in self.tags():
             what = "is a tag's name, and git would not know which is meant"
         if what:
             raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
         try:
-            return self._word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
+            return self.word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
         except Failed:
             return None
 
-    def _holds(self, *arguments: str) -> bool:
+    def _holds(self, *words: str) -> bool:
         """Whether git ends a question with the code 0."""
         try:
-            self.git(*arguments)
+            self.git(*words)
         except Failed:
             return False
         return True
 
-    def has_tag(self, tag: str) -> bool:
-        return self._holds("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
-
-    def comes_from(self, commit: str, tag: str) -> bool:
-        """Whether the tag is the commit or one before it."""
-        return self._holds("merge-base", "--is-ancestor", f"refs/tags/{tag}^{{commit}}", commit)
+    def tags(self, *words: str) -> list[str]:
+        """The names of its tags. words: as `git tag --list` takes them."""
+        return self.word("tag", "--list", *words).split("\n")
 
     def date(self, commit: str) -> int:
         """When it was committed, in seconds since 1970."""
         return int(self.git("show", "--no-patch", "--format=%ct", commit))
 
-    def read(self, commit: str, path: str) -> bytes | None:
-        """A file of a commit's tree; None where it has none, or a link or a folder."""
-        said = self.git("ls-tree", "-z", "--full-tree", commit, "--", path)
-        found = said.decode("utf-8", "surrogateescape") or "- - -"
-        mode, kind, rest = found.split(" ", 2)
-        is_file = kind == "blob" and mode != LINK
-        return self.git("cat-file", "blob", rest[: rest.index("\t")]) if is_file else None
-
-    def contents(self, commit: str, folder: str) -> dict[str, bytes]:
-        """The files below `folder` in a commit's tree that count (see files/tree.py), links left
-        out."""
+    def contents(self, commit: str, *folders: str) -> dict[str, bytes]:
+        """The files below some folders of a commit's tree that count (see files/tree.py), links
+        left out."""
         blobs = {}
-        said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", folder)
+        said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", *folders)
         for entry in said.split(b"\0")[:-1]:
             about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
-        wanted = "".join(f"{blob}\n" for blob in blobs.values()).encode()
-        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", content=wanted))))
+        asked = "".join(f"{blob}\n" for blob in blobs.values()).encode()
+        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", stdin=asked))))
 
-    def listing(self, commit: str, folder: str) -> dict[str, str]:
-        """The listing (see files/tree.py) of what lies below `folder` in a commit's tree."""
-        return {path: sha256(content) for path, content in self.contents(commit, folder).items()}
-
-    def build(
-        self, base: str, commits: Iterable[Commit], person: tuple[str, str], date: int
-    ) -> list[str]:
+    def build(self, base: str, commits: Iterable[Commit], author: str, date: int) -> list[str]:
         """Make the commits on top of `base`, one on the other, and return their hashes; no branch
         has them yet.
 
-        date: of author and committer, in seconds since 1970, UTC. The same words give the same
-        hashes.
+        base: "" for none; date: of author and committer, in seconds since 1970, UTC. The same words
+        give the same hashes.
         """
-        facts = {"NAME": person[0], "EMAIL": person[1], "DATE": f"{date} +0000"}
-        roles = ("AUTHOR", "COMMITTER")
-        who = {f"GIT_{role}_{what}": value for role in roles for what, value in facts.items()}
-        made: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="patchqueue-index-") as space:
-            index = {"GIT_INDEX_FILE": f"{space}/index"}
-            self.git("read-tree", base, more=index)
-            for commit in commits:
-                modes = self._modes(commit.files, index)
-                rows = []
-                for path, content in sorted(commit.files.items()):
-                    blob = self._word(
-                        "hash-object", "-w", "--stdin", "--no-filters", content=content
-                    )
-                    rows.append(f"{modes.get(path, '100644')} {blob}\t{path}\0")
-                listed = "".join(rows).encode()
-                self.git("update-index", "-z", "--index-info", content=listed, more=index)
-                tree = self._word("write-tree", more=index)
-                words = ["commit-tree", tree, "-p", made[-1] if made else base]
-                made.append(self._word(*words, content=commit.message.encode(), more=who))
-        return made
+        stream = b"".join(self._stream(base, commits, f"{author} {date} +0000"))
+        return self.git("fast-import", "--quiet", stdin=stream).decode().split()
 
-    def _modes(self, paths: Iterable[str], index: Mapping[str, str]) -> dict[str, str]:
-        wanted = (f":(top,literal){path}" for path in paths)
-        said = self.git("ls-files", "-z", "--stage", "--full-name", "--", *wanted, more=index)
-        found = said.decode("utf-8", "surrogateescape")
-        return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in found.split("\0")[:-1]}
+    def _stream(self, base: str, commits: Iterable[Commit], who: str) -> Iterator[bytes]:
+        """The commits for git fast-import, which prints the hash of each."""
+        modes = self._modes(base) if base else {}
+        origin = f"from {base}\n" if base else ""
+        for number, commit in enumerate(commits, 1):
+            message = commit.message.encode()
+            yield (
+                f"commit {NEW}\nmark :{number}\nauthor {who}\ncommitter {who}\n"
+                f"data {len(message)}\n"
+            ).encode("utf-8", "surrogateescape")
+            yield message + f"\n{origin}".encode()
+            # first: a folder may have taken a file's name
+            yield from (f"D {path}\n".encode() for path in sorted(commit.removed))
+            for path, content in sorted(commit.files.items()):
+                about = f"M {modes.get(path, '100644')} inline {path}\ndata {len(content)}\n"
+                yield about.encode() + content + b"\n"
+            yield f"\nget-mark :{number}\n".encode()
+            origin = ""
+        yield f"reset {NEW}\nfrom {'0' * 40}\n\n".encode()
 
-    def put(self, name: str, before: str | None, tip: str) -> Outcome:
-        """Make a branch at `tip`, unless it is there. before: where it is. Raises Refused where
-        that is elsewhere, and where git will not have it."""
-        self.refuse_taken(name, before, tip)
-        if before == tip:
-            return Outcome.ALREADY_APPLIED
-        ref = f"refs/heads/{name}"
+    def _modes(self, commit: str) -> dict[str, str]:
+        listed = self.git("ls-tree", "-r", "-z", "--full-tree", commit)
+        entries = listed.decode("utf-8", "surrogateescape").split("\0")[:-1]
+        return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in entries}
+
+    def publish(self, tips: Mapping[str, str]) -> list[Outcome]:
+        """Make the branches at these commits, all or none: APPLIED, or ALREADY_APPLIED where it is
+        there. Raises Refused where a branch is another, and where git will not have a name."""
+        before = {name: self.branch(name) for name in tips}
+        for name, tip in tips.items():
+            if before[name] not in (None, tip):
+                what = f"is there, at {before[name]:.12}, and the queue makes {tip[:12]}"
+                step = "name another branch, or rename that one: it may hold work of yours"
+                raise Refused.of("branch-exists", f"{self.shown}: {name}", what, step)
+        new = [name for name in tips if before[name] is None]
+        lines = "".join(f"create refs/heads/{name} {tips[name]}\n" for name in new)
         try:
-            self.git("update-ref", "-m", "patchqueue: created", ref, tip, "0" * len(tip))
+            self.git("update-ref", "-m", "patchqueue: created", "--stdin", stdin=lines.encode())
         except Failed as failure:
-            what, where = f"git does not make it: {failure}", f"{self.shown}: {name}"
+            what, where = f"git does not make it: {failure}", f"{self.shown}: {' '.join(new)}"
             raise Refused.of("bad-branch", where, what, "name another branch") from None
-        return Outcome.APPLIED
-
-    def refuse_taken(self, name: str, before: str | None, tip: str) -> None:
-        """Raise Refused where a branch of this name is another: it may hold work of the user's."""
-        if before in (None, tip):
-            return
-        what = f"is there, at {(before or '')[:12]}, and the queue makes {tip[:12]}"
-        step = "name another branch, or rename that one: it may hold work of yours"
-        raise Refused.of("branch-exists", f"{self.shown}: {name}", what, step)
+        return [Outcome.APPLIED if name in new else Outcome.ALREADY_APPLIED for name in tips]
 
 
 def open_repository(name: str) -> Repository:

@@ -39,7 +39,7 @@ from .patched import HandedOn, InPlace, counts, find_handed_on, is_own
 from .undo import Journal, State
 
 LOG = logging.getLogger(__name__)
-# where a server says that it is patched: so it says it with every other file in place
+# the file that makes a server say that it is patched is changed last
 LAST = "sglang/srt/entrypoints/engine.py"
 Changes = dict[str, "bytes | None"]  # path below the folder -> content, None to remove the file
 
@@ -142,8 +142,7 @@ def verify(root: Path, site: Path, release: str = "") -> Report:
 
 @contextmanager
 def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
-    """Be the only one at work in the folder; what a killed run left aside is removed, where
-    anything is written. No file is left for the lock."""
+    """Hold the lock of the folder itself. writes: also delete what a killed run left aside."""
     if not site.is_dir():
         installed.find(site)  # which says so
     place = site.resolve()
@@ -157,12 +156,8 @@ def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
-    """The folder's journal, unless it is about another sglang than the one that lies there now:
-    such a one is dropped.
-
-    So it is where a release was installed over the patched one without pip's knowing of the
-    journal, or `git restore` was run.
-    """
+    """The folder's journal. That of another sglang than the one there now is deleted: a release was
+    installed over the patched one, or `git restore` was run."""
     journal = undo.read(place)
     if journal is None or not journal.faults():
         return journal
@@ -218,7 +213,7 @@ def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release
 
 
 def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:
-    """Take an earlier install off, for the selection to follow it. What others edited since stays.
+    """Undo an earlier install, so that the selection can follow. Later edits of others stay.
 
     Raises Refused, with nothing changed, where their edits would be lost, or where the selection
     would not fit what is left.
@@ -230,7 +225,7 @@ def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: boo
         step = f"keep a copy of them; {again} makes the patched files anew"
         raise Refused.of("edited-install", str(journal.site), what, step)
     remaining = earlier.without_changes()
-    if differ.kept or journal.record.get("edits"):
+    if differ.others or journal.record.get("edits"):
         changed = {change.path: change.before for change in journal.changes}
 
         def content(path: str) -> bytes | None:
@@ -267,8 +262,7 @@ def _make_changes(
         raise
     try:
         journal = undo.forward(journal)
-        differ = InPlace(journal).differing
-        if paths := (*differ.ours, *differ.kept):
+        if paths := [name for names in InPlace(journal).differing for name in names]:
             what = f"was changed meanwhile: {some(paths)}; it is as it was again"
             step = "run it again when nobody else writes there"
             raise Refused.of(str(Outcome.TREE_MISMATCH), str(here), what, step)
@@ -311,8 +305,8 @@ def _plan(
 
 
 def _in_order(here: Installed, own: Mapping[str, bytes], record: dict[str, Any]) -> Changes:
-    """Byte code goes, the overlay comes (nothing imports it yet), then the patched files, pip's own
-    records, and last the file with which a server says that it is patched."""
+    """The changes in order: byte code is deleted; then come the overlay (nothing imports it yet),
+    the patched files, pip's records, and the file that makes a server say that it is patched."""
     compiled = (path for name in own for path in undo.byte_code(here.site / name))
     changes: Changes = {path.relative_to(here.site).as_posix(): None for path in compiled}
     in_order = sorted(own, key=lambda name: ((here.site / name).exists(), name))
@@ -352,7 +346,7 @@ def _pip_records(
 
 
 def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
-    """Raise Refused where a folder does not take a new name, or a file would get another owner."""
+    """Raise Refused where a folder is not writable, or a file would get another owner."""
     user, what, wrong = os.geteuid(), "", site
     for path in (site / name for name in changes):
         if path.parent.is_dir() and not os.access(path.parent, os.W_OK | os.X_OK):

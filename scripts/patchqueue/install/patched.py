@@ -8,11 +8,11 @@ leave the tree's own record alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..applying import own_changes
 from ..applying.matching import inverted, match
@@ -32,40 +32,29 @@ from .undo import Journal
 REST = "sglang/… (files that the queue leaves alone)"
 
 
-@dataclass(frozen=True)
-class Differing:
-    """Files that are not as they were left, by their names below the folder.
-
-    ours: the queue's, or with a change of the queue that is not in place any more; others: of
-    others alone; both: of others, and every change of the queue is still there.
-    """
+class Differing(NamedTuple):
+    """Files that are not as they were left, by their names below the folder. ours: the queue's, or
+    with a change of the queue that is not in place any more; others: with edits of others, and
+    every change of the queue is still there."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
-    both: tuple[str, ...]
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The files with edits of others beside which every change of the queue is in place."""
-        return tuple(sorted((*self.others, *self.both)))
 
 
 def attribute(
-    site: Path, paths: Iterable[str], own: Collection[str], about: Mapping[str, Any]
+    site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
-    """Whose the differences are. own: files that the queue changed or added; about: laid.json."""
+    """The differing paths by who made the difference. own: files that the queue changed or added;
+    about: the content of laid.json."""
     rows = own_changes.rows_in(about)
-    ours, others, both = list[str](), list[str](), list[str]()
-    for name in sorted(paths):
-        file, changes = site / name, rows.get(name)
-        is_there = changes is not None and file.is_file()
-        if is_there and not own_changes.undone(file.read_bytes(), rows[name]):
-            both.append(name)
-        elif name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE):
-            ours.append(name)
-        else:
-            others.append(name)
-    return Differing(tuple(ours), tuple(others), tuple(both))
+
+    def is_ours(name: str) -> bool:
+        if name in rows and (site / name).is_file():
+            return bool(own_changes.undone((site / name).read_bytes(), rows[name]))
+        return name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE)
+
+    ours = {name for name in paths if is_ours(name)}
+    return Differing(tuple(sorted(ours)), tuple(sorted({*paths} - ours)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,7 @@ class InPlace:
             self.record,
             *counts(self.journal),
             faults=self.differing.ours,
-            others=self.differing.kept,
+            others=self.differing.others,
             before=edited_before(self.record),
             next_step=f"{step}; keep a copy of edits of yours in them",
         )
@@ -115,7 +104,9 @@ class InPlace:
         """The files that others edited since, without the queue's changes. Raises Refused, naming
         patch and file, where a change has no one place from which to take it."""
         site, problems = self.journal.site, list[Problem]()
-        files = {name: read(site, PREFIX + name) or b"" for name in self.differing.both}
+        changed = own_changes.rows_in(self.journal.notes["laid"])
+        edited = [name for name in self.differing.others if name in changed]
+        files = {name: read(site, PREFIX + name) or b"" for name in edited}
         for patch in reversed(self.journal.notes["texts"]):
             forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
             for path in forms[0]:
@@ -124,9 +115,9 @@ class InPlace:
                     continue
                 text = files[name].decode("utf-8", "surrogateescape")
                 matches = (match(text, inverted(form[path])) for form in forms)
-                exact = (one for one in matches if all(len(spot.lines) == 1 for spot in one.spots))
-                if found := next(exact, None):
-                    files[name] = found.text.encode("utf-8", "surrogateescape")
+                exact = (made for made, places in matches if all(len(each) == 1 for each in places))
+                if (without := next(exact, None)) is not None:
+                    files[name] = without.encode("utf-8", "surrogateescape")
                     continue
                 what = "lines were edited since beside those of the queue, or among them"
                 step = "remove that edit, run the same command again, then make the edit again"
@@ -181,28 +172,30 @@ class HandedOn:
             self.record,
             notes=(f"it was {how}",),
             faults=self.differing.ours,
-            others=self.differing.kept,
+            others=self.differing.others,
             before=edited_before(_tree_record(self.here.site)),
             next_step=f"apply the {source} again; keep a copy of edits of yours",
         )
 
     def refusal(self, tag: str = "") -> Refused:
         """Why an install in place cannot take it off. tag: the release that gets another queue."""
-        name, how = "patched-by-git", "patched by git"
-        step = "switch to the branch before it; or `git apply --reverse` the applied file"
-        again = f"remove that one with git, then apply what {to_type('patches', tag)} writes"
         if self.is_wheel:
-            name, how = "patched-wheel", "installed from a patched wheel"
-            step = f"{reinstall(self.here)}; keep a copy of edits of yours first"
+            what, step = "installed from a patched wheel", reinstall(self.here)
+            step += "; keep a copy of edits of yours first"
             again = f"{to_type('build', tag)}, and install that wheel"
-        what = f"was {how}, {'of another queue' if tag else 'not in place'}"
-        return Refused.of(name, str(self.here), what, again if tag else step)
+        else:
+            what = "patched by git"
+            step = "switch to the branch before it; or `git apply --reverse` the applied file"
+            again = f"remove that one with git, then apply what {to_type('patches', tag)} writes"
+        name = "patched-wheel" if self.is_wheel else "patched-by-git"
+        if tag:
+            return Refused.of(name, str(self.here), f"was {what}, with another queue", again)
+        return Refused.of(name, str(self.here), f"was {what}, not in place", step)
 
 
 def find_handed_on(here: Installed) -> HandedOn | None:
-    """The queue that an sglang carries by other means than an install in place; None for none.
-    Raises Refused where an install in place did, and the journal of that is gone: nothing can be
-    taken back then."""
+    """The queue that a wheel or git applied to an sglang; None where there is none. Raises Refused
+    where an install in place applied it and its journal is gone, so that it cannot be undone."""
     try:
         file = here.info / IN_DIST_INFO if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
@@ -238,7 +231,7 @@ def named_tree(site: Path) -> str:
 
 
 def edited_before(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files that others had edited before the queue was applied, as a record of that says."""
+    """The files that others had edited before the queue was applied, by the record of it."""
     try:
         return tuple(sorted(name for paths in record["edits"].values() for name in paths))
     except (KeyError, TypeError, AttributeError):

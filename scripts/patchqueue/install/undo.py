@@ -1,5 +1,5 @@
-"""An undo log for changes of a folder: a kill at any moment can be made good, and every change can
-be taken back to the last byte.
+"""An undo log for changes of a folder: after a kill at any moment the next call completes or undoes
+the changes, and every change can be undone to the last byte.
 
 The log is a folder beside what is changed, made aside and renamed into place before the first
 change. It holds every file as it was and as it will be, and one state file: what is to change, and
@@ -67,7 +67,7 @@ class Change:
 @dataclass(frozen=True)
 class Journal:
     """The journal of one folder, without links in its path. folders: those that the changes make,
-    parents first; record: what a patched tree's record has; notes: what its maker wants back."""
+    parents first; record: the patched tree's; notes: what the caller needs to undo the changes."""
 
     site: Path
     state: State
@@ -213,10 +213,10 @@ def forward(journal: Journal, discard: bool = False) -> Journal:
 def back(
     journal: Journal, discard: bool = False, merged: Mapping[str, bytes] | None = None
 ) -> None:
-    """Take every change back, and the journal away.
+    """Undo every change, then delete the journal.
 
-    discard: also where a file has been edited since. merged: by path, edited files as they are to
-    be: with the edits, and without the changes. Raises Refused, before anything is touched, where
+    discard: also where a file has been edited since. merged: the edited files by path, with the
+    edits and without the changes. Raises Refused, before anything is touched, where
     another file was edited, where a folder that must go holds an untracked file, or where a file of
     the journal is damaged.
     """
@@ -243,22 +243,22 @@ def back(
 
 
 def kept(journal: Journal, path: str, wanted: str) -> Path | None:
-    """Where the journal has a file with this sha256: the file itself, unless somebody has written
-    to it since, else a copy."""
+    """The journal's file with this sha256: the original, unless somebody has written to it since;
+    else a copy."""
     places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER))
     return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
 def forget(journal: Journal) -> None:
-    """Take the journal away, and leave the files as they are. Not by renaming it: overlayfs cannot
+    """Delete the journal, and leave the files as they are. A rename would not do: overlayfs cannot
     rename a lower layer's folder."""
     _write(replace(journal, state=State.REMOVED))
     sweep(journal.site)
 
 
 def sweep(site: Path) -> None:
-    """Remove what a killed run left behind that is of no use any more: a journal not yet in its
-    place, or one that has done its work."""
+    """Delete what a killed run left: a journal that is not in its place yet, or one whose changes
+    are undone."""
     folder, preparing = site / FOLDER, site / PREPARING
     if preparing.is_symlink():
         preparing.unlink()
@@ -282,7 +282,7 @@ def byte_code(source: Path) -> list[Path]:
 
 
 def _put(journal: Journal, path: str, wanted: str) -> None:
-    """Have the file with this sha256 in its place, or none."""
+    """Rename the file with this sha256 over the path; for "", delete the path."""
     target = journal.site / path
     if digest(target) == wanted:
         return
@@ -295,9 +295,9 @@ def _put(journal: Journal, path: str, wanted: str) -> None:
 
 
 def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, step: str) -> None:
-    """Raise Refused where edits would be lost, or where a file that is wanted is.
+    """Raise Refused where edits would be lost, or where the journal lacks a file.
 
-    wanted: by path, the sha256 that a file is to have; step: what to do without it.
+    wanted: the sha256 that a file is to have, by path; step: what to do if the journal lacks one.
     """
     unlike = _unlike(journal.site, wanted)
     lost = [path for path in unlike if wanted[path] and not kept(journal, path, wanted[path])]
@@ -317,7 +317,7 @@ def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, 
 
 
 def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
-    """Have every name on the disk. Raises Refused where a file is another one than wanted."""
+    """Sync the changed folders to the disk. Raises Refused where a file is not as wanted."""
     for folder in _touched(journal):
         atomic.sync(folder)
     if wrong := _unlike(journal.site, wanted):

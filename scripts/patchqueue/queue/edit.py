@@ -37,40 +37,26 @@ class Change:
 
 @dataclass
 class Lines:
-    """The series' lines, edited with their columns kept."""
+    """The series' text, edited with its columns kept."""
 
-    lines: list[str]
+    text: str
 
-    @classmethod
-    def of(cls, text: str) -> Lines:
-        return cls(text.removesuffix("\n").split("\n"))
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-    def _number(self, name: str) -> int:
-        return next(number for number, line in enumerate(self.lines) if _name(line) == name)
+    def __post_init__(self) -> None:
+        self.text = self.text.removesuffix("\n") + "\n"
 
     def guard(self, name: str, guard: str) -> None:
         """Give an entry another guard."""
-        number = self._number(name)
-        self.lines[number] = f"{self.lines[number].partition(' #')[0]} # {guard}"
+        line = rf"(?m)^({re.escape(name)} *?)( #.*)?$"
+        self.text = re.sub(line, rf"\g<1> # {guard}", self.text, count=1)
 
     def insert(self, after: str, name: str, guard: str) -> None:
         """Put an entry behind another one; before all entries where `after` is empty."""
-        if after:
-            place = self._number(after) + 1
-            column = len(self.lines[place - 1].partition(" #")[0])
-        else:
-            entries = [number for number, line in enumerate(self.lines) if _name(line)]
-            place = entries[0] if entries else len(self.lines)
-            column = len(name) + 1
-        self.lines.insert(place, f"{name:<{column}} # {guard}")
-
-
-def _name(line: str) -> str:
-    return "" if line.startswith("#") else line.split(" #", maxsplit=1)[0].strip()
+        beside = rf"{re.escape(after)}( .*)?" if after else r"[^#\s].*"
+        line = re.search(rf"(?m)^{beside}\n", self.text)
+        column = len(line[0].partition(" #")[0]) if line and after else len(name) + 1
+        place = len(self.text) if line is None else line.end() if after else line.start()
+        entry = f"{name:<{column}} # {guard}\n"
+        self.text = f"{self.text[:place]}{entry}{self.text[place:]}"
 
 
 def variant(
@@ -90,8 +76,8 @@ def variant(
     if entry.is_for(version):
         kept, guard = split(entry.text, version, pinned)
         if not kept:
-            head = patchfile.split(queue.patches[entry.name].content.decode("utf-8"))[0]
-            return Change(f"patches/{entry.name}", joined(head, diff), why)
+            content = joined(queue.patches[entry.name].head, diff)
+            return Change(f"patches/{entry.name}", content, why)
         lines.guard(entry.name, kept)
     else:
         guard = guard_for(version, pinned)
@@ -99,11 +85,11 @@ def variant(
     names = (f"{stem}@{version.base_version}.patch", f"{stem}@{version}.patch")
     name = next((name for name in names if name not in queue.patches), None)
     if name is None:
-        where, hint = (
-            f"patches/{names[1]}",
-            f"give it a guard that takes {version}, or another name",
+        what, step = (
+            "is there already, for another release",
+            f"give it a guard that takes {version}",
         )
-        raise Refused.of("bad-variant", where, "is there already, for another release", hint)
+        raise Refused.of("bad-variant", f"patches/{names[1]}", what, f"{step}, or another name")
     lines.insert(entry.name, name, guard)
     return Change(f"patches/{name}", joined(f"Variant-Of: {entry.base}", diff), why)
 

@@ -1,8 +1,5 @@
-"""A patch's header: DEP-3 style fields, their rules as data, and the same rules as documentation.
-
-The rules are one table (after SUSE kernel-source's header.py): `problems` checks with it,
-`documentation` prints it.
-"""
+"""A patch's header: DEP-3 style fields, with their rules as one table, which `problems` checks
+with and CONTRIBUTING.md shows."""
 
 from __future__ import annotations
 
@@ -115,24 +112,7 @@ VARIANT_RULES = (
 )
 
 
-@dataclass(frozen=True)
-class ProbeLine:
-    """`Probe: path :: text`. is_regex: text is a Python regular expression for the raw file."""
-
-    path: str
-    text: str
-    is_regex: bool
-
-    def matches(self, content: str) -> bool:
-        if self.is_regex:
-            return re.search(self.text, content, re.DOTALL | re.MULTILINE) is not None
-        words = self.text.split()
-        # folding a file is slow
-        return all(word in content for word in words) and " ".join(words) in " ".join(
-            content.split()
-        )
-
-
+Probe = tuple[str, re.Pattern[str]]  # a file's path in the tree, and what to find in it
 NOT_NEEDED = "not needed: "  # how the reason begins where the releases do without the change
 
 
@@ -163,7 +143,8 @@ class Header:
         return bool(self.get("Variant-Of"))
 
     @property
-    def probes(self) -> tuple[ProbeLine, ...]:
+    def probes(self) -> tuple[Probe, ...]:
+        """Raises re.error where `problems` would have named one."""
         return tuple(_probe(value) for value in self.all("Probe"))
 
     @property
@@ -239,15 +220,12 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
 
 def _bad_values(where: str, header: Header) -> Iterator[Problem]:
     try:
-        _ = header.gaps
+        _ = header.gaps, header.probes
     except InvalidSpecifier as error:
         yield Problem("bad-field", where, f"Gap: {error}")
-    for probe in header.probes:
-        try:
-            re.compile(probe.text if probe.is_regex else "")
-        except re.error as error:
-            what = f"Probe: {probe.text!r} is no regular expression: {error}"
-            yield Problem("bad-field", where, what)
+    except re.error as error:
+        what = f"Probe: {error.pattern!r} is no regular expression: {error}"
+        yield Problem("bad-field", where, what)
 
 
 def _unfold(value: str) -> str:
@@ -260,8 +238,9 @@ def _names(value: str) -> tuple[str, ...]:
     return () if value in ("none", "") else tuple(name.strip() for name in value.split(","))
 
 
-def _probe(value: str) -> ProbeLine:
+def _probe(value: str) -> Probe:
     path, _, text = value.partition(" :: ")
     text = text.strip()
     is_regex = len(text) > 2 and text.startswith("/") and text.endswith("/")
-    return ProbeLine(path.strip(), text[1:-1] if is_regex else text, is_regex)
+    pattern = text[1:-1] if is_regex else r"\s+".join(map(re.escape, text.split()))
+    return path.strip(), re.compile(pattern, re.DOTALL | re.MULTILINE)

@@ -4,6 +4,7 @@ need; and the rules about it as a whole."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -213,6 +214,14 @@ def _entry(number: int, line: str) -> Entry | Problem:
         return Entry(name, SpecifierSet(guard), guard, number)
     except InvalidSpecifier:
         return Problem("bad-guard", where, f"{guard!r} is no PEP 440 specifier")
+
+
+def overlapping(queue: Queue, version: Version) -> list[Problem]:
+    """The patches of which several variants are for a release."""
+    bases = Counter(entry.base for entry in queue.entries if entry.is_for(version))
+    what, step = f"several variants are for {version}", "give them disjoint guards"
+    twice = [base for base, count in bases.items() if count > 1]
+    return [Problem("overlapping-variants", f"{FILE}: {base}", what, step) for base in twice]
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:

@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -29,9 +29,7 @@ from ..files.tree import (
     differing,
     hash_python,
     is_part_of_tree,
-    list_package,
     names,
-    sglang_part,
     sha256,
 )
 from ..outcome import Refused, some, to_type
@@ -46,11 +44,9 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 
 @dataclass(frozen=True)
 class Release:
-    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted;
-    name: what was read."""
+    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted."""
 
     version: Version
-    name: str
     read: Callable[[str], bytes | None]
     paths: tuple[str, ...]
 
@@ -63,12 +59,6 @@ class Release:
         """The tree hash (see files/tree.py) of its files."""
         return hash_python(self.listing())
 
-    def keep(self, file: Path) -> None:
-        """Write the release's files into a zip archive, in git's layout, for `kept`."""
-        with zipfile.ZipFile(file, "w") as archive:
-            for path in self.paths:
-                archive.writestr(zipfile.ZipInfo(path), self.read(path) or b"")
-
 
 @contextmanager
 def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
@@ -78,13 +68,14 @@ def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
     path, pin = Path(origin or ""), _pin_of(pins, version)
     if pin:
         pristine = source.fetch(pin, origin)
-        yield _of_archive(version, pristine.name, pristine)
+        yield Release(version, pristine.read, pristine.paths)
     elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
         yield _of_folder(version, path)
     else:
         with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
             file, kind = _archive(version, origin, Path(space))
-            yield _of_archive(version, file.name, Archive(file, kind, file.name))
+            archive = Archive(file, kind, file.name)
+            yield Release(version, archive.read, archive.paths)
 
 
 def _pin_of(pins: Pins, version: Version) -> Pin | None:
@@ -114,11 +105,6 @@ def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, s
         step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
         raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
     return file, "wheel"
-
-
-def kept(version: Version, name: str, file: Path) -> Release:
-    """The release that `Release.keep` wrote."""
-    return _of_archive(version, name, Archive(file, "git", file.name))
 
 
 def newer(pins: Pins) -> list[Version]:
@@ -179,11 +165,7 @@ def _of_folder(version: Version, folder: Path) -> Release:
         file = files.get(path)
         return file.read_bytes() if file and file.is_file() else None
 
-    return Release(version, folder.resolve().name, read, paths)
-
-
-def _of_archive(version: Version, name: str, archive: Archive) -> Release:
-    return Release(version, name, archive.read, archive.paths)
+    return Release(version, read, paths)
 
 
 def add_pin(root: Path, name: str, origin: str | None) -> Pin:
@@ -342,40 +324,3 @@ def pristine(pin: Pin, repository: Path | None) -> Source:
         except Refused:
             pass  # no such tag there, or a moved one
     return source.fetch(pin, None)
-
-
-@dataclass(frozen=True)
-class Edited:
-    """A tree in a folder that holds sglang/, with edits of others: in place of a Source where the
-    queue is applied to it."""
-
-    site: Path
-    edits: Edits
-    listed: Mapping[str, str] = field(repr=False)
-
-    def read(self, path: str) -> bytes | None:
-        """A file by its path in git's layout, or None where the tree has none."""
-        file = self.site / path.removeprefix(PREFIX)
-        return file.read_bytes() if path in self.listed and file.is_file() else None
-
-    def listing(self) -> dict[str, str]:
-        return dict(self.listed)
-
-
-def open_tree(pin: Pin, folder: Path, ours: Collection[str]) -> Edited:
-    """The release with edits of others in a folder: a checkout, or the folder that holds sglang/.
-
-    ours: the files that the queue touches. Raises Refused where there is no sglang in it, or
-    another release.
-    """
-    site = folder / "python" if (folder / "python/sglang").is_dir() else folder
-    if not (site / "sglang").is_dir():
-        what = "holds no sglang/ and no python/sglang/"
-        step = to_type("patches", pin.tag, "--base CHECKOUT")
-        raise Refused.of("no-sglang", str(folder), what, step)
-    present = list_package(site)
-    original = pristine(pin, site.parent)
-    release = sglang_part(original.listing())
-    edits = between(release, present, whole=False)
-    refuse_other(str(folder), pin, release, edits, ours)
-    return Edited(site, edits, present)

@@ -8,7 +8,7 @@ runner refused: its own word, else its last lines that ran. The first line of a 
 sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a
 limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
-it were not there. MODULE:CLASS.METHOD=OTHER: the class's OTHER runs in its place.
+it were not there.
 PREFILL_FILES=1: FILE.files gets a line for each module of sglang that a process looks up ("m
 NAME") and for each file of sglang/ that it opens ("o PATH"), for lab/evidence/footprints.py.
 """
@@ -36,15 +36,8 @@ RUNNERS = {
 }
 # model_executor/runner/prefill_cuda_graph_runner.py:119 in 0.5.16
 PADDING = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"
-state = {
-    "runner": None,
-    "launches": 0,
-    "counting": False,
-    "captured": [],
-    "padding": None,
-    "noted": False,
-    "why": None,
-}
+state = {"runner": None, "why": None, "launches": 0, "captured": [], "padding": None}
+state |= {"counting": False, "noted": False}
 # The last that an engine's processes import: the one that asks, the scheduler, the detokenizer.
 LAST = (
     "sglang.srt.entrypoints.engine",
@@ -107,10 +100,8 @@ def watch_runner(module, name):
 
         def wrapped(self, *args, _original=original, **kwargs):
             # all releases call it so: model_executor/piecewise_cuda_graph_runner.py:173 in 0.5.9
-            state["runner"], state["captured"] = (
-                name,
-                sorted(getattr(self, "capture_num_tokens", ())),
-            )
+            state["runner"] = name
+            state["captured"] = sorted(getattr(self, "capture_num_tokens", ()))
             return _original(self, *args, **kwargs)
 
         setattr(kind, method, wrapped)
@@ -176,22 +167,15 @@ def watch_model_runner(module):
         if not state["counting"]:
             watch_launches()
             state["counting"] = True
-        state["runner"], state["why"], before, tokens = (
-            None,
-            None,
-            state["launches"],
-            len(forward_batch.input_ids),
-        )
-        requests, mode = int(forward_batch.batch_size), forward_batch.forward_mode.name
-        result = original(self, forward_batch, *args, **kwargs)
-        line = {
-            "at": time.time(),
-            "mode": mode,
-            "tokens": tokens,
-            "requests": requests,
-            "runner": state["runner"],
-            "launches": state["launches"] - before,
+        state["runner"], state["why"], before = None, None, state["launches"]
+        line = {  # as the batch is before it runs
+            "mode": forward_batch.forward_mode.name,
+            "tokens": len(forward_batch.input_ids),
+            "requests": int(forward_batch.batch_size),
         }
+        result = original(self, forward_batch, *args, **kwargs)
+        launches = state["launches"] - before
+        line |= {"at": time.time(), "runner": state["runner"], "launches": launches}
         if state["why"]:
             line["why"] = state["why"]
         if state["runner"] and not state["noted"]:
@@ -215,14 +199,6 @@ def watch_reasons(module):
         return said
 
     module.why = why
-
-
-def forget(module, function):
-    """function: of the module, or CLASS.METHOD=OTHER."""
-    path, _, other = function.partition("=")
-    *owners, name = path.split(".")
-    owner = getattr(module, owners[0]) if owners else module
-    setattr(owner, name, getattr(owner, other) if other else lambda *args, **kwargs: None)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -256,9 +232,7 @@ def next_sitecustomize():
 
 
 def watch():
-    """Begin, if PREFILL_WATCH asks for it."""
-    if not os.environ.get("PREFILL_WATCH"):
-        return
+    """Begin: PREFILL_WATCH asks for it."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # launch.show_stacks
     if os.environ.get("PREFILL_FILES"):
         notes = Notes(os.environ["PREFILL_WATCH"] + ".files")
@@ -272,12 +246,13 @@ def watch():
         hooks["sglang.srt.prefill_graph.compat.eager"] = watch_reasons
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
-        hooks[forgotten_in] = lambda module: forget(module, function)
+        hooks[forgotten_in] = lambda module: setattr(module, function, lambda *_, **__: None)
     # Imports are most of an engine's processor time, and looking for garbage is a fifth of that.
     gc.disable()
     hooks |= dict.fromkeys(LAST, lambda _: gc.enable())
     sys.meta_path.insert(0, AfterImport(hooks))
 
 
-watch()
+if os.environ.get("PREFILL_WATCH"):
+    watch()
 next_sitecustomize()

@@ -1,0 +1,339 @@
+"""Carry the queue to another release: what conflicts is solved one at a time in a throw-away git
+repository.
+
+The queue itself is the state: what is solved is written to it at once, and every run starts from
+what it then says. The repository, work/rebase-VERSION/, holds one conflict; it can be thrown away
+and made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from packaging.version import Version
+
+from ..applying.apply import load_queue
+from ..applying.check import change_of
+from ..applying.context import edits, shared, unified
+from ..applying.matching import Files, Row, apply_patch, listing_with, replay
+from ..applying.selection import Selection
+from ..files import atomic
+from ..files.tree import hash_python
+from ..outcome import Outcome, Problem, Refused, to_type
+from ..queue import edit, patchfile, series
+from ..queue.edit import Change, Lines, variant, with_changes, write
+from ..queue.patchfile import Patch, of_files
+from ..queue.series import Entry, Queue
+from ..upstream import source
+from ..upstream.pins import Pins
+from ..upstream.release import Release
+from .forecast import ConflictRepository, Forecast, Region, forecast
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The result of a step. changes: those written; folder: the repository with the next conflict,
+    None where none is left.
+
+    regions: what git left to solve in it; empty where git merged the patch after all, or had
+    nothing to merge it with.
+    """
+
+    found: Forecast
+    changes: tuple[Change, ...] = ()
+    folder: Path | None = None
+    regions: tuple[Region, ...] = ()
+
+
+def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], None]) -> Progress:
+    """Say what the queue does on a release (to `show`, at once), and lay out its first conflict.
+    The queue is not written to.
+
+    A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused
+    where the queue has moved on under such edits.
+    """
+    with _alone(root):
+        outlook = forecast(load_queue(root), pins, release)
+        show(outlook)
+        return _next(root, outlook, ())
+
+
+def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Progress:
+    """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
+    clean up.
+
+    reason: leave the patch out of this release, and say why. Raises Refused, with nothing written,
+    where the solution is none, or the queue would not give what was solved.
+    """
+    with _alone(root):
+        repository = ConflictRepository(root, version)
+        state = repository.state
+        if state is None:
+            raise _nothing("nothing-to-continue", repository)
+        release = repository.release()
+        pinned = {pin.version: pin.tree for pin in pins.all}
+        if pinned.get(version, release.tree) != release.tree:
+            step = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
+            what = "has been pinned since, with another tree"
+            raise Refused.of(str(Outcome.TREE_MISMATCH), f"v{version}", what, step)
+        outlook = forecast(load_queue(root), pins, release)
+        row = outlook.conflict
+        if row is None and reason is not None:
+            what, step = "no conflict is laid out", to_type("rebase", version, "--continue")
+            raise Refused.of("nothing-to-continue", repository.shown, what, step)
+        # written by a run that was killed behind it; or none was laid out
+        if row is None or row.patch != state["patch"]:
+            return _write(root, pins, outlook)
+        if not repository.shows(outlook):
+            raise _stale(repository)
+        if reason is None:
+            solution = repository.solution(state["below"]) or _unsolved(repository, row.patch)
+            return _write(root, pins, forecast(outlook.queue, pins, release, {row.patch: solution}))
+        gap = skipped(outlook.queue, row.patch, version, pins, reason)
+        queue = with_changes(outlook.queue, [gap])
+        return _write(root, pins, forecast(queue, pins, release, {row.patch: {}}), (gap,))
+
+
+def _unsolved(repository: ConflictRepository, patch: str) -> NoReturn:
+    what = f"changes nothing as {repository.shown} stands"
+    skip = to_type("rebase", repository.version, "--skip REASON")
+    step = f"if upstream has the change, correct its Probe in patches/ and continue; else {skip}"
+    raise Refused.of("empty-patch", f"patches/{patch}", what, step)
+
+
+def _nothing(name: str, repository: ConflictRepository) -> Refused:
+    step = f"{to_type('rebase', repository.version)} begins one"
+    return Refused.of(name, repository.shown, "no rebase is under way", step)
+
+
+def abort(root: Path, version: Version) -> None:
+    """Throw the repository away; what was written to the queue stays. Raises Refused where there is
+    none."""
+    with _alone(root):
+        repository = ConflictRepository(root, version)
+        if repository.state is None and not repository.path.exists():
+            raise _nothing("nothing-to-abort", repository)
+        repository.remove()
+
+
+def under_way(root: Path) -> list[Version]:
+    """The releases that have a repository, finished or not."""
+    folders = sorted((root / "work").glob("rebase-*/.git/patchqueue"))
+    return [Version(folder.parts[-3].removeprefix("rebase-")) for folder in folders]
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Be the only rebase; what a killed one had made good is finished first."""
+    with atomic.locked(root / atomic.QUEUE_LOCK):
+        for name in atomic.recover(root, root / atomic.JOURNAL):
+            LOG.info(f"{name}: written, as a run that was killed had begun to")
+        yield
+
+
+def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] = ()) -> Progress:
+    """Plan, prove, write, go on. first: changes that the forecast's queue has already."""
+    changes = [*first, *plan(root, pins, outlook)]
+    files, release = prove(root, pins, outlook, changes), outlook.release
+    if outlook.conflict is None and any(pin.version == release.version for pin in pins.all):
+        tree = hash_python(listing_with(release.listing(), files))
+        changes += change_of(root, {release.version: tree})
+    write(root, changes)
+    if outlook.conflict is None:
+        ConflictRepository(root, release.version).remove()
+        return Progress(outlook, tuple(changes))
+    return _next(root, forecast(load_queue(root), pins, release), tuple(changes))
+
+
+def _next(root: Path, outlook: Forecast, changes: tuple[Change, ...]) -> Progress:
+    """Lay out the first conflict, or what needs no hand; or leave it as it is where it is laid out
+    already."""
+    repository = ConflictRepository(root, outlook.version)
+    if repository.shows(outlook):
+        return Progress(outlook, changes, repository.path, repository.regions())
+    if not changes and repository.edited():
+        raise _stale(repository)
+    return Progress(outlook, changes, repository.path, repository.lay_out(outlook))
+
+
+def _stale(repository: ConflictRepository) -> Refused:
+    what = "holds edits, and the queue or the release is no longer what they were made on"
+    step = (
+        f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
+        " throws them away"
+    )
+    return Refused.of("stale-rebase", repository.shown, what, step)
+
+
+def plan(root: Path, pins: Pins, outlook: Forecast) -> list[Change]:
+    """The changes that the rows below the first conflict need. Raises Refused where a guard cannot
+    be made right."""
+    old = (root / series.FILE).read_text(encoding="utf-8")
+    planned = _Plan(pins, outlook, Lines(old))
+    changes = [change for row in outlook.below for change in planned.changes(row)]
+    new = planned.lines.text
+    return [*changes, Change(str(series.FILE), new.encode(), "guards")] if new != old else changes
+
+
+def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) -> Files:
+    """The release's files that the queue with these changes makes, up to the first conflict. Raises
+    Refused unless that queue passes lint, gives every other pin what it got, and the release just
+    what the rows say: replayed strictly, byte for byte.
+    """
+    queue, version = outlook.queue, outlook.version
+    new = with_changes(queue, changes)
+    problems = series.lint(root, new) + series.overlapping(new, version)
+    for pin in pins.all:
+        old_edits, new_edits = (
+            {(patch.name, edits(patch)) for patch in each.select(pin.version)}
+            for each in (queue, new)
+        )
+        if pin.version != version and old_edits != new_edits:
+            others = sorted({name for name, _ in old_edits ^ new_edits})
+            what, step = f"{pin.tag} would get other patches", "write this release's guards by hand"
+            problems.append(Problem("guard-not-split", str(series.FILE), f"{what}: {others}", step))
+    expected = [(queue.base(row.patch), row.after) for row in outlook.below if row.after]
+    bases = [base for base, _ in expected]
+    selected = [patch for patch in new.select(version) if new.base(patch.name) in bases]
+    replayed = replay(selected, new.overlay_for(selected), outlook.release.read, str(version))
+    problems += replayed.problems
+    if not problems and [(new.base(row.patch), row.after) for row in replayed.steps] != expected:
+        what = "does not give the tree that was made"
+        problems.append(Problem("not-proved", f"the queue on {version}", what, "report this"))
+    if problems:
+        raise Refused(problems)
+    return replayed.files
+
+
+def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) -> Change:
+    """The header that says why a release goes without the patch. Raises Refused for a reason that
+    says nothing."""
+    base = queue.base(name)
+    if len(" ".join(reason.split())) < 10:
+        what = f"{reason!r} is no reason"
+        step = (
+            'say in ten characters or more why the release goes without: --skip "the code it'
+            ' changes is gone"'
+        )
+        raise Refused.of("bad-field", f"patches/{base}", what, step)
+    gap = (
+        f"Gap: {edit.guard_for(version, [pin.version for pin in pins.all])}:"
+        f" {' '.join(reason.split())}\n"
+    )
+    head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
+    fields = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
+    end = fields[-1].end() if fields else len(head)
+    return Change(
+        f"patches/{base}",
+        f"{head[:end]}{gap}{head[end:]}{diff}".encode(),
+        f"{version} goes without it",
+    )
+
+
+@dataclass
+class _Plan:
+    """The changes that carry patches to a release, row by row. lines: the series', edited with
+    them."""
+
+    pins: Pins
+    outlook: Forecast
+    lines: Lines
+
+    @property
+    def version(self) -> Version:
+        return self.outlook.version
+
+    @property
+    def pinned(self) -> list[Version]:
+        return [pin.version for pin in self.pins.all]
+
+    def changes(self, row: Row) -> list[Change]:
+        """The changes for one row that is no conflict."""
+        entry = next(entry for entry in self.outlook.queue.entries if entry.name == row.patch)
+        is_for = entry.is_for(self.version)
+        if row.outcome in (Outcome.MERGED_UPSTREAM, Outcome.NOT_SELECTED):
+            if is_for:
+                self._end_guard(entry)
+            return self._merged(entry) if row.outcome is Outcome.MERGED_UPSTREAM else []
+        return [] if is_for and row.lines is not None else self._carried(entry, row)
+
+    def _end_guard(self, entry: Entry) -> None:
+        """Take the release out of the entry's guard. Raises Refused where no pinned release is
+        left."""
+        rest = edit.split(entry.text, self.version, self.pinned)[0]
+        if not rest:
+            what = f"{entry.name} would be for no pinned release any more"
+            step = "remove it from series and patches/, then run this again"
+            raise Refused.of("empty-guard", f"{series.FILE}:{entry.line}", what, step)
+        self.lines.guard(entry.name, rest)
+
+    def _merged(self, entry: Entry) -> list[Change]:
+        """The header that says since when upstream has the patch."""
+        patch = self.outlook.queue.patches[entry.base]
+        status = patch.header.get("Upstream-Status")
+        merged = re.fullmatch(r"Merged (.+)", status)
+        if status.startswith("Inappropriate") or (
+            merged and Version(merged.group(1)) <= self.version
+        ):
+            return []
+        line, text = f"Upstream-Status: Merged {self.version}", patch.content.decode("utf-8")
+        text = re.sub(r"(?m)^Upstream-Status:.*$", line, text, count=1)
+        return [Change(f"patches/{entry.base}", text.encode(), f"merged upstream: {status} before")]
+
+    def _carried(self, entry: Entry, row: Row) -> list[Change]:
+        """The patch for the release: its own text where that matches, with less context if need
+        be; else a variant."""
+        queue, version, is_for = self.outlook.queue, self.version, entry.is_for(self.version)
+        wider = entry.text if is_for else edit.extended(entry.text, version, self.pinned)
+        text, patch = None, queue.patches[entry.name]
+        if wider and self._is_free(entry, wider):
+            text = patch if row.lines is not None else self._shared(entry, row)
+        if text is None:
+            why = f"for {version}: {row.why or 'fits as it is'}"
+            diff = unified(row.before, row.after)
+            return [variant(queue, entry, version, self.pinned, self.lines, diff, why)]
+        if wider and not is_for:
+            self.lines.guard(entry.name, wider)
+        if text is patch:
+            return []
+        why = f"for {version} too, with the context on which its releases agree"
+        return [Change(f"patches/{entry.name}", text.content, why)]
+
+    def _shared(self, entry: Entry, row: Row) -> Patch | None:
+        """One text of a patch for the releases that it serves and for the new one.
+
+        Releases that are not cached are not fetched for this: then they cannot.
+        """
+        queue, patch = self.outlook.queue, self.outlook.queue.patches[entry.name]
+        others = [pin for pin in self.pins.all if pin.version != self.version]
+        served = [pin for pin in others if entry.is_for(pin.version)]
+        if not all(map(source.is_cached, served)):
+            return None
+        rows = []
+        for pin in served:
+            steps = Selection(queue, pin).replay(source.fetch(pin, None).read).steps
+            rows.append(next(step for step in steps if step.patch == entry.name))
+        rows.append(row)
+        diff = patchfile.parse_diff(unified(row.before, row.after))
+        text = shared(of_files(patch, diff), [each.before for each in rows])
+        same = text and all(apply_patch(text, each.before.get).after == each.after for each in rows)
+        return text if same else None
+
+    def _is_free(self, entry: Entry, guard: str) -> bool:
+        """Whether the entry may have this guard beside its other variants."""
+        wider = series.parse(f"{entry.name} # {guard}\n")[0][0]
+        others = [
+            each
+            for each in self.outlook.queue.entries
+            if each.base == entry.base and each.name != entry.name
+        ]
+        versions = filter(wider.is_for, (*self.pinned, self.version))
+        return not any(other.is_for(version) for version in versions for other in others)

@@ -1,1 +1,0 @@
-"""The last that an engine's processes import."""
