@@ -47,12 +47,8 @@ def problems(own: list[str], others: list[str], files: Files, released: Files) -
     brought = defined(others) - defined(lines)
     known = re.findall(r"\w+", " ".join([*files, *map(bytes.decode, released.values())]))
     lacking = brought.intersection(re.findall(r"[.( ](\w+)", "\n".join(lines))) - {*known}
-    for path, content in files.items():
-        lacking |= undefined(content) - undefined(released.get(path, b""))
-    return lacking
-
-
-release = functools.cache(lambda pin: source.fetch(pin, None))
+    new = (undefined(text) - undefined(released.get(path, b"")) for path, text in files.items())
+    return lacking.union(*new)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -61,14 +57,13 @@ def test_a_profile_applies_and_has_all_that_it_uses(pin, profile, real_cache, mo
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
     if not source.is_cached(pin):
         pytest.skip(f"{pin.version} is not in the cache")
-    read = release(pin).read
+    read = source.fetch(pin, None).read
     part = Selection(queue().only(profile), pin)
     replayed = part.replay(read)
     assert part.patches and not replayed.problems
     files = {path: text for path, text in replayed.files.items() if path.endswith(".py")}
     whole, names = queue().select(pin.version), {patch.name for patch in part.patches}
-    changed = {file.path for patch in whole for file in patch.files}
-    released = {path: text for path in changed if (text := read(path))}
+    released = {one.path: text for each in whole for one in each.files if (text := read(one.path))}
     own = [text for patch in whole if patch.name in names for text in added(patch)]
     others = [text for patch in whole if patch.name not in names for text in added(patch)]
     assert problems(own, others, files, released) == set()
