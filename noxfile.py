@@ -36,7 +36,7 @@ import nox.command
 # scripts/requirements.txt is the list above, locked. After a change to it:
 # uv pip compile --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
 #     noxfile.py -o scripts/requirements.txt
-# In the same way scripts/plots.txt is made of `matplotlib==3.10.7`, scripts/lint.txt of ruff, mypy
+# In the same way scripts/lint.txt is made of ruff, mypy
 # and import-linter, and scripts/coverage.txt of coverage, with -c scripts/requirements.txt.
 
 nox.needs_version = ">=2026.2"

@@ -165,19 +165,12 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
 
 
 def test_tool(root: Path) -> int:
-    """Run tests/queue on all processors; pytest's exit code. Without matplotlib the tests of plots
-    are skipped."""
+    """Run tests/queue on all processors; pytest's exit code."""
     # tests start the tool and engines hundreds of times; half of such a start is compiling
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
     workers = min(2 * (os.cpu_count() or 1), TOOL_WORKERS)
-    python = [*with_packages(root, "plots"), "python"]  # with matplotlib, which plots alone need
-    tried = subprocess.run([*python, "-c", "import matplotlib"], capture_output=True, text=True)
-    if tried.returncode:
-        reason = tried.stderr.strip()
-        LOG.info(f"the tests of plots are skipped, matplotlib cannot be had: {reason}")
-        python = [sys.executable]
-    command = [*python, "-m", "pytest", str(root / "tests/queue")]
+    command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
     return subprocess.run(command, cwd=root, env=variables).returncode
@@ -186,7 +179,7 @@ def test_tool(root: Path) -> int:
 def measure_coverage(root: Path) -> int:
     """Run tests/queue with coverage, and print the tool's lines that they run; the exit code of the
     first command that fails, else 0."""
-    coverage = [*with_packages(root, "plots", "coverage"), "coverage"]
+    coverage = [*with_packages(root, "coverage"), "coverage"]
     tests = ["run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
     for words in (tests, ["combine", "-q"], ["report"]):
         if code := subprocess.run([*coverage, *words], cwd=root).returncode:
@@ -194,10 +187,10 @@ def measure_coverage(root: Path) -> int:
     return 0
 
 
-def with_packages(root: Path, *names: str) -> list[str]:
-    """uv's command that runs another with the tool's packages, and with those of more locks in
+def with_packages(root: Path, name: str) -> list[str]:
+    """uv's command that runs another with the tool's packages, and with those of one more lock in
     scripts/. uv keeps them, so that a second call asks for nothing."""
-    files = [f"--with-requirements={root}/scripts/{each}.txt" for each in ("requirements", *names)]
+    files = [f"--with-requirements={root}/scripts/{each}.txt" for each in ("requirements", name)]
     python = f"--python={sys.executable}"
     return [run.find_uv(), "run", "--quiet", "--no-project", python, *files]
 
