@@ -206,11 +206,3 @@ WIDER = {  # None where a guard is no plain range
 @pytest.mark.parametrize(("guard", "wider"), WIDER.items())
 def test_a_plain_range_is_widened_to_take_a_version_and_its_post_releases(guard, wider):
     assert guards.extended(guard, Version("0.5.9"), [Version("0.5.5")]) == wider
-
-
-def test_a_guard_begins_at_its_release_unless_an_older_pin_has_a_part_of_it():
-    early, late, other = Version("0.5.12"), Version("0.5.12.post1"), Version("0.5.11.post2")
-    assert guards.lower_bound(late, [late, other]) == "0.5.12"
-    assert guards.lower_bound(late, [early, late]) == "0.5.12.post1"
-    assert guards.lower_bound(early, [early, late]) == "0.5.12"
-    assert guards.lower_bound(Version("0.5.12rc1"), []) == "0.5.12rc1"
