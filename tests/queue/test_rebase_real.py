@@ -101,8 +101,8 @@ def real_files() -> dict[str, dict[str, bytes]]:
 def carry(root: Path) -> Iterator[rebase.Progress]:
     """Rebase onto 0.5.18, each conflict solved as the real variant has it."""
     known, solutions = pins.load(root), real_files()
-    with find(pins.load(ROOT), NEW, None) as release:
-        progress = rebase.begin(root, known, release, lambda found: None)
+    release = find(pins.load(ROOT), NEW, None)
+    progress = rebase.begin(root, known, release, lambda found: None)
     while progress.folder:
         yield progress
         row = progress.found.conflict
