@@ -39,8 +39,7 @@ class Row:
     outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
     NOT_SELECTED or CONFLICT. why: the reason in short; problems: the same for a strict replay.
     before, after: the files it changes on the release, where it was applied. ambiguous: a hunk fits
-    at several places. lines: where its own text was applied, a line for each hunk; None where the
-    change was made otherwise.
+    at several places. as_is: its own text was applied.
     """
 
     patch: str
@@ -49,7 +48,7 @@ class Row:
     before: Files = field(default_factory=dict, repr=False, compare=False)
     after: Files = field(default_factory=dict, repr=False, compare=False)
     ambiguous: bool = False
-    lines: tuple[int, ...] | None = field(default=None, compare=False)
+    as_is: bool = False
     problems: tuple[Problem, ...] = ()
 
 
@@ -118,7 +117,6 @@ def apply_patch(patch: Patch, read: Read) -> Row:
     """One patch on files that it may not have been made for: all of it, or none of it."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
-    lines: list[int] = []
     for file in patch.files:
         content = read(file.path)
         if content is None:
@@ -130,9 +128,8 @@ def apply_patch(patch: Patch, read: Read) -> Row:
                 where = f"at {len(starts)} places" if starts else f"nowhere; it begins {begin!r}"
                 why = f"{file.path}: hunk {number} fits {where}"
                 return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(starts) > 1)
-            lines += starts
         before[file.path], after[file.path] = content, text.encode("utf-8", "surrogateescape")
-    return Row(patch.name, Outcome.APPLIED, "", before, after, lines=tuple(lines))
+    return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)
 
 
 def inverted(file: FileDiff) -> FileDiff:
@@ -163,9 +160,9 @@ def replay(
     for patch in patches:
         below = in_front(files, read)
         row = apply_patch(patch, below)
-        if row.lines is None:
+        if not row.as_is:
             backwards = of_files(patch, map(inverted, patch.files))
-            if edited and apply_patch(backwards, below).lines is not None:
+            if edited and apply_patch(backwards, below).as_is:
                 row = replace(row, outcome=Outcome.ALREADY_APPLIED)
             else:
                 problems = tuple(misfits(patch, below, where, edited))

@@ -126,7 +126,7 @@ class _Refresh:
     def here(self) -> dict[str, Row]:
         """The queue's patches for the release, as they are applied to it."""
         rows = Selection(self.queue, self.pin).replay(source.fetch(self.pin, None).read).steps
-        return {row.patch: row for row in rows if row.lines is not None}
+        return {row.patch: row for row in rows if row.as_is}
 
     def changes(self) -> list[Change]:
         """The changes to write, proved on this release. Raises Refused where there are none."""
@@ -367,7 +367,7 @@ def _popped(tree: Path, where: str, layers: list[Row]) -> Iterator[Row]:
         if patch is None:
             raise Refused(problems)
         row = apply_patch(patch, read)
-        if row.lines is None:
+        if not row.as_is:
             step = "correct it in the tree, or the files below it, then refresh again"
             raise Refused(misfits(patch, read, where, step))
         files |= row.after

@@ -231,7 +231,7 @@ COMMANDS = (
     Command(
         "quilt",
         _quilt,
-        "run quilt in work/RELEASE/, with the quilt that apply uses",
+        "run quilt in work/RELEASE/; where none is installed, apt fetches one into the cache",
         "v0.5.9 add python/sglang/srt/server_args.py",
         (
             option("release RELEASE", "v0.5.9 or 0.5.9"),

@@ -271,7 +271,7 @@ class _Plan:
             if is_for:
                 self._end_guard(entry)
             return self._merged(entry) if row.outcome is Outcome.MERGED_UPSTREAM else []
-        return [] if is_for and row.lines is not None else self._carried(entry, row)
+        return [] if is_for and row.as_is else self._carried(entry, row)
 
     def _end_guard(self, entry: Entry) -> None:
         """Take the release out of the entry's guard. Raises Refused where no pinned release is
@@ -303,7 +303,7 @@ class _Plan:
         wider = entry.text if is_for else edit.extended(entry.text, version, self.pinned)
         text, patch = None, queue.patches[entry.name]
         if wider and self._is_free(entry, wider):
-            text = patch if row.lines is not None else self._shared(entry, row)
+            text = patch if row.as_is else self._shared(entry, row)
         if text is None:
             why = f"for {version}: {row.why or 'fits as it is'}"
             diff = unified(row.before, row.after)

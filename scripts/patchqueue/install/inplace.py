@@ -1,8 +1,8 @@
 """Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by
 way of a journal.
 
-The installed files themselves are the pristine release, so that neither its wheel nor quilt is
-needed. The result is that of the strict replay, which apply holds against quilt's on every pin.
+The installed files themselves are the pristine release, so that its wheel is not needed. The result
+is that of the strict replay, as in work/<tag>/.
 
 They may carry edits of others, who pin a release and patch it. The queue's hunks then apply where
 their exact text is, and what is taken back is what was found.
