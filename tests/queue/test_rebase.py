@@ -34,7 +34,7 @@ def foresee(project: fakes.Project, name: str, origin: str | None = None) -> For
 
 
 def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
-    found = foresee(project, NEXT)
+    found = foresee(project, NEXT, str(project.wheels))
     assert found.nearest.tag == fakes.TAG
     return {row.patch: (row.outcome, row.why) for row in found.rows}
 
@@ -89,7 +89,9 @@ VARIANT = "patches/steps/count-once-more@9.9.2.patch"
 
 
 def run(project: fakes.Project, *words: str) -> int:
-    return cli.main(["--root", str(project.root), "rebase", *words])
+    """Run `rebase`. A rebase begins with the test's wheel, without the second that pip takes."""
+    origin = ["--from", str(project.wheels)] if words == (NEXT,) else []
+    return cli.main(["--root", str(project.root), "rebase", *words, *origin])
 
 
 def refused(project: fakes.Project, capsys, *words: str) -> str:

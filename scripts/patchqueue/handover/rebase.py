@@ -20,8 +20,16 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..applying.check import change_of
-from ..applying.context import edits, shared, unified
-from ..applying.matching import Files, Row, apply_patch, listing_with, replay
+from ..applying.matching import (
+    Files,
+    Row,
+    apply_patch,
+    edits,
+    listing_with,
+    replay,
+    shared,
+    unified,
+)
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
