@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from fakes import ROOT
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.files.tree import hash_python, list_folder, python_part
+from patchqueue.files.tree import hash_python, list_folder, list_package, python_part
 from patchqueue.handover import backport
 from patchqueue.outcome import Outcome
 from patchqueue.upstream import pins
@@ -64,9 +65,9 @@ def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
     return problem
 
 
-def forked(checkout: Path) -> None:
-    """Commit an edit of a line that the queue changes."""
-    (checkout / RUNNER).write_text("step = 2\n")
+def forked(checkout: Path, file: str = RUNNER) -> None:
+    """Commit an edit, by default of a line that the queue changes."""
+    (checkout / file).write_text("step = 2\n")
     git(checkout, *UNSIGNED, "-am", "ours")
 
 
@@ -130,11 +131,6 @@ def packaged(project, checkout, tmp_path) -> Path:
     return worktree(checkout, tmp_path / "tree")
 
 
-def package_of(tree: Path) -> dict[str, str]:
-    found = list_folder(tree)
-    return {path: digest for path, digest in found.items() if path.startswith("python/sglang/")}
-
-
 def verified(tree: Path) -> tuple[int, str]:
     folder = tree / "python/sglang/srt/prefill_graph"
     done = fakes.run(sys.executable, folder, "--verify")
@@ -143,10 +139,10 @@ def verified(tree: Path) -> tuple[int, str]:
 
 
 def test_a_branch_verifies_itself_and_tells_edits_of_others_from_the_queues(packaged):
-    count = len(package_of(packaged))
+    count = len(list_package(packaged / "python"))
     code, said = verified(packaged)
     assert (code, f"{count} files are as the queue made them" in said) == (0, True)
-    assert f"tree: {hash_python(package_of(packaged))}\n" in said
+    assert f"tree: {hash_python(list_package(packaged / 'python'))}\n" in said
     ours, theirs = "srt/prefill_graph", "edits of others since then (1):"
     untold = "changed  sglang/… (files that the queue leaves alone)"
     for path, text, code, said in (
@@ -265,6 +261,15 @@ def test_a_bare_repository_and_a_folder_inside_of_a_checkout_will_do(project, ch
     assert make(project, checkout).pin.tag == fakes.TAG
     forked(checkout)
     assert "fetch --tags" in refusal(project, checkout, "other").hint
+
+
+def test_a_release_that_is_not_cached_is_read_from_the_forks_tag(project, checkout, tmp_path):
+    page = "python/sglang/srt/page.py"
+    forked(checkout, page)
+    git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare.git")
+    shutil.rmtree(project.wheels)
+    shutil.rmtree(project.cache, ignore_errors=True)
+    assert make(project, tmp_path / "bare.git").edits.paths == (page,)
 
 
 def test_edits_do_not_matter_where_the_commit_is_named(project, checkout):

@@ -186,18 +186,13 @@ def test_markers_that_are_left_are_named_by_file_and_line(project, conflict, cap
     assert f"{fakes.RUNNER}:22: " in refused(project, capsys, NEXT, "--continue")
 
 
-def linked(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("page.py")
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [
         (lambda file: file.write_text(RIVAL), "empty-patch"),
         (lambda file: file.unlink(), "new-or-deleted-file"),
         (lambda file: file.with_name("more.py").write_text(""), "new-or-deleted-file"),
-        (linked, "symlink"),
+        (lambda file: (file.unlink(), file.symlink_to("page.py")), "symlink"),
         (lambda file: file.write_bytes(SOLVED.replace("\n", "\r\n").encode()), "crlf"),
         (lambda file: file.write_bytes(b"\xff" + SOLVED.encode()), "not-utf-8"),
     ],

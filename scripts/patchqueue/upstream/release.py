@@ -298,7 +298,7 @@ def refuse_other(
 def pristine(pin: Pin, repository: Path | None) -> Source:
     """The release's own files: of the cache, else of its tag in the repository, else of the package
     index. Raises Refused where none of these has them."""
-    if repository is not None and (repository / ".git").exists() and not source.is_cached(pin):
+    if repository is not None and not source.is_cached(pin) and _has_tag(repository, pin.version):
         try:
             return source.fetch(pin, str(repository))
         except Refused:
