@@ -21,7 +21,7 @@ import ast
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
@@ -33,13 +33,14 @@ from patchqueue.upstream import pins, source
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS, PAGE = "upstream/later-fixes.toml", "docs/later-fixes.md"
-# by key of a fault in DECISIONS: the section's title, and what its last column has
+# by key of a fault in DECISIONS: the section's title, and the columns behind the releases
 SECTIONS = {
-    "patch": ("Repaired", "patch"),
-    "refused": ("Refused at start, with a message", "patch"),
-    "instead": ("Not repaired", "workaround"),
+    "patch": ("Repaired", ("patch", "fails without it")),
+    "refused": ("Refused at start, with a message", ("patch", "fails without it")),
+    "instead": ("Not repaired", ("workaround",)),
 }
-COUNTS = ("read", "faults", "repaired")  # of a pair in DECISIONS; all others are documented
+# of a pair in DECISIONS; all other faults are documented
+COUNTS = ("read", "faults", "repaired", "refused")
 # what hybrids and sparse attention run through, below python/sglang/; files and whole folders
 AREAS = {
     "models": r"srt/models/(nemotron_h|qwen3_next|qwen3_5|falcon_h1|kimi_linear|granitemoehybrid"
@@ -93,21 +94,27 @@ def page(root: Path) -> str:
     """The page that says what was decided, in Markdown, of DECISIONS below `root`."""
     decisions = tomlkit.parse((root / DECISIONS).read_text()).unwrap()
     faults, pairs = decisions["fault"], decisions["pair"]
-    sections = (
-        f"## {title}\n\n"
-        + table(
-            ("fault", "releases", column),
-            [(fault["what"], fault["releases"], fault[key]) for fault in faults if key in fault],
-        )
-        for key, (title, column) in SECTIONS.items()
-    )
-    counted = table(
-        ("pair", *COUNTS), [(pair["releases"], *map(pair.get, COUNTS)) for pair in pairs]
-    )
-    total = {count: sum(pair.get(count, 0) for pair in pairs) for count in (*COUNTS, "refused")}
+    sections = []
+    for key, (title, columns) in SECTIONS.items():
+        chosen = [fault for fault in faults if key in fault]
+        rows = [(one["what"], one["releases"], one[key], seen(root, one)) for one in chosen]
+        head = ("fault", "releases", *columns)
+        sections.append(f"## {title}\n\n" + table(head, [row[: len(head)] for row in rows]))
+    total = {count: sum(pair.get(count, 0) for pair in pairs) for count in COUNTS}
     documented = total["faults"] - total["repaired"] - total["refused"]
     method = decisions["method"].strip().format(**total, documented=documented)
-    return "\n".join([decisions["intro"].strip() + "\n", *sections, method + "\n", counted])
+    return "\n".join([decisions["intro"].strip() + "\n", *sections, method + "\n"])
+
+
+def seen(root: Path, fault: Mapping[str, str]) -> str:
+    """The test that fails on a release without the fault's patch, and that release; "-" where none
+    was seen to. Raises ValueError where there is no such test."""
+    if "seen" not in fault:
+        return "-"
+    release, file, test = re.split(" |::", fault["seen"])
+    if f"\ndef {test}(" not in (root / "tests/revision" / file).read_text():
+        raise ValueError(f"{DECISIONS}: tests/revision/{file} has no test {test}")
+    return f"`{test}`, {release}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -26,8 +26,7 @@ def identity(folder: Path = HERE) -> str:
 
 
 def code(content: bytes) -> str:
-    """A module's syntax tree without comments and docstrings: the same text in Python 3.10 and all
-    later ones."""
+    """A module's syntax tree without comments and docstrings, the same from Python 3.10 on."""
     module = ast.parse(content)
     for node in ast.walk(module):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:

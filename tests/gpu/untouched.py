@@ -28,9 +28,8 @@ def make(tree: Path, folder: Path, out: Path) -> str:
     Raises Unmade where a file is missing, or where the result is not the release.
     """
     if not (folder / PLAN).is_file():
-        raise Unmade(
-            f"{folder} has no {PLAN}: the bundle was packed by an earlier tool, pack it again"
-        )
+        what = "the bundle was packed by an earlier tool, pack it again"
+        raise Unmade(f"{folder} has no {PLAN}: {what}")
     plan = json.loads((folder / PLAN).read_text())
     shutil.rmtree(out, ignore_errors=True)
     gone = {*plan["remove"], *plan["replace"]}
@@ -49,12 +48,9 @@ def make(tree: Path, folder: Path, out: Path) -> str:
 
 def tree_hash(tree: Path) -> str:
     """The hash of a package's Python files as scripts/patchqueue/files/tree.py defines it."""
-    rows = sorted(
-        (f"python/{name}", tree / name)
-        for name in _files(tree, PACKAGE)
-        if name.endswith(".py") and name != GENERATED
-    )
-    listing = "".join(f"{_sha256(file)}  {name}\n" for name, file in rows)
+    names = sorted(name for name in _files(tree, PACKAGE) if name.endswith(".py"))
+    own = (name for name in names if name != GENERATED)
+    listing = "".join(f"{_sha256(tree / name)}  python/{name}\n" for name in own)
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 

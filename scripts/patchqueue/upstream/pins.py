@@ -75,6 +75,14 @@ class Pins:
     default: Pin
     tested: tuple[Pin, ...]
 
+    def of(self, version: Version) -> Pin | None:
+        """The pin of a version; None where the version is not pinned."""
+        return next((pin for pin in self.all if pin.version == version), None)
+
+    def with_tree(self, tree: str) -> Pin | None:
+        """The pin whose Python files have this hash; None where no pin has it."""
+        return next((pin for pin in self.all if pin.tree == tree), None)
+
     def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
         base = Version(version.base_version)  # 0.6 is 0.6.0
@@ -92,9 +100,8 @@ class Pins:
         except InvalidVersion:
             what, step = f"this is not a version; pinned are {pinned}", self.default.tag
             raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
-        for pin in self.all:
-            if pin.version == version:
-                return pin
+        if pin := self.of(version):
+            return pin
         if near := [pin.tag for pin in self.near(version)]:
             what = f"this release is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")

@@ -79,6 +79,10 @@ class Archive:
         """The tree's listing, read from the archive alone."""
         return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
 
+    def contents(self) -> dict[str, bytes]:
+        """Every file, by its path in git's layout, sorted."""
+        return {path: self.read(path) or b"" for path in self.paths}
+
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(sorted(self._members))
