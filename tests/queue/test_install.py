@@ -618,6 +618,8 @@ def test_the_patched_wheel_is_known(project, wheel_site):
     report = inplace.install(project.root, wheel_site)
     assert report.outcome is Outcome.ALREADY_APPLIED and len(report.notes) == 1
     assert refused(inplace.uninstall, project.root, wheel_site)[0] == "patched-wheel"
+    less = {"without": ["steps/name-the-cut"]}  # which the wheel has
+    assert refused(inplace.install, project.root, wheel_site, **less)[0] == "patched-wheel"
     project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
     assert refused(inplace.install, project.root, wheel_site)[0] == "patched-wheel"
     assert exactly(wheel_site) == before
