@@ -77,14 +77,11 @@ def run_tool(session: nox.Session, tool: str, *words: str) -> None:
     """Run a command line of the project.
 
     A path behind `--` is relative to the folder that nox was called from: nox itself goes to the
-    queue's. Pages are drawn with matplotlib, which nothing else needs. Where the tool fails it has
-    said why: nox adds nothing, and ends with its exit code.
+    queue's. Where the tool fails it has said why: nox adds nothing, and ends with its exit code.
     """
-    drawn = tool == "evidence" and "--plot" in words
-    python = [*with_packages("plots"), "python"] if drawn else [sys.executable]
     env = {"PYTHONPATH": PATH, "PATCHQUEUE_CALLED_FROM": session.invoked_from}
     try:
-        session.run(*python, "-m", tool, *words, env=env, external=True, log=False)
+        session.run(sys.executable, "-m", tool, *words, env=env, external=True, log=False)
     except nox.command.CommandFailed as failed:
         raise SystemExit(failed.return_code or 1) from None
 

@@ -12,83 +12,36 @@ import datetime
 import enum
 import importlib.metadata
 import json
-import logging
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from patchqueue.environments import cuda_stubs, lock
 from patchqueue.environments.lock import body, until
-from patchqueue.files import atomic
 from patchqueue.outcome import Refused
-from patchqueue.upstream.source import cache_folder
 
 from . import elf, packages, packing
 from .host import Host
-from .packing import Trimmed
+from .rules import RULES as ALL_RULES
 
-LOG = logging.getLogger(__name__)
-
-SCHEMA = 1
+SCHEMA = 2
+RULES = ALL_RULES.torch
 PACKAGES = ("torch", "triton")
 # Made for one torch each, and packed with the release's other packages: releases of one torch
 # differ in these, and share the archive of torch itself.
 MADE_FOR_TORCH = ("torchvision", "torchaudio")
-LIBRARIES = f"{lock.CUDA} cuda-runtime"
 # What binds Python to one CUDA: the host's own is for the host's torch.
 BOUND_TO_CUDA = ("cuda-bindings", "cuda-pathfinder", "cuda-python")
 PLAN = "patchqueue_libraries.json"  # in the folder of packages: what `unpack` links
+ARCHIVE = "torch.tar.xz"
 INSTALLED = "torch and its CUDA libraries"
 EFFORT = 3  # xz's: 6 takes three times as long and packs 5 % smaller
 ASSEMBLER, LATER = "ptxas", "ptxas-blackwell"  # the latter is for capability 10.0 and later alone
-
-TRIMMED = (
-    Trimmed(
-        "code for AMD GPUs, and triton's profilers and test libraries",
-        (
-            *("triton/backends/amd/lib", "triton/backends/amd/include"),
-            *("triton/_C/libproton.so", "triton/backends/nvidia/lib/cupti*"),
-            *("triton/instrumentation", "triton/plugins", "triton/FileCheck"),
-        ),
-    ),
-    Trimmed("programs that compile torch itself", ("torch/bin/protoc*", "bin")),
-    Trimmed(
-        "of CUDA what no runtime needs: static libraries, headers, interfaces in place of others'",
-        (
-            *("nvidia/**/*.a", "nvidia/**/include", "nvidia/**/bin", "nvidia/**/src"),
-            *("nvidia/**/*.alt.so*", "nvidia/**/libnvblas.so*", "nvidia/**/libcufftw.so*"),
-        ),
-    ),
-    Trimmed(
-        "CUDA libraries for several GPUs in one matrix, and for counters of a GPU's units",
-        (
-            *("nvidia/**/libcusolverMg.so*", "nvidia/**/libnvperf*", "nvidia/**/libcheckpoint*"),
-            "nvidia/**/libpcsamplingutil*",
-        ),
-    ),
-    Trimmed(
-        "what hides the host's own folder nvidia, and byte code",
-        ("nvidia/__init__.py", "**/__pycache__"),
-    ),
-)
-
-
-# CUDA libraries (names up to ".so") in whose place a carried torch gets functions that report an
-# error, and why no run calls them.
-STOOD_IN_FOR = {
-    "cusolver": "linear algebra and sparse matrices: no run solves or decomposes",
-    "cusparse cusparseLt": "sparse matrices: no run has any",
-    "cufft": "Fourier transforms: no run makes any",
-    "curand": "random numbers on their own: torch calls none of it",
-    "cufile": "files that a GPU reads: no run reads any",
-    "nvshmem_host": "memory that GPUs of several hosts share: runs have one host",
-}
 
 
 class Origin(str, enum.Enum):
@@ -108,8 +61,7 @@ class Library(Struct, frozen=True, array_like=True):
     offers: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Where one library comes from, and why."""
 
     origin: Origin
@@ -139,14 +91,14 @@ def choose(
     name: str, asked: Asked, own: Mapping[str, Library], pinned: Mapping[str, Library]
 ) -> Chosen:
     """Where a library comes from: the host's own where it has every function asked of it, at the
-    place where torch looks. Else a stand-in where STOOD_IN_FOR names it, else it is carried.
+    place where torch looks. Else a stand-in where rules.toml names one, else it is carried.
 
     own: the host's libraries, of the same CUDA; pinned: those of the packages that torch requires.
     Raises Refused where none of them has it.
     """
     if name not in pinned:
         what = f"torch wants {name}, which none of the packages that it requires has"
-        step = "name its package in LIBRARIES (lab/bundle/carried.py)"
+        step = "name its package in lab/bundle/rules.toml"
         raise Refused.of("no-library", "bundle --carry-torch", what, step)
     lacks = "the host's torch brings none of that name for this CUDA"
     if name in own:
@@ -157,7 +109,7 @@ def choose(
             return Chosen(Origin.HOST, f"{own[name].package} has all that is asked of it{instead}")
         lacks = f"{own[name].package} lacks {missing[0] if missing else 'its place'}"
         lacks += f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    for names, reason in STOOD_IN_FOR.items():
+    for names, reason in RULES.stood_in_for.items():
         if cuda_stubs.stem(name).removeprefix("lib") in names.split():
             return Chosen(Origin.STAND_IN, reason)
     return Chosen(Origin.CARRIED, lacks)
@@ -224,7 +176,7 @@ def pack(
     """
     words = ["--exclude-newer", until(as_of), "--prerelease=allow"]
     found = packages.Index(host).resolve([wanted], words, excluded)["packages"]
-    locked = _of(found, {*PACKAGES, *lock.cuda_libraries(LIBRARIES)})
+    locked = _of(found, {*PACKAGES, *lock.cuda_libraries(RULES.libraries)})
     version = lock.version_of(locked, "torch")
     if not version:
         what, step = f"{wanted} requires no torch", "pack it without --carry-torch"
@@ -232,20 +184,16 @@ def pack(
     if version == host.torch:
         return None
     own = _host_libraries(host)
-    made_of = [locked, sorted(own), [rule.patterns for rule in TRIMMED], sm, EFFORT, SCHEMA]
-    made_of += [[*STOOD_IN_FOR], host.python, host.platform]
+    made_of = [locked, sorted(own), msgspec.to_builtins(RULES), sm, EFFORT, SCHEMA]
+    made_of += [host.python, host.platform]
     said = f"packing torch {version} for sm_{sm} (some minutes and GBs, once)"
-    archive, facts = packages.kept(
-        "torch",
-        made_of,
-        said,
-        "torch.tar.xz",
-        lambda scratch: _made(scratch, locked, host, own, sm),
+    folder, facts = packages.kept(
+        "torch", made_of, said, lambda scratch: _made(scratch, locked, host, own, sm)
     )
     holds = tuple(
         f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
     )
-    return Carried(archive, facts, holds)
+    return Carried(folder / ARCHIVE, facts, holds)
 
 
 def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
@@ -255,35 +203,36 @@ def _of(found: Iterable[dict[str, Any]], names: set[str]) -> str:
 
 def _host_libraries(host: Host) -> dict[str, Library]:
     """The CUDA libraries that the host's own torch requires, by file name (kept)."""
-    names = set(lock.cuda_libraries(LIBRARIES))
+    names = set(lock.cuda_libraries(RULES.libraries))
     index = packages.Index(host)
     locked = _of(index.resolve([f"torch=={host.torch}"])["packages"], names)
-    key = packages.key([locked, [rule.patterns for rule in TRIMMED], SCHEMA])
-    kept = cache_folder() / "libraries" / f"{key}.json"
-    if not kept.is_file():
-        LOG.info(f"reading the CUDA libraries of torch {host.torch} (2 GB from the index, once)")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".tmp-") as scratch:
-            site = Path(scratch) / "site"
-            index.install(locked, site, INSTALLED)
-            for rule in TRIMMED:
-                packing.trim(site, rule)
-            found = libraries(site)
-        atomic.write(kept, msgspec.json.encode(found))
-    return msgspec.json.decode(kept.read_bytes(), type=dict[str, Library])
+
+    def make(scratch: Path) -> dict[str, Any]:
+        index.install(locked, scratch / "site", INSTALLED)
+        trim(scratch / "site")
+        return dict(msgspec.to_builtins(libraries(scratch / "site")))
+
+    said = f"reading the CUDA libraries of torch {host.torch} (2 GB from the index, once)"
+    patterns = [rule.patterns for rule in RULES.trimmed]
+    _, facts = packages.kept("libraries", [locked, patterns, SCHEMA], said, make)
+    return msgspec.convert(facts, dict[str, Library])
+
+
+def trim(site: Path) -> list[dict[str, Any]]:
+    return [packing.trim(site, rule) for rule in RULES.trimmed]
 
 
 def _made(
     scratch: Path, locked: str, host: Host, own: Mapping[str, Library], sm: int
-) -> packages.Packed:
-    """Install, choose and trim."""
+) -> dict[str, Any]:
+    """Install, choose, trim and pack; what the manifest says of it."""
     site = scratch / "site"
     packages.Index(host).install(locked, site, INSTALLED)
     facts = lay(site, own, sm)
     plan = {"torch": host.torch, "libraries": facts["linked"]}
     (site / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
-    about = {"torch": lock.version_of(locked, "torch"), "host_torch": host.torch, **facts}
-    return packages.Packed([(site, "site")], about, EFFORT)
+    packing.archive(scratch / ARCHIVE, [(site, "site")], EFFORT)
+    return {"torch": lock.version_of(locked, "torch"), "host_torch": host.torch, **facts}
 
 
 def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
@@ -293,7 +242,7 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     own_cuda: whether torch is of another CUDA than the host's; linked: the host's libraries that
     stand beside what is carried, none with another CUDA.
     """
-    trimmed = [packing.trim(site, rule) for rule in TRIMMED]
+    trimmed = trim(site)
     _one_assembler(site, sm)
     pinned = libraries(site)
     own_cuda = not any(_is_runtime(name) and name in own for name in pinned)
@@ -307,7 +256,6 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     for name, found in chosen.items():
         if found.origin is Origin.STAND_IN:
             (site / pinned[name].path).write_bytes(cuda_stubs.shared_library(name, asked[name]))
-    linked = sorted(one.path for one in own.values() if not (site / one.path).exists())
     return {
         "own_cuda": own_cuda,
         "packages": _names(site, carried),
@@ -315,7 +263,7 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
             name: {"from": one.origin.value, "reason": one.reason}
             for name, one in sorted(chosen.items())
         },
-        "linked": linked,
+        "linked": sorted(one.path for one in own.values() if not (site / one.path).exists()),
         "trimmed": trimmed,
         "zeroed": asdict(elf.zero_all(site, sm)),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from patchqueue.commands import terminal
@@ -12,8 +11,10 @@ from patchqueue.commands.terminal import OUT, Command, chosen_releases, flag, op
 from patchqueue.outcome import Refused, counted
 from patchqueue.upstream import pins as pinning
 
-from . import carried, host, release
+from . import carried, release
 from . import peer as peers
+from .assemble import Bundle, Wanted
+from .host import DEFAULT, load
 
 MIB = 2**20
 RUN = "python3 FOLDER/tests/gpu/"
@@ -46,7 +47,7 @@ def _carried(manifest: dict[str, Any]) -> str:
     return f"torch {facts['torch']} is carried; the host has {host['torch']}. CUDA: {libraries}"
 
 
-def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> None:
+def _report(options: argparse.Namespace, made: Bundle, then: str) -> None:
     """Print what was packed, and what to do with it on the host."""
     packed: Counter[str] = Counter()  # bytes by archive
     for part in made.manifest["parts"]:
@@ -62,28 +63,23 @@ def _report(options: argparse.Namespace, made: release.Bundle, then: str) -> Non
     OUT.print(f"next: copy that folder to the {then}")
 
 
-def _peer_bundle(options: argparse.Namespace, description: Path) -> int:
-    if options.releases or options.flash:
+def _bundle(options: argparse.Namespace) -> int:
+    if options.peer and (options.releases or options.flash):
         what = "a peer is packed on its own, as the package index has it"
         step = "leave out RELEASE and --flash"
         raise Refused.of("bad-peer", "bundle --peer", what, step)
-    wanted = release.Wanted(options.sm, round(options.part_size * MIB), options.carry_torch)
     pins = pinning.load(options.root)
-    made = peers.pack(options.root, pins, options.peer, description, wanted)
-    run = f"gain.py --out RESULTS --peer {options.peer.name}=PEER"
-    _report(options, made, f"host, beside a release's bundle; there `./unpack PEER && {RUN}{run}`")
-    return 0
-
-
-def _bundle(options: argparse.Namespace) -> int:
-    description = options.host or options.root / host.DEFAULT
-    if options.peer:
-        return _peer_bundle(options, description)
-    pins = pinning.load(options.root)
+    releases = [] if options.peer else chosen_releases(options, pins)
+    described = load(options.host or options.root / DEFAULT)
     size = round(options.part_size * MIB)
-    wanted = release.Wanted(options.sm, size, options.carry_torch, options.flash)
-    for pin in chosen_releases(options, pins):
-        made = release.pack(options.root, pin, description, wanted)
+    wanted = Wanted(options.sm, size, options.carry_torch, options.flash)
+    if options.peer:
+        made = peers.pack(options.root, pins, options.peer, described, wanted)
+        run = f"{RUN}gain.py --out RESULTS --peer {options.peer.name}=PEER"
+        _report(options, made, f"host, beside a release's bundle; there `./unpack PEER && {run}`")
+        return 0
+    for pin in releases:
+        made = release.pack(options.root, pin, described, wanted)
         _report(options, made, f"host; there `./unpack FOLDER && {RUN}run.py --out RESULTS`")
     return 0
 
@@ -98,7 +94,7 @@ COMMANDS = (
             terminal.releases(),
             option(
                 "--host FILE",
-                f"the host's description (default: {host.DEFAULT})",
+                f"the host's description (default: {DEFAULT})",
                 type=terminal.path,
             ),
             option(

@@ -3,8 +3,7 @@ read which functions a library has.
 
 A library's code for GPUs lies in fat binaries, in the sections FATBIN. A fat binary holds one
 program for several kinds of GPU: the driver takes the entry that fits best, and reads no other.
-`keeps` is the rule by which entries stay. Of a section that the loader never maps (symbols, debug
-information) nothing stays but section names.
+`keeps` is the rule by which entries stay. Of the sections SPARE nothing stays.
 
 ELF's layout is the System V gABI's (chapter 4). The fat binary's is not documented by NVIDIA; it
 was read from libraries of CUDA 12.8 and 13.0, and every file that does not hold to it is refused.
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from patchqueue.environments.cuda_stubs import Section, sections
+from patchqueue.environments.cuda_stubs import sections
 from patchqueue.outcome import Refused
 
 # the program as it is run, as it is linked, and what cuBLAS and cuDNN load by themselves
@@ -31,8 +30,8 @@ PTX, CODE = 1, 2
 ELF = b"\x7fELF\x02\x01"  # of 64 bits, little-endian
 HOSTS = (62, 183)  # e_machine of x86-64 and AArch64; NVIDIA's GPUs have 190
 _ALLOCATED, _NO_BITS = 2, 8  # a section's flag SHF_ALLOC, and the type of one without bytes
-_LOADED = 1  # a segment's type PT_LOAD
-_NAMES = ".shstrtab"
+# begin the names of sections that no loader reads: symbols for linkers and debuggers
+SPARE = (".symtab", ".strtab", ".debug", ".zdebug", ".comment")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Entry:
 @dataclass(frozen=True)
 class Zeroed:
     """What became of files. kept, zeroed: bytes of code for GPUs; symbols: bytes of zeroed sections
-    that no loader maps; programs: fat binaries; none: of these, how many have nothing for the GPU,
+    SPARE; programs: fat binaries; none: of these, how many have nothing for the GPU,
     before and after."""
 
     kept: int = 0
@@ -140,38 +139,17 @@ def zero_all(folder: Path, sm: int) -> Zeroed:
 def _zero(data: mmap.mmap, sm: int) -> Zeroed:
     if data[:6] != ELF:
         raise ValueError("it is no ELF file")
-    done, mapped = Zeroed(), list(_mapped(data))
+    done = Zeroed()
     for section in sections(data):
         if section.kind == _NO_BITS or section.offset + section.size > len(data):
             continue
         if section.name in FATBIN:
             for entries in fat_binaries(data, section.offset, section.size):
                 done += _zero_others(data, entries, sm)
-        elif _is_spare(section, mapped):
+        elif section.name.startswith(SPARE) and not section.flags & _ALLOCATED:
             data[section.offset : section.offset + section.size] = bytes(section.size)
             done += Zeroed(symbols=section.size)
     return done
-
-
-def _mapped(data: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """Where the segments that the loader maps begin and end in the file."""
-    (table,) = struct.unpack_from("<Q", data, 0x20)
-    width, count = struct.unpack_from("<HH", data, 0x36)
-    for number in range(count):
-        kind, offset, size = struct.unpack_from("<I4xQ16xQ", data, table + number * width)
-        if kind == _LOADED:
-            yield offset, offset + size
-
-
-def _is_spare(section: Section, mapped: list[tuple[int, int]]) -> bool:
-    """Whether no loader needs it: it is neither said to be mapped, nor within what is."""
-    end = section.offset + section.size
-    return (
-        not section.flags & _ALLOCATED
-        and section.kind != 0
-        and section.name != _NAMES
-        and not any(start < end and section.offset < stop for start, stop in mapped)
-    )
 
 
 def _zero_others(data: mmap.mmap, entries: tuple[Entry, ...], sm: int) -> Zeroed:

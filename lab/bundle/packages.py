@@ -18,10 +18,10 @@ from patchqueue.files import atomic, run
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import cache_folder
 
-from . import packing
 from .host import Host
 
 LOG = logging.getLogger(__name__)
+FACTS = "facts.json"
 INSTALL = ("pip", "install", "--no-deps", "--no-build", "--require-hashes", "--link-mode=hardlink")
 
 
@@ -56,39 +56,27 @@ class Index:
 
 
 def _refused(what: str, failure: run.Failed) -> Refused:
-    step = "see the host description, and LEFT_OUT in lab/bundle/"
+    step = "see the host description, and lab/bundle/rules.toml"
     return Refused.of("no-bundle", f"uv could not {what}", failure.said, step)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Folders that go into an archive under new names, what the manifest says of them, and how hard
-    xz tries."""
-
-    folders: Sequence[tuple[Path, str]]
-    facts: dict[str, Any]
-    effort: int = 6
-
-
-def key(made_of: object) -> str:
-    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
-
-
 def kept(
-    kind: str, made_of: object, said: str, archive: str, make: Callable[[Path], Packed]
+    kind: str, made_of: object, said: str, make: Callable[[Path], dict[str, Any]]
 ) -> tuple[Path, dict[str, Any]]:
-    """An archive and its facts from the cache; where they are not there yet, `make` makes them in a
-    scratch folder. facts.json comes last, so that a killed run leaves nothing that looks whole.
+    """A folder of the cache and the facts in it. Where it is not there yet, `make` leaves archives
+    in a scratch folder, and returns the facts. facts.json comes last, so that a killed run leaves
+    nothing that looks whole.
 
-    kind: of the archive; made_of: all that it depends on; said: what is logged before it is made.
+    kind: of the folder; made_of: all that it depends on; said: what is logged before it is made.
     """
-    folder = cache_folder() / kind / key(made_of)
-    if not (folder / "facts.json").is_file():
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+    folder = cache_folder() / kind / key
+    if not (folder / FACTS).is_file():
         LOG.info(said)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as scratch:
-            packed = make(Path(scratch))
-            packing.archive(Path(scratch) / archive, packed.folders, packed.effort)
-            os.replace(Path(scratch) / archive, folder / archive)
-        atomic.write(folder / "facts.json", (json.dumps(packed.facts, indent=1) + "\n").encode())
-    return folder / archive, json.loads((folder / "facts.json").read_text())
+            facts = make(Path(scratch))
+            for archive in Path(scratch).glob("*.tar.xz"):
+                os.replace(archive, folder / archive.name)
+        atomic.write(folder / FACTS, (json.dumps(facts, indent=1) + "\n").encode())
+    return folder, json.loads((folder / FACTS).read_text())

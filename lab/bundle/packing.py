@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
 
-
-@dataclass(frozen=True)
-class Trimmed:
-    """Parts of packed packages that are removed. patterns: globs below the folder of packages."""
-
-    reason: str
-    patterns: tuple[str, ...]
+from .rules import Trimmed
 
 
 def trim(site: Path, rule: Trimmed) -> dict[str, Any]:
@@ -39,8 +31,10 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
     """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
     packs equally.
 
-    effort: xz's, 0 to 9. Raises Refused where it cannot be written.
+    effort: xz's, 0 to 9. Raises Refused where it cannot be written, or xz is not installed.
     """
+    if not shutil.which("xz"):
+        raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     # a broken pipe: xz has ended, and said why
     with (
         contextlib.suppress(BrokenPipeError),
@@ -48,11 +42,15 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
             ["xz", "-T0", f"-{effort}", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
         ) as xz,
     ):
-        with tarfile.open(fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        # dereference: no hard links
+        with tarfile.open(
+            fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
+        ) as archive:
             for folder, name in folders:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file() and "__pycache__" not in path.parts:
-                        _add(archive, path, f"{name}/{path.relative_to(folder).as_posix()}")
+                        inner = f"{name}/{path.relative_to(folder).as_posix()}"
+                        archive.add(path, inner, filter=_plain)
         if xz.stdin:
             xz.stdin.close()
     if xz.returncode:
@@ -61,16 +59,13 @@ def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> 
         raise Refused.of("no-bundle", str(out), what, step)
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    entry = archive.gettarinfo(path, name)
-    # no hard links
-    entry.type, entry.linkname, entry.size = tarfile.REGTYPE, "", path.stat().st_size
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """An entry without owner and date, whose mode says whether it runs."""
     entry.uid = entry.gid = entry.mtime = 0
     entry.uname = entry.gname = ""
-    runs = path.suffix in (".so", ".sh") or os.access(path, os.X_OK)
+    runs = entry.name.endswith((".so", ".sh")) or entry.mode & 0o111
     entry.mode = 0o755 if runs else 0o644
-    with path.open("rb") as file:
-        archive.addfile(entry, file)
+    return entry
 
 
 def split(archive: Path, folder: Path, name: str, size: int) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
@@ -20,47 +19,14 @@ from patchqueue.environments.testing import pinned_torch
 from patchqueue.outcome import Refused
 from patchqueue.upstream.pins import Pins
 
-from . import carried, packages, packing, release
+from . import assemble, carried, packages, release
+from .assemble import Bundle, Contents, Wanted
 from .host import Host
-from .host import load as load_host
+from .rules import RULES
 
 SCHEMA = 2
 DAYS = 3  # after a release, until what its requirements resolve to is fixed
-
-LEFT_OUT = (
-    release.LeftOut(
-        # xgrammar, llguidance and openai-harmony are imported whatever is served
-        "other ways to structured output, and other front ends",
-        "lm-format-enforcer mistral-common anthropic mcp grpcio diskcache fastapi-cli"
-        " fastapi-cloud-cli sentry-sdk",
-    ),
-    release.LeftOut(
-        "fetching models, audio, images and video",
-        "hf-xet torchcodec pynvvideocodec opencv-python-headless fastsafetensors instanttensor"
-        " soundfile av pycountry",
-    ),
-    release.LeftOut(
-        "kernels for models and GPUs that the runs do not use, and their compilers",
-        "flashinfer-cubin tilelang tokenspeed-mla tokenspeed-triton humming-kernels"
-        " nvidia-cudnn-frontend cuda-tile z3-solver ml-dtypes torch-c-dlpack-ext",
-    ),
-    release.LeftOut(
-        "NCCL for Python, with libraries of its own: a peer runs on one GPU",
-        "nccl4py nccl-extensions",
-    ),
-)
-TRIMMED = (
-    packing.Trimmed(
-        "FlashAttention 2 (300 MB): a GPU of capability 9.0 has FlashAttention 3",
-        ("vllm/vllm_flash_attn/_vllm_fa2_C*",),
-    ),
-    packing.Trimmed(
-        "kernels for 8-bit matrices and other GPUs, which the models do not call",
-        ("vllm/third_party/deep_gemm", "vllm/third_party/fmha_sm100", "vllm/_qutlass_C*"),
-    ),
-    packing.Trimmed("a front end that the runs do not start", ("vllm/vllm-rs",)),
-    *release.TRIMMED,
-)
+KNOWN = ("vllm",)
 
 
 @dataclass(frozen=True)
@@ -79,9 +45,6 @@ class Peer:
         return f"{self.name}=={self.version}"
 
 
-KNOWN = ("vllm",)
-
-
 def read(text: str) -> Peer:
     """The peer that "vllm==0.33.0" names. Raises ValueError in a sentence."""
     try:
@@ -95,42 +58,20 @@ def read(text: str) -> Peer:
     return Peer(wanted.name, version)
 
 
-def pack(
-    root: Path, pins: Pins, peer: Peer, description: Path, wanted: release.Wanted
-) -> release.Bundle:
-    """Write dist/bundle/<name>-<version>/ for the host described. Raises Refused with uv's
-    reason."""
-    host, sm = load_host(description), wanted.sm
+def pack(root: Path, pins: Pins, peer: Peer, host: Host, wanted: Wanted) -> Bundle:
+    """Write dist/bundle/<name>-<version>/ for a host. Raises Refused with uv's reason."""
     as_of = released(peer, host) + datetime.timedelta(days=DAYS)
     requires = lock.version_of(_resolve(peer, host, as_of), "torch")
     fits = not requires or _minor(requires) == _minor(host.torch)
     if not fits and not wanted.carry_torch:
         what = f"{peer.tag} requires torch {requires}, and {host.name} has {host.torch}"
         raise Refused.of("no-peer", "bundle --peer", what, "pack it too: --carry-torch")
-    torch = None if fits else _torch(root, pins, requires, host, sm)
-    if torch:
-        host = host.less(torch.besides)
+    torch = None if fits else _torch(root, pins, requires, host, wanted.sm)
+    host = host.less(torch.besides) if torch else host
+    about = {"schema": SCHEMA, "peer": asdict(peer), "resolved_as_of": as_of.isoformat()}
     locked = release.without("torch", _resolve(peer, host, as_of))
-    made_of = [locked, [rule.patterns for rule in TRIMMED], host.python, host.platform, sm, SCHEMA]
-
-    def make(scratch: Path) -> packages.Packed:
-        site, hostsite = scratch / "site", scratch / "hostsite"
-        facts = release.installed(host, site, locked, peer.tag, TRIMMED, sm, (peer.name,))
-        release.lay_host_files(hostsite, {"stand_ins": []})
-        return packages.Packed([(site, "site"), (hostsite, "hostsite")], facts)
-
-    said = f"packing {peer.tag} for sm_{sm} (some minutes and GBs, once)"
-    archive, facts = packages.kept("peers", made_of, said, "site.tar.xz", make)
-    manifest: dict[str, Any] = {
-        "schema": SCHEMA,
-        "peer": asdict(peer),
-        "resolved_as_of": as_of.isoformat(),
-        "host": {"name": host.name, "python": host.python, "torch": host.torch},
-        "sm": sm,
-        **facts,
-    }
-    folder = root / "dist/bundle" / peer.tag
-    return release.finish(folder, manifest, {"site": archive}, torch, wanted.part_size)
+    contents = Contents(peer.tag, about, locked, RULES.peer, own=(peer.name,), one_gpu=True)
+    return assemble.pack(root, contents, host, torch, wanted)
 
 
 def _torch(root: Path, pins: Pins, requires: str, host: Host, sm: int) -> carried.Carried | None:
@@ -162,7 +103,6 @@ def released(peer: Peer, host: Host) -> datetime.date:
 def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:
     """What is installed, and torch, as hashed requirements. Raises Refused."""
     words = ["--exclude-newer", lock.until(as_of)]
-    left_out = [name for rule in LEFT_OUT for name in rule.packages.split()]
-    brought = [name for name in host.brings if name != "torch"]
-    excluded = [*left_out, *brought, *lock.cuda_libraries(release.CUDA)]
+    excluded = [*RULES.peer.packages, *lock.cuda_libraries(RULES.cuda)]
+    excluded += [name for name in host.brings if name != "torch"]
     return lock.body(packages.Index(host).resolve([peer.requirement], words, excluded))

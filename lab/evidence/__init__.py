@@ -2,5 +2,5 @@
 
 Modules and packages, low to high; none imports from its own floor or a higher one:
 harness results · cells footprints front gpurun written ·
-incoming matrix picture · pages · commands
+incoming matrix · pages · picture · commands
 """

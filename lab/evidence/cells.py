@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from packaging.version import Version
 
 from patchqueue.files import record
@@ -29,12 +30,12 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
     for "all". never: beside what its graph says.
 
-    question: instead of models and graphs, the script of tests/gpu whose answers the column shows.
-    It holds one engine's answers against that engine's own, asked otherwise, and writes one file;
-    with --without queue a control: the release's own tree must answer otherwise.
+    question: instead of graphs, the script of tests/gpu whose answers the column shows. It holds
+    one engine's answers against that engine's own, asked otherwise, and writes one file; with
+    --without queue a control: the release's own tree must answer otherwise.
     """
 
-    models: tuple[str, ...] = ()
+    models: Annotated[tuple[str, ...], Meta(min_length=1)]
     question: str = ""
     since: dict[str, str] = field(default_factory=dict)
     brings: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Feature(Graph, frozen=True, kw_only=True):
     """One graph of one family of models, with what the file says of both. since: as the family's;
-    asked: whether a script asks it, whose name `mode` is then, of no model."""
+    asked: whether a script asks it, whose name `mode` is then."""
 
     models: tuple[str, ...]
     mode: str
@@ -79,7 +80,7 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     def _feature(self, family: Family, mode: str) -> Feature:
         graph, own = self.graphs.get(mode, Graph()), family.repairs
         return Feature(
-            models=family.models or ("",),
+            models=family.models,
             mode=mode,
             asked=bool(family.question),
             brings=(*family.brings, *graph.brings),
@@ -115,8 +116,6 @@ def _unknown(found: Cells) -> str:
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
     for one in families:
-        if bool(one.models) == bool(one.question):
-            return "has a family that needs either models or a question"
         if others := sorted(one.since.keys() - set(one.models)):
             return f"has a family without {others[0]}, and says since when it is known"
     return ""

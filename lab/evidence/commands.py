@@ -21,7 +21,7 @@ from .pages import bench, status
 def _gpu(options: argparse.Namespace) -> int:
     harness.refuse_unknown(options.root, options.model, options.mode)
     if options.agree:
-        return _unkept(options, "run", experiment="agree")
+        return _run(options, "run", kept=False, experiment="agree")
     if not options.bench:
         return _run(options, "run")
     code = _run(options, "gain")
@@ -31,30 +31,22 @@ def _gpu(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    return _unkept(options, "sweep_experts")
+    return _run(options, "sweep_experts", kept=False)
 
 
-def _unkept(options: argparse.Namespace, script: str, **more: Any) -> int:
-    """Run a script that prints its result; nothing goes to evidence/. more: of the call."""
-    code = 0
-    for pin in chosen_releases(options, pinning.load(options.root)):
-        ran = gpurun.run(options.root, pin, _call(options, script, **more))
-        code = code or ran.code
-        if ran.result:
-            OUT.print(f"{ran.result} written")
-    return code
-
-
-def _run(options: argparse.Namespace, script: str) -> int:
-    """Run a script, and keep its result."""
+def _run(options: argparse.Namespace, script: str, kept: bool = True, **more: Any) -> int:
+    """Run a script, and take its result into evidence/ if it is `kept`. more: of the call."""
     pins = pinning.load(options.root)
     chosen = chosen_releases(options, pins)
     if options.out and len(chosen) > 1:
         step = to_type("gpu", f"{chosen[0].tag} --out FOLDER")
         raise Refused(Problem("bad-words", "--out", "is for one run of one release", step))
-    done = [gpurun.run(options.root, pin, _call(options, script)) for pin in chosen]
+    done = [gpurun.run(options.root, pin, _call(options, script, **more)) for pin in chosen]
     written = [ran.result for ran in done if ran.result]
-    if written and options.out:
+    if not kept:
+        for result in written:
+            OUT.print(f"{result} written")
+    elif written and options.out:
         merge = to_type("status", "--merge", options.out)
         OUT.print(f"next: {merge} gathers it; so does that of a folder around it")
     elif written:
@@ -103,8 +95,6 @@ def _status(options: argparse.Namespace) -> int:
     if options.plot:
         drawn = picture.draw(front.measured(results.load(root)), root)
         changed += [file.relative_to(root) for file in drawn]
-        if not drawn:
-            OUT.print("no picture: matplotlib is not installed")
     OUT.print(
         f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
     )

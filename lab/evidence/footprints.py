@@ -9,7 +9,6 @@ The overlay's provenance does not count: it names the whole queue, and servers s
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,13 +24,12 @@ from patchqueue.queue.series import PROVENANCE, Queue
 from patchqueue.upstream import source
 from patchqueue.upstream.pins import Pin, Pins
 
-from . import results
+from . import harness, results
 from .results import Footprint, Row, bitset, members
 
 MODULE, OPENED = "m ", "o "  # begin the notes
 CODE, BYTES = "code:", "bytes:"  # begin the hashes
 SHORT = 16  # hex digits of a hash
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def digest(path: str, content: bytes, by_bytes: bool) -> str:
     whole = sha256(content)[:SHORT]
     if by_bytes or not path.endswith(".py"):
         return BYTES + whole
-    return f"{CODE}{sha256(_without_docstrings(content).encode())[:SHORT]}/{whole}"
+    return f"{CODE}{sha256(harness.code(content).encode())[:SHORT]}/{whole}"
 
 
 @cache
@@ -104,15 +102,6 @@ def is_same(path: str, content: bytes, before: str) -> bool:
         return True
     now = digest(path, content, by_bytes=before.startswith(BYTES))
     return now.partition("/")[0] == before.partition("/")[0]
-
-
-def _without_docstrings(content: bytes) -> str:
-    """A module's syntax tree, without what only people read."""
-    module = ast.parse(content)
-    for node in ast.walk(module):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-    return ast.dump(module)
 
 
 def changed(tree: Tree, then: Footprint) -> str:

@@ -1,4 +1,4 @@
-"""The measurements that README.md and docs/choose.md show: one row for each row of their tables.
+"""The measurements that README.md and docs/choose.md show: those of front.toml.
 
 Milliseconds to the first token of one prompt are the first quartile of 20 calls. Input tokens a
 second are the median of a run's loads of 16 prompts of 4096 tokens at once.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from patchqueue.files import record
 
 from . import results
 from .results import PATCHED, UNTOUCHED
@@ -24,29 +29,20 @@ class Figures:
     tokens_per_s: int | None  # rounded to hundreds
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison: an untouched and a patched release of the same run, and any peer of it."""
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
+    """One comparison of the front page. run: of evidence/results.jsonl."""
 
     model: str
     release: str
-    run: str  # of evidence/results.jsonl
+    run: str
 
 
-ROWS = (
-    Row("Nemotron-Nano-9B-v2", "0.5.9", "nvidia-h200.fa3.nemotron.eager-to-breakable"),
-    Row("Nemotron-Nano-9B-v2", "0.5.12.post1", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
-    Row("Nemotron-Nano-9B-v2", "0.5.16", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
-    Row("Nemotron-Nano-9B-v2", "0.5.23", "nvidia-h200.fa3.nemotron.breakable-to-breakable"),
-    Row("Nemotron-3-Nano-30B-A3B", "0.5.12.post1", "nvidia-h200.nemotron-3-nano.eager-to-eager"),
-    Row("Qwen3.5-35B-A3B", "0.5.12.post1", "nvidia-h200.fa3.qwen3.5-moe.eager-to-breakable"),
-    Row("Qwen3.5-35B-A3B", "0.5.16", "nvidia-h200.fa3.qwen3.5-moe.breakable-to-breakable"),
-    Row(
-        "Qwen3-Next-80B-A3B, 12 of 48 layers",
-        "0.5.12.post1",
-        "nvidia-h200.fa3.qwen3-next.eager-to-breakable",
-    ),
-)
+class File(Struct, frozen=True, forbid_unknown_fields=True):
+    rows: tuple[Row, ...]
+
+
+_FILE = Path(__file__).with_name("front.toml")
+ROWS = record.toml(_FILE.read_bytes(), File, _FILE.name, "bad-front").rows
 
 
 @dataclass(frozen=True)

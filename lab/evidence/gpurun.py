@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
+from shutil import rmtree, unpack_archive
 
 from bundle import untouched
 from patchqueue.environments.lock import until
@@ -25,9 +24,7 @@ from . import harness
 
 LOG = logging.getLogger(__name__)
 
-# What each script of tests/gpu writes.
-RESULTS = {"run": "evidence.json"}
-RESULTS |= {name: f"{name}.json" for name in ("gain", "sweep_experts")}
+RESULTS = {"run": "evidence.json"}  # what a script of tests/gpu writes, if it is not NAME.json
 BESIDE_UNTOUCHED = ("gain", "agree")  # what runs the release without the queue too
 FOLDER = Path("dist/gpu")
 
@@ -90,25 +87,22 @@ def run(root: Path, pin: Pin, call: Call) -> Ran:
 def look_for_gpu(pin: Pin) -> None:
     """Raise Refused where the host shows no GPU: asked before gigabytes are built that no run would
     use."""
+    why = "nvidia-smi shows no GPU"
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-        why = "" if done.returncode == 0 and done.stdout.strip() else "nvidia-smi shows no GPU"
+        if done.returncode == 0 and done.stdout.strip():
+            return
     except OSError as error:
         why = f"nvidia-smi cannot be run ({error.strerror})"
-    if why:
-        step = (
-            f"run it on a host with an NVIDIA GPU; without one, {to_type('test', pin.tag)} tests"
-            " the release"
-        )
-        raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
+    test = to_type("test", pin.tag)
+    step = f"run it on a host with an NVIDIA GPU; without one, {test} tests the release"
+    raise Refused(Problem("no-gpu", pin.tag, f"{why}; nothing was built", step))
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
     """The wheel's files in a folder of their own."""
     rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
+    unpack_archive(wheel, folder, "zip")
     return folder
 
 

@@ -1,19 +1,21 @@
-"""What tests/gpu says of itself: which of its files settle a verdict, and which models and modes it
-knows."""
+"""What tests/gpu says of itself: its harness.py, and which models and modes it knows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from patchqueue.files import record
-from patchqueue.files.tree import sha256
 from patchqueue.outcome import Refused
 
 FOLDER = Path("tests/gpu")
 FILE = FOLDER / "harness.json"
+# A GPU host has tests/gpu alone: what it must hash as this side does stands there.
+_OWN = runpy.run_path(str(Path(__file__).resolve().parents[2] / FOLDER / "harness.py"))
+code: Callable[[bytes], str] = _OWN["code"]
 
 
 class Harness(Struct, frozen=True):
@@ -35,10 +37,9 @@ def load(root: Path) -> Harness:
 
 
 def identity(root: Path) -> str:
-    """A hash over the rules that tests/gpu judges by now, as its own harness.py makes it."""
-    contents = ((name, (root / FOLDER / name).read_bytes()) for name in load(root).files)
-    listing = "".join(f"{sha256(content)}  {name}\n" for name, content in contents)
-    return f"sha256:{sha256(listing.encode())}"
+    """A hash over the rules that tests/gpu judges by now. Raises Refused as `load` does."""
+    load(root)
+    return str(_OWN["identity"](root / FOLDER))
 
 
 def refuse_unknown(root: Path, models: Sequence[str], modes: Sequence[str]) -> None:

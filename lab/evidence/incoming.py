@@ -28,10 +28,11 @@ from .results import (
     PATCHED,
     UNTOUCHED,
     USUAL_ATTENTION,
+    Kind,
     Load,
     Row,
 )
-from .written import PROOF, TIMES, Answer, Proof, ProofRun, Result, Served, Times, Visit
+from .written import PROOF, TIMES, Answers, Result, Run, Served, Times, Visit
 
 REFERENCE = "reference"  # how the modes that others are held against begin
 HELD = ("piecewise", "piecewise-inductor", BREAKABLE, "eager")  # modes held against a reference
@@ -152,11 +153,11 @@ def _rows_of(root: Path, pins: Pins, file: Path) -> list[Row]:
     check_tree(pin, result, file.name)
     if isinstance(result, Times):
         rows = list(time_rows(result))
-    elif isinstance(result, Answer):
-        rows = [answer_row(result, file.stem)]
+    elif result.without is not None:
+        rows = [_answer_row(result, run, "question", file.stem) for run in result.runs]
     else:
         rows = proof_rows(result, file.name)
-    if isinstance(result, Proof) and result.loaded:
+    if isinstance(result, Answers) and result.loaded:
         tree = footprints.tree_of(load_queue(root), pin)
         notes = ([*result.loaded, *run.loaded] for run in result.runs)
         made = zip(rows, notes, strict=True)
@@ -190,56 +191,45 @@ def _common(result: Result) -> dict[str, Any]:
     }
 
 
-def proof_rows(result: Proof, name: str) -> list[Row]:
+def proof_rows(result: Answers, name: str) -> list[Row]:
     """A row for each model and mode. A pass against a reference that failed counts as not run.
     Raises Refused for a pass that was held against nothing."""
     references = {
         (run.model, run.mode): run for run in result.runs if run.mode.startswith(REFERENCE)
     }
-    rows = []
-    for run in result.runs:
-        if run.verdict == "passed" and run.mode in HELD:
-            against = _reference(run, references)
-            if against is None or against.verdict == NOT_RUN:
-                what = f"says that {run.model} passed in {run.mode}, without its reference"
-                raise Refused(Problem("bad-evidence", name, what, "give the whole result"))
-            if against.verdict == "failed":
-                lost = f"{NO_MEASURE}: {against.why}"
-                rows.append(_proof_row(result, replace(run, verdict="not run", why=lost)))
-                continue
-        rows.append(_proof_row(result, run))
-    return rows
+
+    def judged(run: Run) -> Run:
+        if run.verdict != "passed" or run.mode not in HELD:
+            return run
+        against = _reference(run, references)
+        if against is None or against.verdict == NOT_RUN:
+            what = f"says that {run.model} passed in {run.mode}, without its reference"
+            raise Refused(Problem("bad-evidence", name, what, "give the whole result"))
+        if against.verdict == "failed":
+            return replace(run, verdict="not run", why=f"{NO_MEASURE}: {against.why}")
+        return run
+
+    return [_answer_row(result, judged(run), "proof", run.mode) for run in result.runs]
 
 
-def _proof_row(result: Proof, run: ProofRun) -> Row:
+def _answer_row(result: Answers, run: Run, kind: Kind, name: str) -> Row:
     return Row(
-        kind="proof",
-        name=run.mode,
+        kind=kind,
+        name=name,
         model=run.model,
         verdict=run.verdict,
         why=run.why,
-        rules=result.harness or "",
+        rules=result.harness or "" if kind == "proof" else "",
+        control=bool(result.without),
         **_common(result),
     )
 
 
-def _reference(run: ProofRun, references: Mapping[tuple[str, str], ProofRun]) -> ProofRun | None:
+def _reference(run: Run, references: Mapping[tuple[str, str], Run]) -> Run | None:
     """What a run was held against, as tests/gpu/modes.py chose it: where a release has two
     references, the piecewise graphs have the first."""
     of_model = [references[key] for key in sorted(references) if key[0] == run.model]
     return of_model[-1 if run.mode in (BREAKABLE, EAGER) else 0] if of_model else None
-
-
-def answer_row(result: Answer, name: str) -> Row:
-    wrong = next((check.why or check.what for check in result.checks if not check.good), "")
-    return Row(
-        kind="question",
-        name=name,
-        verdict="failed" if wrong else "passed",
-        why=wrong,
-        control=bool(result.without),
-        **_common(result),
-    )
 
 
 def time_rows(result: Times) -> Iterator[Row]:

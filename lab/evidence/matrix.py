@@ -71,29 +71,23 @@ def matrix(root: Path, pins: Pins) -> list[tuple[Pin, list[Cell]]]:
 def left_to_run(root: Path, known: Iterable[tuple[Pin, list[Cell]]]) -> list[str]:
     """The tags of the releases with a cell for which no proof of today's patches counts."""
     proven = [not feature.asked for feature in cells.load(root).features]
-    return [
-        pin.tag
-        for pin, row in known
-        if any(one.state in (State.STALE, State.NOT_RUN) for one in compress(row, proven))
-    ]
+    left = {State.STALE, State.NOT_RUN}
+    return [pin.tag for pin, row in known if left & {one.state for one in compress(row, proven)}]
 
 
 def drawn(root: Path, pins: Pins) -> dict[str, list[str]]:
     """By release tag, the models of some proofs that hold for their files alone. Running these
     again shows a wrong footprint. Another tree draws others."""
     rows, rules = results.load(root), harness.identity(root)
-    found: dict[str, list[str]] = {}
-    for pin in reversed(pins.all):
-        validity = Validity(pin.patched, rules)
-        models = {
-            row.model
-            for row in rows
-            if (row.kind, row.release) == ("proof", str(pin.version))
-            if not validity.is_today(row) and validity.same_files(row)
-            if random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
-        }
-        found |= {pin.tag: sorted(models)} if models else {}
-    return found
+    found: dict[str, set[str]] = {}
+    pinned = {str(pin.version): pin for pin in reversed(pins.all)}
+    for row in rows:
+        if row.kind == "proof" and (pin := pinned.get(row.release)):
+            validity = Validity(pin.patched, rules)
+            is_drawn = random.Random(f"{pin.patched} {row.model} {row.name}").random() < DRAWN
+            if is_drawn and validity.same_files(row) and not validity.is_today(row):
+                found.setdefault(pin.tag, set()).add(row.model)
+    return {pin.tag: sorted(found[pin.tag]) for pin in pinned.values() if pin.tag in found}
 
 
 def cell(
@@ -164,7 +158,8 @@ def _verdict(rows: Sequence[Row], feature: Feature, validity: Validity) -> Cell:
     ]
     for there, row in zip(places, rows, strict=True):
         if row.verdict != "passed":
-            what = f"{row.model or row.name} {in_words(row.why)} ([details]({DETAILS}))"
+            who = row.name if feature.asked else row.model
+            what = f"{who} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
     where = "; ".join(dict.fromkeys(places))
     return Cell(State.PROVEN, where)

@@ -3,16 +3,15 @@ version. Rows that did not measure both are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from .front import Figures, Measured
+from .front import Measured
+from .pages.render import put, render
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(NamedTuple):
     """Colours of a version; bars in the order of a row's engines."""
 
     file: str
@@ -28,19 +27,26 @@ THEMES = (
 )
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One figure of all rows."""
+class Panel(NamedTuple):
+    """One figure of all rows. figure: its name in front.Figures."""
 
     prompts: str
     unit: str
     better: str
-    figure: Callable[[Figures], int | None]
+    figure: str
+
+    def values(self, row: Measured) -> dict[str, int]:
+        """The figure of each engine that has it."""
+        found = {name: getattr(one, self.figure) for name, one in row.engines.items()}
+        return {name: value for name, value in found.items() if value}
+
+    def most(self, rows: Sequence[Measured]) -> int:
+        return max(value for row in rows for value in self.values(row).values())
 
 
 PANELS = (
-    Panel("64-token prompt", "ms to first token", "less", lambda one: one.short_ms),
-    Panel("4096-token prompts", "input tokens/s", "more", lambda one: one.tokens_per_s),
+    Panel("64-token prompt", "ms to first token", "less", "short_ms"),
+    Panel("4096-token prompts", "input tokens/s", "more", "tokens_per_s"),
 )
 
 
@@ -49,11 +55,7 @@ def complete(rows: Sequence[Measured]) -> list[Measured]:
     return [
         one
         for one in rows
-        if all(
-            panel.figure(figures) is not None
-            for panel in PANELS
-            for figures in one.engines.values()
-        )
+        if all(panel.values(one).keys() == one.engines.keys() for panel in PANELS)
     ]
 
 
@@ -65,90 +67,20 @@ def description(rows: Sequence[Measured]) -> str:
 
 def _sentence(one: Measured) -> str:
     parts = [
-        f"{name} {panel.figure(figures):,} {panel.unit}"
+        f"{name} {value:,} {panel.unit}"
         for panel in PANELS
-        for name, figures in one.engines.items()
+        for name, value in panel.values(one).items()
     ]
     return f"{one.row.model}, sglang {one.row.release}, {one.gpu}: {', '.join(parts)}"
 
 
 def draw(rows: Sequence[Measured], root: Path) -> list[Path]:
-    """Write the picture in both versions. Returns the files: none without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        return []
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    for theme in THEMES:
-        # no date, no random names of clip paths: the same measurements give the same file
-        with pyplot.rc_context(_style(theme)):
-            figure = _figure(pyplot, theme, complete(rows))
-            figure.savefig(
-                root / theme.file,
-                transparent=True,
-                metadata={"Date": None, "Creator": None, "Description": description(rows)},
-            )
-            pyplot.close(figure)
-    return [root / theme.file for theme in THEMES]
-
-
-def _style(theme: Theme) -> dict[str, Any]:
-    inks = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
-    return {
-        "font.size": 11,
-        "svg.fonttype": "none",  # letters as text: a third of the bytes
-        "svg.hashsalt": "front",
-        "axes.edgecolor": theme.edge,
-        **dict.fromkeys(inks, theme.ink),
-    }
-
-
-def _figure(pyplot: Any, theme: Theme, rows: Sequence[Measured]) -> Any:
-    figure, panels = pyplot.subplots(1, len(PANELS), figsize=(9.4, 0.62 * len(rows) + 1.4))
-    names = list(dict.fromkeys(name for one in rows for name in one.engines))
-    for panel, axes in zip(PANELS, panels, strict=True):
-        for number, name in enumerate(names):
-            _bars(axes, panel, rows, (number, len(names)), name, theme.bars[number])
-        title = f"{panel.prompts}: {panel.unit}\n({panel.better} is better)"
-        axes.set_title(title, fontsize=11, loc="left")
-        axes.invert_yaxis()
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.tick_params(length=0)
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        axes.margins(x=0.16, y=0.01)
-    labels = [f"{one.row.model.replace(', ', chr(10))}\nsglang {one.row.release}" for one in rows]
-    panels[0].set_yticks(range(len(rows)), labels)
-    handles, texts = panels[0].get_legend_handles_labels()
-    figure.legend(handles, texts, loc="lower center", ncols=len(names), frameon=False)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    return figure
-
-
-def _bars(
-    axes: Any,
-    panel: Panel,
-    rows: Sequence[Measured],
-    place: tuple[int, int],
-    name: str,
-    color: str,
-) -> None:
-    """The bars of one engine, each with its number. place: which engine, of how many."""
-    number, engines = place
-    height = 0.78 / engines
-    offset = (number - (engines - 1) / 2) * height
-    known = [
-        (row + offset, panel.figure(one.engines[name]))
-        for row, one in enumerate(rows)
-        if name in one.engines
+    """Draw the picture in both versions. Returns the files that this changed."""
+    shown = complete(rows)
+    engines = list(dict.fromkeys(name for one in shown for name in one.engines))
+    values = {"rows": shown, "engines": engines, "panels": PANELS, "description": description(rows)}
+    return [
+        root / theme.file
+        for theme in THEMES
+        if put(root / theme.file, render("front.svg", theme=theme, **values))
     ]
-    bars = axes.barh(
-        [across for across, _ in known],
-        [value for _, value in known],
-        height * 0.9,
-        label=name,
-        color=color,
-    )
-    axes.bar_label(bars, [f"{value:,}" for _, value in known], padding=4, fontsize=10)

@@ -45,20 +45,24 @@ class Result(Struct, frozen=True, kw_only=True):
     attention: Attention = USUAL_ATTENTION
 
 
-class ProofRun(Struct, frozen=True):
-    mode: str
+class Run(Struct, frozen=True):
+    """One model, in one graph mode if it is a proof's."""
+
     verdict: Verdict
     model: str
+    mode: str = ""
     why: str = ""
     loaded: tuple[str, ...] = ()
 
 
-class Proof(Result, frozen=True, kw_only=True):
-    """loaded: notes of footprints.py that all runs share; a run has the others."""
+class Answers(Result, frozen=True, kw_only=True):
+    """A proof or a question. loaded: notes of footprints.py that all runs share; a run has the
+    others. without: of a question alone, and "queue" in its control."""
 
-    runs: tuple[ProofRun, ...]
+    runs: tuple[Run, ...]
     loaded: tuple[str, ...] = ()
     harness: str | None = None
+    without: Literal["", "queue"] | None = None
 
 
 class Calls(Struct, frozen=True):
@@ -111,20 +115,8 @@ class Times(Result, frozen=True, kw_only=True):
     subject: str = "nemotron"
 
 
-class Check(Struct, frozen=True):
-    what: str
-    good: bool
-    why: str = ""
-
-
-class Answer(Result, frozen=True, kw_only=True):
-    """without: "queue" in a control."""
-
-    without: Literal["", "queue"]
-    checks: Annotated[tuple[Check, ...], Meta(min_length=1)]
-
-
-def read(file: Path) -> Proof | Times | Answer:
+def read(file: Path) -> Answers | Times:
+    """Raises Refused where the file cannot be read, or naming the field that is wrong."""
     step = f"give the {file.name} as the run left it"
     try:
         content = file.read_bytes()
@@ -132,9 +124,6 @@ def read(file: Path) -> Proof | Times | Answer:
         what = f"cannot be read: {error.strerror}"
         raise Refused(Problem("no-evidence", str(file), what, step)) from None
     words = (file.name, "bad-evidence", step)
-    names = record.json(content, dict[str, Any], *words).keys()
-    if "gain" in names:
+    if "gain" in record.json(content, dict[str, Any], *words):
         return record.json(content, Times, *words)
-    if "checks" in names:
-        return record.json(content, Answer, *words)
-    return record.json(content, Proof, *words)
+    return record.json(content, Answers, *words)

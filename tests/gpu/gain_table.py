@@ -83,12 +83,10 @@ def same_kernels(runs: Sequence[dict], shapes: Sequence[str]) -> list[str]:
     None where one tree alone was profiled."""
     if len({entry["tree"] for entry in runs if entry.get("profile")}) < 2:
         return []
-    found = []
-    for shape in shapes:
-        profiles = [one for entry in runs if (one := entry.get("profile", {}).get(shape))]
-        launched = [
-            {name: kind["launches"] for name, kind in one["groups"].items()} for one in profiles
-        ]
-        if len(launched) > 1 and all(one == launched[0] for one in launched):
-            found.append(shape)
-    return found
+
+    def launched(shape: str) -> list[dict]:
+        groups = [one["groups"] for entry in runs if (one := entry.get("profile", {}).get(shape))]
+        return [{name: kind["launches"] for name, kind in one.items()} for one in groups]
+
+    made = {shape: launched(shape) for shape in shapes}
+    return [shape for shape, each in made.items() if len(each) > 1 and each == each[:1] * len(each)]

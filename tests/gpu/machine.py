@@ -39,11 +39,8 @@ class Gpu:
 def visible() -> list[Gpu]:
     """The GPUs that this process may use, in CUDA_VISIBLE_DEVICES's order where it is set. Ends the
     run where there is none."""
-    words = [
-        "nvidia-smi",
-        "--query-gpu=index,uuid,name,driver_version,memory.total,compute_cap",
-        "--format=csv,noheader,nounits",
-    ]
+    query = "index,uuid,name,driver_version,memory.total,compute_cap"
+    words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

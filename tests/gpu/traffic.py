@@ -65,16 +65,17 @@ def made(kind: str, number: int) -> Load:
     """The load of a kind. number: of the load, which settles its tokens and arrivals. Raises
     KeyError for no kind."""
     source = random.Random(f"traffic {kind} {number}")
-    name, _, count = kind.partition("-")
-    makers = {
-        "gsm8k": _gsm8k,
-        "chat": _chat,
-        "long": _long,
-        "prefill": _prefill,
-        "turns": _turns,
-        "decode": _decode,
+    # requests of so many tokens each, which share none; tokens answered; under way at once
+    alike = {f"decode-{count}": (count, DECODE_PROMPT, DECODE_ANSWER, 0) for count in RUNS} | {
+        "long": (LONG_REQUESTS, LONG_PROMPT, LONG_ANSWER, LONG_IN_FLIGHT),
+        "prefill": (NODE_REQUESTS, NODE_PROMPT, 1, NODE_IN_FLIGHT),
     }
-    return makers[name](source, count)
+    if kind in alike:
+        count, prompt, answer, in_flight = alike[kind]
+        found = (Request(tokens(source, prompt), answer) for _ in range(count))
+        return Load(tuple(found), in_flight)
+    name, _, rate = kind.partition("-")
+    return {"gsm8k": _gsm8k, "chat": _chat, "turns": _turns}[name](source, rate)
 
 
 def _gsm8k(source: random.Random, _: str) -> Load:
@@ -101,27 +102,10 @@ def _chat(source: random.Random, rate: str) -> Load:
     return Load(tuple(found), 0)
 
 
-def _long(source: random.Random, _: str) -> Load:
-    return Load(_alike(source, LONG_REQUESTS, LONG_PROMPT, LONG_ANSWER), LONG_IN_FLIGHT)
-
-
-def _prefill(source: random.Random, _: str) -> Load:
-    return Load(_alike(source, NODE_REQUESTS, NODE_PROMPT, 1), NODE_IN_FLIGHT)
-
-
 def _turns(source: random.Random, _: str) -> Load:
     cached = tuple(tokens(source, PREFIX) for _ in range(TURNS))
     new = (tokens(source, source.randint(1, MOST_NEW)) for _ in cached)
     return Load(tuple(Request(one + more, 1) for one, more in zip(cached, new)), 0, cached)
-
-
-def _decode(source: random.Random, count: str) -> Load:
-    return Load(_alike(source, int(count), DECODE_PROMPT, DECODE_ANSWER), 0)
-
-
-def _alike(source: random.Random, count: int, prompt: int, answer: int) -> tuple[Request, ...]:
-    """Requests of so many tokens each, which share none."""
-    return tuple(Request(tokens(source, prompt), answer) for _ in range(count))
 
 
 def prefills(number: int, count: int) -> list[list[int]]:

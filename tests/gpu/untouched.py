@@ -1,7 +1,6 @@
 """Make the release's own package out of a patched one, as a plan says. Standard library only.
 
-lab/bundle/untouched.py lays the plan and the release's own files: in a bundle,
-untouched/.
+lab/bundle/untouched.py lays the plan and the release's own files: untouched/ of a bundle.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ def make(tree: Path, folder: Path, out: Path) -> str:
     Raises Unmade where a file is missing, or where the result is not the release.
     """
     if not (folder / PLAN).is_file():
-        raise Unmade(
-            f"{folder} has no {PLAN}: the bundle was packed by an earlier tool, pack it again"
-        )
+        what = "the bundle was packed by an earlier tool, pack it again"
+        raise Unmade(f"{folder} has no {PLAN}: {what}")
     plan = json.loads((folder / PLAN).read_text())
     shutil.rmtree(out, ignore_errors=True)
     gone = {*plan["remove"], *plan["replace"]}
@@ -41,7 +39,7 @@ def make(tree: Path, folder: Path, out: Path) -> str:
     for name, digest in plan["replace"].items():
         if not (folder / FILES / name).is_file() or _sha256(folder / FILES / name) != digest:
             raise Unmade(f"{folder / FILES / name} is not the release's own")
-        _copy(folder / FILES / name, out / name)
+        _link(folder / FILES / name, out / name)
     found = tree_hash(out)
     if found != plan["tree"]:
         raise Unmade(f"the tree without the queue is {found}, the release is {plan['tree']}")
@@ -50,12 +48,9 @@ def make(tree: Path, folder: Path, out: Path) -> str:
 
 def tree_hash(tree: Path) -> str:
     """The hash of a package's Python files as scripts/patchqueue/files/tree.py defines it."""
-    rows = sorted(
-        (f"python/{name}", tree / name)
-        for name in _files(tree, PACKAGE)
-        if name.endswith(".py") and name != GENERATED
-    )
-    listing = "".join(f"{_sha256(file)}  {name}\n" for name, file in rows)
+    names = sorted(name for name in _files(tree, PACKAGE) if name.endswith(".py"))
+    own = (name for name in names if name != GENERATED)
+    listing = "".join(f"{_sha256(tree / name)}  python/{name}\n" for name in own)
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 
@@ -72,11 +67,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, target)
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
 
 
 def _sha256(file: Path) -> str:

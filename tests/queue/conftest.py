@@ -20,11 +20,10 @@ PACKAGES = [str(ROOT / "scripts"), str(ROOT / "lab")]
 sys.path[:0] = PACKAGES  # the tool is run from the checkout, never installed
 os.environ["PYTHONPATH"] = os.pathsep.join(PACKAGES)  # for the tests that start it as a process
 
-import fakepip  # noqa: E402
 import fakes  # noqa: E402
 
 from patchqueue.files import run  # noqa: E402
-from patchqueue.upstream import index, pins, source  # noqa: E402
+from patchqueue.upstream import pins, source  # noqa: E402
 
 # a busy machine is no failure; nothing is left behind
 settings.register_profile("queue", deadline=None, database=None, max_examples=50)
@@ -125,26 +124,18 @@ def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return run
 
 
-STARTED_PIP = index._pip
-
-
-@pytest.fixture(autouse=True)
-def fake_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip answers of a folder of wheels; `started_pip` is for tests of an index."""
-    monkeypatch.setattr(index, "_pip", fakepip.run)
-
-
-@pytest.fixture
-def started_pip(fake_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip as users have it: a new process."""
-    monkeypatch.setattr(index, "_pip", STARTED_PIP)
-
-
 @pytest.fixture
 def applied(tmp_path: Path, template: Path) -> fakes.Project:
     """A good project with its queue applied and its release cached."""
     shutil.copytree(template, tmp_path, symlinks=True, dirs_exist_ok=True)
     return fakes.Project(tmp_path / "project", tmp_path / "cache", tmp_path / "wheels")
+
+
+@pytest.fixture
+def measured(applied: fakes.Project) -> fakes.Project:
+    """A project with rules to judge results by."""
+    fakes.harness(applied)
+    return applied
 
 
 @pytest.fixture

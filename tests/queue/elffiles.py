@@ -20,11 +20,8 @@ def fat_binary(*programs: tuple[int, int, bytes]) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
 
 
-def library(
-    sections: dict[str, bytes], mapped: Sequence[str], loaded: int = 0, kind: int = 3
-) -> bytes:
-    """An ELF file of sections; `mapped`: those that say that a loader maps them; `loaded`: how many
-    bytes behind the header it does map."""
+def library(sections: dict[str, bytes], mapped: Sequence[str], kind: int = 3) -> bytes:
+    """An ELF file of sections; `mapped`: those that say that a loader maps them."""
     names = b"\0" + b"".join(name.encode() + b"\0" for name in [*sections, ".shstrtab"])
     order = [*sections]
     body, rows = b"", [bytes(64)]
@@ -36,11 +33,9 @@ def library(
         rows.append(struct.pack("<IIQQQQIIQQ", at, KINDS.get(name, 1), flags, *where, 0, 1, 0))
         body += content
     table = 64 + len(body)
-    segments = table + 64 * len(rows)
-    counts = (64, 56, int(loaded > 0), 64, len(rows), len(rows) - 1)
-    own = struct.pack("<HHIQQQIHHHHHH", kind, 62, 1, 0, segments, table, 0, *counts)
-    segment = struct.pack("<IIQQQQQQ", 1, 4, 64, 0, 0, loaded, loaded, 8) if loaded else b""
-    return b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + own + body + b"".join(rows) + segment
+    counts = (64, 56, 0, 64, len(rows), len(rows) - 1)
+    own = struct.pack("<HHIQQQIHHHHHH", kind, 62, 1, 0, 0, table, 0, *counts)
+    return b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + own + body + b"".join(rows)
 
 
 def linked(

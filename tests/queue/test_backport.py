@@ -15,11 +15,9 @@ import pytest
 from fakes import ROOT
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.applying.selection import select
 from patchqueue.files.tree import hash_python, list_folder, python_part
 from patchqueue.handover import backport
 from patchqueue.outcome import Outcome
-from patchqueue.queue import imports
 from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
@@ -94,6 +92,7 @@ def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp
     assert names == [[RUNNER, "python/sglang/srt/steps/__init__.py"], ["python/sglang/srt/cut.py"]]
     ends = git(checkout, "rev-parse", BRANCH, f"{BRANCH}~2").split()
     assert ends == [made.commits[-1], git(checkout, "rev-parse", "HEAD").strip()]
+    assert "refs/patchqueue" not in git(checkout, "for-each-ref"), "a name that git never saw"
     project.apply()
     tree = worktree(checkout, tmp_path / "tree")
     assert python_part(list_folder(tree)) == python_part(list_folder(project.tree))
@@ -181,25 +180,6 @@ def test_what_cannot_be_left_out_is_said(project, checkout, without, name, hint)
     project.edit(f"patches/{fakes.CUT}", "Overlay: none", needs)
     problem = refusal(project, checkout, without=without)
     assert problem.name == name and hint in problem.hint
-
-
-@pytest.mark.parametrize("tag", ["v0.5.9", "v0.5.23"])
-def test_what_is_laid_without_any_patch_can_still_import_the_rest(tag):
-    """Every module of the package that a laid file or a laid line imports is laid."""
-    queue, pin = load_queue(ROOT), pins.load(ROOT).find(tag)
-    every = {path for path in queue.overlay if path.endswith(".py")}
-    for left in queue.select(pin.version):
-        stem = queue.base(left.name).removesuffix(".patch")
-        needy = [
-            queue.base(patch.name).removesuffix(".patch")
-            for patch in queue.select(pin.version)
-            if queue.base(left.name) in queue.header(patch.name).needs
-        ]
-        selection = select(queue, pin, (stem, *needy))
-        laid = selection.overlay.keys()
-        wanted = {one for path in laid for one in imports.of_file(path, selection.overlay[path])}
-        wanted |= {one for patch in selection.patches for one in patch.imported}
-        assert wanted & every <= laid
 
 
 def test_message_and_trailers(project, checkout):

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import gpumodules
 import pytest
 from packaging.version import Version
 
+from bundle import assemble as bundle
 from bundle import host, packing
-from bundle import release as bundle
+from bundle.rules import RULES, Trimmed
 from patchqueue.outcome import Refused
 from patchqueue.upstream import pins
 
@@ -120,7 +120,7 @@ def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
 
 def test_trimming_says_how_much_it_took(folder):
     patterns = ("deep", "nothing-like-this")
-    gone = packing.trim(folder, packing.Trimmed("kernels nobody calls", patterns))
+    gone = packing.trim(folder, Trimmed("kernels nobody calls", patterns))
     assert gone == {"reason": "kernels nobody calls", "patterns": [*patterns], "bytes": 5}
     assert not (folder / "deep").exists()
 
@@ -129,10 +129,11 @@ def test_flash_attention_is_packed_where_it_is_asked_for(project):
     """And nothing stands in for it then."""
     pin = pins.load(project.root).default
     for flash in (False, True):
-        patterns = [pattern for rule in bundle.trim_rules(90, flash) for pattern in rule.patterns]
+        rules = RULES.release.of(pin.version, flash)
+        patterns = [one for rule in bundle.trim_rules(rules, 90) for one in rule.patterns]
         assert ("sgl_kernel/flash_ops*" in patterns) != flash
-        assert ("sgl_kernel.flash_ops" in bundle.stand_ins(pin, flash)) != flash
-        assert "sgl_kernel/infllm_ops*" in patterns and "tilelang" in bundle.stand_ins(pin, flash)
+        assert ("sgl_kernel.flash_ops" in rules.stand_ins) != flash
+        assert "sgl_kernel/infllm_ops*" in patterns and "tilelang" in rules.stand_ins
 
 
 def ran(code: str, *folders: Path) -> str:
@@ -146,7 +147,7 @@ def ran(code: str, *folders: Path) -> str:
 
 def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
     folder = tmp_path / "hostsite"
-    bundle.lay_host_files(folder, {"stand_ins": ["leftout"]})
+    bundle.lay_host_files(folder, ["leftout"])
     assert json.loads((folder / "patchqueue_site.json").read_text())["stand_ins"] == ["leftout"]
     code = "import leftout.inner; from leftout import Grammar; Grammar(1).anything(); print('ok')"
     assert ran(code, folder) == "ok\n"
@@ -154,7 +155,7 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
 
 def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     """nvidia-cutlass-dsl has a .pth file, which Python runs in site-packages alone."""
-    bundle.lay_host_files(tmp_path / "hostsite", {"stand_ins": []})
+    bundle.lay_host_files(tmp_path / "hostsite", [])
     inner = tmp_path / "site/outer/inner"
     inner.mkdir(parents=True)
     (inner / "found.py").write_text("print('found')")
@@ -170,9 +171,8 @@ def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
 def test_what_a_release_asks_for_at_its_start_is_packed(version, packed):
     """Llama's layers import CuTe's compiler from 0.5.22 on, where a Hopper GPU never runs it. On
     0.5.8 NemotronH's do: without it no GPU could load that model or Qwen3-Next."""
-    pin = SimpleNamespace(version=Version(version))
-    assert ("nvidia-cutlass-dsl" not in bundle._never_reached(pin)) is packed
-    assert "xgrammar" in bundle._never_reached(pin)
+    left_out = RULES.release.of(Version(version), flash=False).packages
+    assert ("nvidia-cutlass-dsl" not in left_out) is packed and "xgrammar" in left_out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import fakes
 import gpumodules
@@ -67,20 +66,14 @@ def test_a_library_that_nothing_brings_is_named():
 def wheel(folder: Path, package: str, files: dict[str, bytes], requires: str = "") -> Path:
     """A small wheel for every host. requires: its requirements, separated by blanks."""
     name, _, version = package.partition("==")
-    about = f"{name.replace('-', '_')}-{version}.dist-info"
+    own = f"{name.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {one}\n" for one in requires.split())
-    files = files | {
-        f"{about}/METADATA": metadata.encode(),
-        f"{about}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{one},,\n" for one in [*files, f"{about}/RECORD"])
-    made = folder / f"{about.removesuffix('.dist-info')}-py3-none-any.whl"
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(made, "w") as archive:
-        for path, content in {**files, f"{about}/RECORD": record.encode()}.items():
-            archive.writestr(path, content)
-    return made
+    about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = f"{own}.dist-info/RECORD"
+    files = files | {f"{own}.dist-info/METADATA": metadata, f"{own}.dist-info/WHEEL": about}
+    files[record] = "".join(f"{one},,\n" for one in [*files, record])
+    return fakes.write_wheel(folder / f"{own}-py3-none-any.whl", files)
 
 
 def cuda(version: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
@@ -160,16 +153,13 @@ def served(project, monkeypatch, packages, **how) -> Iterator:
         wheel(home / "index" / package.partition("==")[0], package, files, requires)
     for folder in (home / "index").iterdir():
         list_files(folder, **how)
-    site = Site(home / "index")
-    Thread(target=site.serve_forever, daemon=True).start()
-    monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
     monkeypatch.setenv("UV_CACHE_DIR", str(home / "uv-cache"))
     python = f'"{sys.version_info.major}.{sys.version_info.minor}"'
     description = (ROOT / host.DEFAULT).read_text().replace('"3.12"', python)
     project.write(str(host.DEFAULT), description)
-    yield project
-    site.shutdown()
-    site.server_close()
+    with Site.started(home / "index") as site:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", site.url)
+        yield project
 
 
 @pytest.fixture

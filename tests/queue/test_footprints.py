@@ -58,7 +58,7 @@ def test_code_is_read_where_bytes_differ_alone(monkeypatch):
     """Reading the files of 19 releases takes 40 s."""
     then = footprint(TREE, NOTES)
     footprints.digest.cache_clear()
-    monkeypatch.setattr(footprints, "_without_docstrings", lambda content: pytest.fail("read"))
+    monkeypatch.setattr(harness, "code", lambda content: pytest.fail("read"))
     assert changed(tree(new=b"y = 3\n"), then) == ""
     with pytest.raises(pytest.fail.Exception):
         changed(tree(a=b"x = 9  # that nobody has read\n"), then)
@@ -145,12 +145,6 @@ def test_a_planted_error_fails_the_run_where_the_footprint_says_so(applied, tmp_
             file.write_bytes(before)
     assert any(changed(Tree(now.pristine, {**now.laid, path: b"0"}), then) for path in now.laid)
     assert RUNNER in then.laid
-
-
-@pytest.fixture
-def measured(applied):
-    fakes.harness(applied)
-    return applied
 
 
 def taken(project, tmp_path, **changes) -> list[results.Row]:

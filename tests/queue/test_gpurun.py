@@ -85,7 +85,7 @@ def test_every_command_looks_for_a_gpu_first(host, tmp_path, monkeypatch, tool, 
 )
 def test_what_a_script_is_told_by_a_command(host, tmp_path, tool, words, script):
     fakes.harness(host)
-    text = SCRIPT.replace("evidence.json", gpurun.RESULTS[script])
+    text = SCRIPT.replace("evidence.json", gpurun.RESULTS.get(script, f"{script}.json"))
     host.write(f"tests/gpu/{script}.py", text)
     line = f'echo ran >> {tmp_path}/used; exec {sys.executable} "$@"'
     more = ("--python", fakes.program(tmp_path / "other-python", line), "--out", tmp_path / "out")

@@ -34,16 +34,20 @@ BREAKABLE = next(feature for feature in CELLS.features if feature.mode == "break
 RULES = harness.identity(ROOT)
 
 
-def judge(rows: list[Row], queue, feature: cells.Feature, tag: str = "v0.5.9"):
+def judge(rows: list[Row], feature: cells.Feature, tag: str = "v0.5.9"):
     """What the proofs of one host say of a feature."""
-    return matrix.judge(rows, PINS.find(tag), feature, validity(queue, tag))
+    return matrix.judge(rows, PINS.find(tag), feature, validity(tag))
 
 
-def validity(queue, tag: str = "v0.5.9") -> Validity:
+def cell(rows: list[Row], queue) -> matrix.Cell:
+    return matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity())
+
+
+def validity(tag: str = "v0.5.9") -> Validity:
     return Validity(PINS.find(tag).patched, RULES)
 
 
-def proofs(of, feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
+def proofs(feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
     """A passed run of each model of a feature, with today's queue."""
     pin = PINS.find(tag)
     about = {"kind": "proof", "release": str(pin.version), "name": feature.mode}
@@ -69,10 +73,10 @@ OLD = {"queue": "sha256:0"}
         (OLD | {"verdict": "failed"}, STALE, "which said failed: on NVIDIA Fake"),
     ],
 )
-def test_what_evidence_shows(queue, changes, state, told):
-    judged = judge(proofs(queue, **changes), queue, NEMOTRON)
+def test_what_evidence_shows(changes, state, told):
+    judged = judge(proofs(**changes), NEMOTRON)
     assert judged.state is state and told in judged.reason
-    assert judge(proofs(queue, **changes)[:-1], queue, NEMOTRON) is None, "one of two models"
+    assert judge(proofs(**changes)[:-1], NEMOTRON) is None, "one of two models"
 
 
 LLAMA = next(feature for feature in CELLS.features if "llama" in feature.models)
@@ -94,22 +98,22 @@ def test_what_the_queue_alone_shows(queue, feature, tag, state, reason):
     shown = matrix.expected(queue, PINS.find(tag), feature)
     assert shown.state is state and reason in shown.reason
     if state is NOT_APPLICABLE:
-        rows = proofs(queue, tag=tag, verdict="not applicable", queue="sha256:0")
-        assert matrix.cell(rows, queue, PINS.find(tag), feature, validity(queue, tag)) == shown
+        rows = proofs(tag=tag, verdict="not applicable", queue="sha256:0")
+        assert matrix.cell(rows, queue, PINS.find(tag), feature, validity(tag)) == shown
 
 
 def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
     """Qwen3-Next ran with today's queue. Its cells reported a fault that an older run had found."""
-    earlier = proofs(queue, verdict="failed", queue="sha256:0", attention="fa3")
-    today = proofs(queue)
+    earlier = proofs(verdict="failed", queue="sha256:0", attention="fa3")
+    today = proofs()
     lost = replace(today[0], verdict="not run", why="its reference failed: 2 of 4 prompts moved")
     rows = [*earlier, lost, *today[1:]]
-    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity(queue))
+    shown = cell(rows, queue)
     assert shown.state is matrix.State.INCONCLUSIVE
     assert f"the reference of {NEMOTRON.models[0]} failed" in shown.reason
     # of a run that found no time, nothing is known
     idle = replace(lost, why="its reference did not run")
-    assert judge([idle, *today[1:]], queue, NEMOTRON) is None
+    assert judge([idle, *today[1:]], NEMOTRON) is None
 
 
 @pytest.mark.parametrize("attentions", [("fa3", "flashinfer"), ("flashinfer", "fa3")])
@@ -118,23 +122,23 @@ def test_a_stale_cell_reports_the_latest_run(queue, attentions):
     day before."""
     before, after = attentions
     rows = [
-        *proofs(queue, verdict="failed", queue="sha256:0", date="2026-11-25", attention=before),
-        *proofs(queue, queue="sha256:1", date="2026-11-26", attention=after),
+        *proofs(verdict="failed", queue="sha256:0", date="2026-11-25", attention=before),
+        *proofs(queue="sha256:1", date="2026-11-26", attention=after),
     ]
-    shown = matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity(queue))
+    shown = cell(rows, queue)
     assert shown.state is matrix.State.STALE
     assert "since the run of 2026-11-26, which said proven" in shown.reason
 
 
-def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven(queue):
+def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven():
     """0.5.5's NemotronH has no experts. A run that tried them anyway is not counted."""
-    dense, experts = proofs(queue, tag="v0.5.5.post3")
+    dense, experts = proofs(tag="v0.5.5.post3")
     assert (dense.model, experts.model) == ("nemotron-h", "nemotron-h-moe")
     for rows in ([dense], [dense, replace(experts, verdict="failed")]):
-        shown = judge(rows, queue, NEMOTRON, "v0.5.5.post3")
+        shown = judge(rows, NEMOTRON, "v0.5.5.post3")
         assert shown.state is matrix.State.PROVEN
         assert shown.reason.endswith(f"; the release does not know {experts.model}")
-    assert judge([experts], queue, NEMOTRON, "v0.5.5.post3") is None
+    assert judge([experts], NEMOTRON, "v0.5.5.post3") is None
 
 
 def test_the_page_has_the_matrix_of_today():
@@ -176,7 +180,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
             'families.llama = { models = ["llama"], since = { lama = "0.5.6" } }',
             "has a family without lama, and says since when it is known",
         ),
-        ('[[tables]]\ntitle = "a"\nfamilies.one = {}', "needs either models or a question"),
+        ('[[tables]]\ntitle = "a"\nfamilies.one = {}', "missing required field `models`"),
     ],
 )
 def test_cells_that_cannot_be_read_are_refused(tmp_path, text, said):
@@ -198,6 +202,27 @@ def test_what_tests_gpu_says_of_itself_is_so():
     assert json.loads(done.stdout) == known
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("# drawn, so", "# in other words, so", True),
+        ('"""Tokens."""', '"""Other tokens.\n\nAnd why."""', True),
+        ("return 1", "return 2", False),
+    ],
+)
+def test_rules_are_the_same_while_their_code_is(tmp_path, old, new, same):
+    """Editing a comment made all rows those of an earlier harness."""
+    text = '"""Rules."""\n\n\ndef agree():\n    """Tokens."""\n    return 1  # drawn, so\n'
+    folder = tmp_path / harness.FOLDER
+    atomic.write(folder / "rules.py", text.encode())
+    known = {"files": ["rules.py"], "models": [], "modes": []}
+    atomic.write(tmp_path / harness.FILE, json.dumps(known).encode())
+    before = harness.identity(tmp_path)
+    assert old in text
+    atomic.write(folder / "rules.py", text.replace(old, new).encode())
+    assert (harness.identity(tmp_path) == before) is same
+
+
 @pytest.fixture
 def project(tmp_path):
     """The real queue without evidence."""
@@ -210,7 +235,7 @@ def project(tmp_path):
 
 def every_cell(tag: str, **changes) -> list[Row]:
     """A passed run of each model and mode that the matrix asks of a release."""
-    of = [proofs(None, feature, tag, **changes) for feature in CELLS.features if not feature.asked]
+    of = [proofs(feature, tag, **changes) for feature in CELLS.features if not feature.asked]
     return [row for rows in of for row in rows]
 
 
@@ -227,7 +252,7 @@ def test_a_release_is_left_to_run_until_each_of_its_cells_has_a_run_of_today(pro
 
 def test_a_tenth_of_what_holds_for_its_files_alone_is_drawn(project, monkeypatch):
     monkeypatch.setattr(Validity, "same_files", lambda self, row: True)
-    rows = [replace(proofs(None)[0], model=f"model {number}") for number in range(100)]
+    rows = [replace(proofs()[0], model=f"model {number}") for number in range(100)]
     results.save(project, rows)
     assert matrix.drawn(project, PINS) == {}
     results.save(project, [replace(row, **OLD) for row in rows])

@@ -19,7 +19,7 @@ from fakes import ROOT
 from packaging.version import Version
 
 from patchqueue.applying.apply import load_queue
-from patchqueue.applying.context import edits, unified
+from patchqueue.applying.matching import edits, unified
 from patchqueue.applying.selection import Selection, select
 from patchqueue.applying.worktree import write_patches
 from patchqueue.files.tree import hash_python, list_folder
@@ -101,8 +101,8 @@ def real_files() -> dict[str, dict[str, bytes]]:
 def carry(root: Path) -> Iterator[rebase.Progress]:
     """Rebase onto 0.5.18, each conflict solved as the real variant has it."""
     known, solutions = pins.load(root), real_files()
-    with find(pins.load(ROOT), NEW, None) as release:
-        progress = rebase.begin(root, known, release, lambda found: None)
+    release = find(pins.load(ROOT), NEW, None)
+    progress = rebase.begin(root, known, release, lambda found: None)
     while progress.folder:
         yield progress
         row = progress.found.conflict
@@ -150,7 +150,7 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path):
     selection = select(queue, pin)
     patches = selection.patches
     planned = selection.plan(stages.pristine.read, stages.pristine.origin)
-    write_patches(tmp_path, planned.stack)
+    write_patches(tmp_path, planned.texts())
     while (done := fakes.quilt(tmp_path, "push", "--fuzz=0")).returncode == 0:
         assert b"(offset" not in done.stdout and b"fuzz" not in done.stdout, (
             "it has the release's own lines"
@@ -170,7 +170,7 @@ def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path):
 def test_quilt_makes_the_pinned_tree(pin, tmp_path):
     pristine = source.fetch(pin, None)
     pristine.unpack(tmp_path)
-    stack = select(load_queue(ROOT), pin).plan(pristine.read, pristine.origin).stack
-    write_patches(tmp_path, stack)
+    planned = select(load_queue(ROOT), pin).plan(pristine.read, pristine.origin)
+    write_patches(tmp_path, planned.texts())
     fakes.quilt(tmp_path, "push", "-a", "--fuzz=0")
     assert hash_python(list_folder(tmp_path)) == pin.patched

@@ -35,11 +35,11 @@ def test_the_folder_has_all_that_is_published(project, tool):
 
 
 def test_the_same_queue_gives_the_same_bytes(project):
-    first = contents(release.make(project.root, pins.load(project.root).all).folder)
+    first = contents(release.make(project.root, pins.load(project.root).all))
     for path in project.root.rglob("*"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
     shutil.rmtree(project.root / "work")
-    assert contents(release.make(project.root, pins.load(project.root).all).folder) == first
+    assert contents(release.make(project.root, pins.load(project.root).all)) == first
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ UV = (find_uv(), "--no-config", "pip", "install", "--no-cache", "--python", sys.
 
 @pytest.mark.parametrize("client", [PIP, UV], ids=["pip", "uv"])
 def test_a_wheel_is_taken_from_the_page_of_links_where_it_is_the_pages(project, tmp_path, client):
-    folder = release.make(project.root, pins.load(project.root).all).folder
+    folder = release.make(project.root, pins.load(project.root).all)
     steering = ("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV", "HTTP", "NO_PROXY", "ALL_PROXY")
     kept = {name: os.environ[name] for name in os.environ if not name.upper().startswith(steering)}
     words = ("--no-index", "--target", tmp_path / "target", f"sglang==9.9.1+{fakes.LABEL}")

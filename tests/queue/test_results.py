@@ -8,7 +8,6 @@ import json
 import lzma
 from pathlib import Path
 
-import fakes
 import pytest
 from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
@@ -23,13 +22,6 @@ from patchqueue.upstream import pins
 
 PINS = pins.load(ROOT)
 RULES = "sha256:rules"
-
-
-@pytest.fixture
-def measured(applied):
-    """A project with rules to judge by."""
-    fakes.harness(applied)
-    return applied
 
 
 def result(project, **changes) -> dict:
@@ -316,7 +308,12 @@ def queue():
 
 
 def answered(**changes) -> Row:
-    about = {"kind": "question", "release": "0.5.16", "name": "mixed_states", "model": ""}
+    about = {
+        "kind": "question",
+        "release": "0.5.16",
+        "name": "mixed_states",
+        "model": ASKED.models[0],
+    }
     verdict = "failed" if changes.get("why") else "passed"
     return replace(ROW, verdict=verdict, **about, **{"queue": PIN.patched} | changes)
 
@@ -348,11 +345,20 @@ def test_what_an_answer_shows(queue, rows, state, why):
     assert shown.state is state and why in shown.reason
 
 
+def test_an_answer_replaces_those_of_its_own_model_alone(measured, tmp_path):
+    """A next turn with drafts took the place of NemotronH's."""
+    for model, verdict in (("one", "passed"), ("one-mtp", "failed"), ("one", "failed")):
+        date = "2030-01-02" if model == "one-mtp" else f"2030-01-0{3 if verdict == 'failed' else 1}"
+        found = result(measured, without="", runs=[run("", verdict, model)], date=date)
+        assert take(measured, tmp_path, found, "mine.json").fate is Fate.TAKEN
+    kept = {row.model: (row.verdict, row.date) for row in results.load(measured.root)}
+    assert kept == {"one": ("failed", "2030-01-03"), "one-mtp": ("failed", "2030-01-02")}
+
+
 def test_an_answer_is_taken_by_the_name_of_its_script(measured, tmp_path):
-    table = '[[tables]]\ntitle = "a"\nfamilies.one = { question = "mine" }\n'
+    table = '[[tables]]\ntitle = "a"\nfamilies.one = { question = "mine", models = ["one"] }\n'
     measured.write("evidence/matrix.toml", table)
-    checks = [{"what": "a", "good": True}, {"what": "b", "good": False, "why": "2 of 3"}]
-    found = result(measured, without="", checks=checks)
+    found = result(measured, without="", runs=[run("", "failed", why="2 of 3")])
     assert take(measured, tmp_path, found, "mine.json").fate is Fate.TAKEN
     [row] = results.load(measured.root)
     assert (row.kind, row.name, row.verdict, row.why) == ("question", "mine", "failed", "2 of 3")

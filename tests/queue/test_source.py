@@ -10,7 +10,6 @@ import stat
 import subprocess
 import zipfile
 
-import fakepip
 import fakes
 import pytest
 from fakes import RELEASE, TAG, git, refused
@@ -92,7 +91,7 @@ def test_an_index_that_serves_another_file_is_refused(project):
 
 
 @pytest.fixture
-def offline(started_pip, monkeypatch):
+def offline(monkeypatch):
     """A package index that nobody answers for."""
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
@@ -122,7 +121,7 @@ def test_a_wheel_that_cannot_be_fetched_names_the_index_without_its_password(
 
 
 @pytest.fixture
-def served(started_pip, tmp_path, monkeypatch):
+def served(tmp_path, monkeypatch):
     """A package index on this host that has sglang 9.9.2, and what it is asked."""
     name = "sglang-9.9.2-py3-none-any.whl"
     folder = tmp_path / "index/sglang"
@@ -164,21 +163,6 @@ def test_passwords_of_an_index_are_no_words_of_a_command(tmp_path, monkeypatch):
     assert len(asked) == 2 and not any("secret" in word for words, _ in asked for word in words)
     assert all(more["UV_DEFAULT_INDEX"] == configured["index-url"] for _, more in asked)
     assert all(more["UV_INDEX"] == configured["extra-index-url"] for _, more in asked)
-
-
-def test_the_fake_of_pip_answers_as_pip_does(project, started_pip, tmp_path):
-    answers = []
-    for pip in (fakepip.run, index._pip):
-        folder = tmp_path / pip.__name__
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index, "_pip", pip)
-            for version in ("9.9.1", "9.9.7"):
-                done = index.download(version, f"sglang-{version}-py3-none-any.whl", folder)
-                answers.append((done.returncode, done.stdout, done.stderr))
-            files = {path.name: path.read_bytes() for path in folder.iterdir()}
-            answers.append((files, index.settings(folder), index.published(folder)))
-    assert answers[:3] == answers[3:] and WHEEL in answers[2][0]
 
 
 def archive_of(*members: tuple[zipfile.ZipInfo | str, str]) -> zipfile.ZipFile:

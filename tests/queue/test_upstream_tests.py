@@ -184,33 +184,25 @@ def test_a_release_is_not_fetched_for_no_checkout(project, tmp_path, tool):
     assert code == 1 and "[no-checkout]" in err and "fetching" not in err
 
 
-def placed(folder: Path, files: dict[str, str]) -> list[str]:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return upstream_tests.find(folder)
-
-
 def test_upstreams_marks_select(tmp_path):
     gpu, test = "register_cuda_ci(est_time=1, suite='gpu')\n", "def test_one(): pass\n"
     disabled = "register_cpu_ci(est_time=1, suite='cpu', disabled='see #1')\n"
-    found = placed(
-        tmp_path,
-        {
-            f"{UNIT}/test_marked.py": MARK + test,
-            f"{UNIT}/test_of_a_gpu.py": gpu + test,
-            f"{UNIT}/test_off.py": disabled + test,
-            f"{UNIT}/test_off_by_place.py": "register_cuda_ci(1, 'gpu', False, 'off')\n" + test,
-            f"{UNIT}/test_broken.py": MARK + "def (\n",
-            f"{UNIT}/helper.py": "x = 1\n",
-            f"{UNIT}/conftest.py": test,
-            "test/registered/models/test_model.py": gpu + test,
-            "test/registered/models/test_marked_too.py": MARK + "def helper(): pass\n",
-            "test/manual/test_by_hand.py": MARK + test,
-        },
-    )
-    assert found == [
+    files = {
+        f"{UNIT}/test_marked.py": MARK + test,
+        f"{UNIT}/test_of_a_gpu.py": gpu + test,
+        f"{UNIT}/test_off.py": disabled + test,
+        f"{UNIT}/test_off_by_place.py": "register_cuda_ci(1, 'gpu', False, 'off')\n" + test,
+        f"{UNIT}/test_broken.py": MARK + "def (\n",
+        f"{UNIT}/helper.py": "x = 1\n",
+        f"{UNIT}/conftest.py": test,
+        "test/registered/models/test_model.py": gpu + test,
+        "test/registered/models/test_marked_too.py": MARK + "def helper(): pass\n",
+        "test/manual/test_by_hand.py": MARK + test,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert upstream_tests.find(tmp_path) == [
         "test/registered/models/test_marked_too.py",
         f"{UNIT}/test_broken.py",
         f"{UNIT}/test_marked.py",

@@ -165,6 +165,23 @@ def build_model():
 
 
 @pytest.fixture
+def captured(monkeypatch):
+    """captured(kind, **changes): host.captures.capture, a small model's prefill graph."""
+    from host import captures
+
+    with captures.recording(monkeypatch):
+        yield functools.partial(captures.capture, monkeypatch)
+
+
+@pytest.fixture
+def captured_states(captured, monkeypatch):
+    """captured_states(kind, **changes): host.captures.capture_states."""
+    from host import captures
+
+    return functools.partial(captures.capture_states, monkeypatch)
+
+
+@pytest.fixture
 def unbroken(build_model):
     """A Falcon-H1 whose first layer makes no break at its mixer."""
     from host import beside

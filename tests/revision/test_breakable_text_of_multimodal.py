@@ -4,10 +4,9 @@ recorded graph."""
 from types import SimpleNamespace
 
 import pytest
-import test_captured_own_runner as runners
 import torch
-from host import hybrids, late, prefill, process, segments
-from test_breakable_runner import BATCHES, CausalAttention, assert_alike, axes_of, batch_of, eager
+from host import late, process
+from host.captures import BATCHES, assert_alike, axes_of, batch_for, batch_of
 
 with late.modules():
     from sglang.srt.managers import schedule_batch
@@ -17,72 +16,46 @@ pytestmark = pytest.mark.revision(">=0.5.14,<0.5.16")
 
 
 @pytest.fixture
-def captured(build_model, monkeypatch):
-    """captured(): a small Qwen3.5 on the CPU, the release's runner that captured it, and its model
-    runner."""
-    module = prefill.captures_on_cpu(monkeypatch)
-    with segments.recording(monkeypatch), torch.no_grad():
-        model = build_model("qwen3_5", device="cpu", dtype=torch.float32)
-        attention = hybrids.recurrent(CausalAttention(), hybrids.on_cpu(monkeypatch))
-        made = model_runner(model, attention)
-        yield made, module.PrefillCudaGraphRunner(made)
+def server(captured):
+    """A small Qwen3.5, captured."""
+    return captured("qwen3_5")
 
 
-def model_runner(model, attention):
-    """A ModelRunner as far as the prefill graph looks at it."""
-    attention.use_captured_forward_metadata_for_breakable_cuda_graph = False
-    made = runners.model_runner(model, attention)
-    made.is_multimodal = made.model_config.is_multimodal = True
-    made.req_to_token_pool = SimpleNamespace(size=32)
-    return made
+def test_text_gets_eager_prefills_logits(server):
+    for lengths in BATCHES:
+        wanted = server.eager(batch_for("qwen3_5", lengths))
+        assert_alike(server.replayed(batch_for("qwen3_5", lengths)), wanted)
 
 
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_text_gets_eager_prefills_logits(captured, lengths):
-    runner, graph = captured
-    wanted = eager(runner, batch_of(lengths, mrope_positions=axes_of(lengths)))
-    batch = batch_of(lengths, mrope_positions=axes_of(lengths))
-    assert graph.can_run_graph(batch)
-    assert_alike(graph.execute(batch).next_token_logits[: len(lengths)], wanted)
-
-
-def test_positions_of_each_axis_reach_the_layers(captured):
+def test_positions_of_each_axis_reach_the_layers(server):
     """One row was captured for all three. Attention turns by how far tokens are apart: the axes
     differ in that here."""
-    runner, graph = captured
-    lengths = [7, 2, 9]
-    axes = axes_of(lengths, (1, 2, 5))
-    wanted, flat = (
-        eager(runner, batch_of(lengths, mrope_positions=given))
-        for given in (axes, axes_of(lengths))
-    )
-    found = graph.execute(batch_of(lengths, mrope_positions=axes)).next_token_logits[: len(lengths)]
-    assert_alike(found, wanted)
+    kind, lengths = "qwen3_5, axes apart", [7, 2, 9]
+    wanted, flat = (server.eager(batch_for(each, lengths)) for each in (kind, "qwen3_5"))
+    assert_alike(server.replayed(batch_for(kind, lengths)), wanted)
     assert not torch.allclose(flat, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_what_the_model_embeds_is_what_is_replayed(captured, monkeypatch):
+def test_what_the_model_embeds_is_what_is_replayed(server, monkeypatch):
     """0.5.15 captured the embedding of token ids, and went on without the model's own."""
-    runner, graph = captured
-    made = runner.model.model.embed_tokens.forward
-    monkeypatch.setattr(runner.model.model.embed_tokens, "forward", lambda ids: made(ids).flip(-1))
-    wanted = eager(runner, batch_of([5], mrope_positions=axes_of([5])))
-    found = graph.execute(batch_of([5], mrope_positions=axes_of([5])))
-    assert_alike(found.next_token_logits[:1], wanted)
+    embedding = server.runner.model.model.embed_tokens
+    made = embedding.forward
+    monkeypatch.setattr(embedding, "forward", lambda ids: made(ids).flip(-1))
+    wanted = server.eager(batch_for("qwen3_5", [5]))
+    assert_alike(server.replayed(batch_for("qwen3_5", [5])), wanted)
 
 
-def test_batches_with_images_run_eagerly(captured):
-    _, graph = captured
+def test_batches_with_images_run_eagerly(server):
     image = schedule_batch.MultimodalInputs(
         mm_items=[schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)]
     )
     for inputs, runs in (([None, None], True), ([image, None], False), ([None, image], False)):
         assert (
-            graph.can_run_graph(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs))
+            server.can_run(batch_of([4, 2], mrope_positions=axes_of([4, 2]), mm_inputs=inputs))
             is runs
         )
-    graph.layer_model = None  # tc_piecewise
-    assert graph.can_run_graph(batch_of([4, 2], mm_inputs=[image, None]))
+    server.graph.layer_model = None  # tc_piecewise
+    assert server.can_run(batch_of([4, 2], mm_inputs=[image, None]))
 
 
 @pytest.mark.revision(">=0.5.15")

@@ -1,5 +1,5 @@
-"""Mamba2 layers inside the prefill graph of 0.5.22 and 0.5.23, through upstream's own hook for
-linear attention."""
+"""Mamba2 layers and gated delta nets inside the prefill graph of 0.5.22 and 0.5.23, through
+upstream's own hook for linear attention."""
 
 import logging
 from types import SimpleNamespace
@@ -7,20 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import graph, late, process, segments, state_pool
+from test_captured_gdn import net
 
 with late.modules():
     from sglang.srt import runtime_context
     from sglang.srt.layers.attention import hybrid_linear_attn_backend
-    from sglang.srt.prefill_graph.captured import layers, mamba2
+    from sglang.srt.layers.attention.linear import gdn_backend
+    from sglang.srt.layers.attention.linear.kernels import gdn_triton
+    from sglang.srt.prefill_graph.captured import gdn, layers, mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.22,<0.5.24")
-SWITCH = "SGLANG_PREFILL_GRAPH_STATES"
 
 
 @pytest.fixture
 def runner(build_model, monkeypatch):
     """A ModelRunner as far as the backend looks at it, whose mixers' kernels fit."""
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(layers.SWITCH, raising=False)
     monkeypatch.setattr(mamba2, "why_not", lambda *_: None)
     monkeypatch.setattr(mamba2, "chunk", lambda _: layers.tiles.CHUNK)
     arguments = SimpleNamespace(**vars(process.default_server_args()))
@@ -144,40 +146,147 @@ def test_layers_run_on_their_states_and_the_tables(
         assert states == "the states of layer 0" and len(rows) == 8
 
 
-@pytest.mark.parametrize(
-    "how, reason",
-    [
-        ("states", "the prefix cache keeps states behind each 100 tokens, and chunks have 128"),
-        ("hicache", "the hierarchical cache brings states layer by layer"),
-        ("linker", "the hierarchical cache brings states layer by layer"),
-        ("ranks", "layers gather tokens of other ranks, which may be idle"),
-        ("tiles", "layer 0: no tiles"),
-        ("another", "it has layers that do not ask"),
-    ],
-)
-def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how, reason):
-    assert linear(runner).supports_prefill_graph_extend()
-    if how == "states":
-        keep_states(runner, monkeypatch, 100)
-    elif how == "hicache":
-        runner.server_args.enable_hierarchical_cache = True
-    elif how == "linker":
-        runner.server_args.enable_unified_cache_external_linker = True
-    elif how == "ranks":
-        runner.server_args.enable_dp_attention = True
-    elif how == "tiles":
-        monkeypatch.setattr(mamba2, "why_not", lambda *_: "no tiles")
-    else:
-        runner.model.another = torch.nn.ModuleList([type("MambaMixer2", (torch.nn.Module,), {})()])
-    with caplog.at_level(logging.INFO):
-        assert not linear(runner).supports_prefill_graph_extend()
-    assert (
-        f"Layers with recurrent states run between the prefill graph's segments: {reason}"
-        in caplog.messages
+@pytest.fixture
+def nets(monkeypatch):
+    """The release's backend of gated delta nets, as far as the hook looks at it."""
+    monkeypatch.delenv(layers.SWITCH, raising=False)
+    arguments = SimpleNamespace(**vars(process.default_server_args()))
+    cache = SimpleNamespace(conv=[torch.zeros(3, 128, 3)], temporal=torch.zeros(3, 4, 16, 16))
+    pool = SimpleNamespace(
+        layer_transfer_counter=None, mamba2_layer_cache=lambda layer_id: cache, kept=cache
     )
+    made = gdn_backend.GDNAttnBackend.__new__(gdn_backend.GDNAttnBackend)
+    made._model_runner = SimpleNamespace(
+        server_args=arguments,
+        req_to_token_pool=pool,
+        tp_rank=0,
+        dtype=torch.bfloat16,
+        model=torch.nn.ModuleList([net()]),
+    )
+    made.req_to_token_pool, made.enable_mis = pool, False
+    made.kernel_dispatcher = SimpleNamespace(extend_kernel=gdn_triton.TritonGDNKernel())
+    return made
+
+
+REFUSED = {  # what of the server is changed, and why Mamba2 layers break then
+    "states": (
+        lambda runner, patch: keep_states(runner, patch, 100),
+        "the prefix cache keeps states behind each 100 tokens, and chunks have 128",
+    ),
+    "linker": (
+        lambda runner, _: setattr(runner.server_args, "enable_unified_cache_external_linker", True),
+        "the hierarchical cache brings states layer by layer",
+    ),
+    "tiles": (
+        lambda _, patch: patch.setattr(mamba2, "why_not", lambda *_: "no tiles"),
+        "layer 0: no tiles",
+    ),
+    "another": (
+        lambda runner, _: setattr(
+            runner.model, "another", type("MambaMixer2", (torch.nn.Module,), {})()
+        ),
+        "it has layers that do not ask",
+    ),
+}
+REFUSED_NETS = {
+    "another kernel": (
+        lambda made: setattr(
+            made.kernel_dispatcher, "extend_kernel", type("FlashInferGDNKernel", (), {})()
+        ),
+        "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
+    ),
+    "items": (
+        lambda made: setattr(made, "enable_mis", True),
+        "--enable-mis cuts prompts into items",
+    ),
+    "strides": (
+        lambda made: setattr(
+            made.req_to_token_pool.kept, "temporal", torch.zeros(3, 4, 32, 16)[:, :, ::2]
+        ),
+        "layer 0: its states are not in one piece",
+    ),
+}
+
+
+def assert_breaks(backend, reason, caplog):
+    with caplog.at_level(logging.INFO):
+        assert not backend.supports_prefill_graph_extend()
+    said = f"Layers with recurrent states run between the prefill graph's segments: {reason}"
+    assert said in caplog.messages
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how):
+    """Under DP attention and HiCache, too: test_states_table.py."""
+    change, reason = REFUSED[how]
+    assert linear(runner).supports_prefill_graph_extend()
+    change(runner, monkeypatch)
+    assert_breaks(linear(runner), reason, caplog)
+
+
+@pytest.mark.parametrize("how", REFUSED_NETS)
+def test_nets_break_and_the_log_says_why(how, nets, caplog):
+    change, reason = REFUSED_NETS[how]
+    assert nets.supports_prefill_graph_extend()
+    change(nets)
+    assert_breaks(nets, reason, caplog)
 
 
 @pytest.mark.parametrize("said", ["break", "capture", "all"])
-def test_one_switch_turns_it_off(runner, monkeypatch, said):
-    monkeypatch.setenv(SWITCH, said)
-    assert linear(runner).supports_prefill_graph_extend() is (said != "break")
+def test_one_switch_turns_it_off(runner, nets, monkeypatch, said):
+    monkeypatch.setenv(layers.SWITCH, said)
+    for backend in (linear(runner), nets):
+        assert backend.supports_prefill_graph_extend() is (said != "break")
+
+
+def test_a_draft_without_nets_fills_no_tables(nets, caplog):
+    nets._model_runner.model = torch.nn.ModuleList()
+    with caplog.at_level(logging.INFO):
+        assert not nets.supports_prefill_graph_extend()
+    assert not [line for line in caplog.messages if "recurrent" in line]
+
+
+def test_a_layer_runs_on_its_states_and_the_tables(nets, monkeypatch):
+    seen = []
+    monkeypatch.setattr(gdn, "run", lambda *given: seen.append(given) or "output")
+    assert nets.supports_prefill_graph_extend()
+    nets.prefill_graph_metadata = "tables"
+    assert nets.extend_in_graph(SimpleNamespace(layer_id=0), "qkv", "a", "b") == "output"
+    assert seen[0][1:] == (nets.req_to_token_pool.kept, "tables", "qkv", "a", "b")
+
+
+class Reached(Exception):
+    pass
+
+
+def test_an_eager_prefill_knows_of_no_tables(nets, monkeypatch):
+    def reached(self, batch):
+        assert not self.prefill_graph_extend_active()
+        raise Reached
+
+    nets.prefill_graph_metadata = "tables"
+    monkeypatch.setattr(
+        hybrid_linear_attn_backend.MambaAttnBackendBase, "init_forward_metadata", reached
+    )
+    with pytest.raises(Reached):
+        nets.init_forward_metadata(None)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_drafts_are_verified_without_tables(verify, nets, monkeypatch):
+    """A verified batch has its own path, whatever the last prefill's tables are."""
+
+    class Own:
+        @property
+        def query_start_loc(self):
+            raise Reached
+
+    batch = SimpleNamespace(forward_mode=SimpleNamespace(is_target_verify=lambda: verify))
+    nets.prefill_graph_metadata, nets.forward_metadata = "tables", Own()
+    monkeypatch.setattr(nets, "extend_in_graph", lambda *_: "captured", raising=False)
+    given = None, batch, torch.zeros(1, 8), None, None
+    if verify:
+        with pytest.raises(Reached):
+            nets.forward_extend(*given)
+    else:
+        assert nets.forward_extend(*given) == "captured"

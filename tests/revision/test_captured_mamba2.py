@@ -17,8 +17,6 @@ pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.
 COLD, WARM = ([33, 5, 1, 16], [0, 0, 0, 0]), ([18, 1, 2, 3, 16], [7, 3, 5, 1, 0])
 REFERENCE = "compare_captured"
 CASES = {
-    "one request": dict(batches=[([20], [0])], rows=32, places=2),
-    "a full size": dict(batches=[([32], [4])], rows=32, places=2),
     "a full table": dict(batches=[([3, 7, 2], [0, 1, 0])], rows=16, places=3),
     "cold": dict(batches=[COLD], rows=64, places=6),
     "cached beginnings": dict(batches=[WARM], rows=48, places=6),

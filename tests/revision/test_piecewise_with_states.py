@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from host import bodies, graph, late, process, replayed, state_pool
-from test_breakable_runner import _sums_by_table, batch_of
+from host.captures import batch_of, sums_by_table
 
 with late.modules():
     from sglang.srt.model_executor import forward_batch_info
@@ -90,7 +90,7 @@ def traced(build_model, monkeypatch):
     tables of a batch."""
     with monkeypatch.context() as plain:
         undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
-    monkeypatch.setitem(layers.RUN, MAMBA2, _sums_by_table)
+    monkeypatch.setitem(layers.RUN, MAMBA2, sums_by_table)
     nemotron = build_model("nemotron_h", device="cpu", dtype=torch.float32, pattern=PATTERN)
     lists = graph.lists_of(described.describe(stack.find(nemotron).layers))
     batch = graph.prefill_batch(ROWS, extend_num_tokens=REAL)

@@ -12,6 +12,7 @@ with late.modules():
     from sglang.srt.layers import radix_attention, radix_linear_attention
     from sglang.srt.model_executor.runner_utils import prefill_graph
     from sglang.srt.prefill_graph.breakable import runner
+    from sglang.srt.prefill_graph.piecewise import mamba2
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 OPS = pytest.mark.revision("<0.5.23")  # later attention is a method
@@ -193,26 +194,54 @@ def test_attention_leaves_zero_where_dp_attention_had_padded_the_batch(
         assert lse.shape == (ROWS, HEADS) and lse[:3].eq(1).all() and lse[3:].eq(0).all()
 
 
-@pytest.mark.revision(">=0.5.10,<0.5.11")
+MIXER = "nemotron_mamba2_with_output"
+PREFILL = dict(num_decodes=0, is_target_verify=False, draft_token_num=1)
+BEFORE_OWN_OP = pytest.mark.revision("<0.5.10")  # the op is this package's
+
+
+@pytest.mark.revision("<0.5.11")
 @pytest.mark.parametrize(
     "counts, tokens",
     [
-        (dict(num_prefill_tokens=5), 5),
-        (dict(num_prefill_tokens=3, num_decodes=2), 5),
-        (dict(num_decodes=2, draft_token_num=3, is_target_verify=True), 6),
-        (dict(num_prefill_tokens=8), 8),
+        pytest.param(PREFILL | dict(num_prefill_tokens=5), 5, id="prefill"),
+        pytest.param(PREFILL | dict(num_prefill_tokens=ROWS), ROWS, id="no padding"),
+        pytest.param(PREFILL | dict(num_prefill_tokens=3, num_decodes=2), 5, id="mixed"),
+        pytest.param(
+            dict(num_prefill_tokens=0, num_decodes=2, is_target_verify=True, draft_token_num=3),
+            6,
+            id="verify drafts",
+        ),
+        pytest.param(
+            dict(num_prefill_tokens=4, num_decodes=2), 6, id="as in 0.5.5", marks=BEFORE_OWN_OP
+        ),
+        pytest.param(
+            dict(num_prefill_tokens=0, num_decodes=0), 0, id="no tokens", marks=BEFORE_OWN_OP
+        ),
     ],
-    ids=["prefill", "mixed", "target-verify", "no padding"],
 )
 def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
-    op = op_of("models.nemotron_h", "nemotron_mamba2_with_output", monkeypatch)
-    none = dict(num_prefill_tokens=0, num_decodes=0, draft_token_num=0, is_target_verify=False)
-    linear = SimpleNamespace(forward_metadata=SimpleNamespace(**none | counts))
+    """MambaMixer2 asserts that it is given as many rows as the metadata counts."""
+    calls = []
+
+    def mix(*, mixer, layer_id, hidden_states, output, use_triton_causal_conv):
+        calls.append((mixer, layer_id, use_triton_causal_conv, len(hidden_states)))
+        output.copy_(hidden_states * 2)
+
+    def mix_as_layer(rows, _):
+        output = torch.empty_like(rows)
+        words = dict(mixer="the mixer", layer_id=0, use_triton_causal_conv=True)
+        mix(hidden_states=rows, output=output, **words)
+        return output
+
+    release = bodies.load_undecorated("sglang.srt.models.nemotron_h", monkeypatch)
+    op = getattr(release, MIXER, None) or mamba2.nemotron_mamba2_with_output
+    linear = SimpleNamespace(forward_metadata=SimpleNamespace(**counts), forward=mix)
     batch = SimpleNamespace(attn_backend=SimpleNamespace(linear_attn_backend=linear))
-    layer = SimpleNamespace(_forward_mamba=lambda hidden_states, _: hidden_states * 2)
+    layer = SimpleNamespace(mixer="the mixer", layer_id=0, _forward_mamba=mix_as_layer)
     given, output = rows(tokens), poisoned(ROWS, HEADS * DIM)
     with graph.forward_context(batch, [layer]):
         op(given, output, 0)
+    assert calls == ([("the mixer", 0, True, tokens)] if tokens else [])
     check(output, given, tokens)
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from patchqueue.files import atomic
-
 from .. import results
 from ..results import PATCHED, UNTOUCHED, USUAL_ATTENTION, Row
-from .render import render, table
+from .render import put, render, table
 
 PAGE = Path("docs/bench.md")
 SHAPES = ("1x64", "1x512", "1x4096")
@@ -24,12 +22,7 @@ USUAL_GPU = "NVIDIA H200"
 
 def write(root: Path) -> list[Path]:
     """Make the page. Returns what this changed."""
-    text = page(results.load(root))
-    if (root / PAGE).is_file() and (root / PAGE).read_text(encoding="utf-8") == text:
-        return []
-    (root / PAGE).parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(root / PAGE, text.encode())
-    return [PAGE]
+    return [PAGE] if put(root / PAGE, page(results.load(root))) else []
 
 
 def page(rows: Iterable[Row]) -> str:
@@ -67,19 +60,14 @@ def _first_tokens(run: Sequence[Row]) -> list[list[str]]:
 
 
 def _line(row: Row, before: Row | None) -> list[str]:
-    floor, busy = row.floor_ms.get(LONG), row.busy_ms.get(LONG)
-    first = (
-        _pair(before.first_token_ms.get(shape) if before else None, row.first_token_ms.get(shape))
-        for shape in SHAPES
+    own, other = _figures(row), _figures(before) if before else {}
+    floor, busy = row.floor_ms.get(LONG), own.get("busy")
+    first, last = (
+        [_pair(other.get(name) if before else None, own.get(name)) for name in names]
+        for names in ((*SHAPES, "busy"), ("tokens/s",))
     )
-    return [
-        _release(row),
-        _way(row, before) if row.name == PATCHED else row.name,
-        *first,
-        _pair(before.busy_ms.get(LONG) if before else None, busy),
-        f"{busy / floor:.2f}" if busy and floor else "-",
-        _pair(before.input_tokens_per_s if before else None, row.input_tokens_per_s),
-    ]
+    way = _way(row, before) if row.name == PATCHED else row.name
+    return [_release(row), way, *first, f"{busy / floor:.2f}" if busy and floor else "-", *last]
 
 
 def _loads(run: Sequence[Row]) -> list[list[str]]:
@@ -102,15 +90,18 @@ def _loaded(row: Row) -> str:
 
 def load_pair(untouched: Row, patched: Row, kind: str) -> str:
     """Tokens a second; of chats and turns the median milliseconds to the first token."""
-    before, after = (_load(row, kind) for row in (untouched, patched))
+    before, after = (_figures(row).get(kind) for row in (untouched, patched))
     return _pair(before, after) if before and after else "-"
 
 
-def _load(row: Row, kind: str) -> float | None:
-    load = row.loads.get(kind)
-    if load is None:
-        return None
-    return load.first_p50_ms if kind.startswith(("chat", "turns")) else load.tokens_per_s
+def _figures(row: Row) -> dict[str, float | None]:
+    """What a row measured, by shapes, kinds of loads, "busy" and "tokens/s"."""
+    loads = {
+        kind: load.first_p50_ms if kind.startswith(("chat", "turns")) else load.tokens_per_s
+        for kind, load in row.loads.items()
+    }
+    own = {"busy": row.busy_ms.get(LONG), "tokens/s": row.input_tokens_per_s}
+    return {**row.first_token_ms, **loads, **own}
 
 
 def _release(row: Row) -> str:

@@ -8,11 +8,20 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from patchqueue.files import atomic
 from patchqueue.outcome import to_type
 
 
 def render(template: str, **values: Any) -> str:
     return TEMPLATES.get_template(template).render(values)
+
+
+def put(file: Path, text: str) -> bool:
+    """Write a page. Returns whether this changed it."""
+    if file.is_file() and file.read_text(encoding="utf-8") == text:
+        return False
+    atomic.write(file, text.encode())
+    return True
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

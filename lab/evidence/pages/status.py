@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from patchqueue.files import atomic
 from patchqueue.outcome import Refused, to_type
 from patchqueue.upstream.pins import Pin
 
 from .. import cells
 from ..matrix import Cell, State
-from .render import render
+from .render import put, render
 
 PAGE, BEGIN, END = Path("docs/proof.md"), "<!-- status -->\n", "<!-- /status -->"
 
@@ -59,9 +58,5 @@ def in_page(text: str, made: str) -> str:
 
 def write(root: Path, made: str) -> tuple[Path, ...]:
     """Put the tables into their page. Returns the pages that this changed."""
-    old = (root / PAGE).read_text(encoding="utf-8")
-    new = in_page(old, made)
-    if new == old:
-        return ()
-    atomic.write(root / PAGE, new.encode())
-    return (PAGE,)
+    text = (root / PAGE).read_text(encoding="utf-8")
+    return (PAGE,) if put(root / PAGE, in_page(text, made)) else ()

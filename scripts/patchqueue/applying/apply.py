@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.tree import LAID, LISTING, differing, hash_python, list_folder
+from ..files.tree import LAID, LISTING, differing, hash_python, list_folder, sha256
 from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
 from ..queue.series import PROVENANCE, Queue
@@ -73,12 +73,13 @@ def apply(
     """
     selection = select(load_queue(root, only), pin)
     pristine = source.fetch(pin, origin)
-    planned = selection.plan(pristine.read, pristine.origin)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         inspection = tree.inspect()
         record, outcome = inspection.record, Outcome.ALREADY_APPLIED
-        if inspection.state is not State.APPLIED or not planned.record.items() <= record.items():
+        is_current = inspection.state is State.APPLIED and selection.made(record)
+        if not is_current or record["source"] != pristine.origin:
+            planned = selection.plan(pristine.read, pristine.origin)
             refuse_to_lose(tree, inspection, discard)
             record, listing = _build(tree, pristine, planned)
             tree.finish(listing)
@@ -192,9 +193,10 @@ def _build(
     """Build the tree aside; its record and its listing."""
     aside = tree.start()
     before = pristine.unpack(aside)
-    worktree.push(aside, planned.stack, planned.layers)
-    after = listing_with(before, planned.files)
+    texts, after = planned.texts(), listing_with(before, planned.files)
+    worktree.push(aside, texts, planned.layers)
     record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
+    record["texts"] = {name: sha256(text) for name, text in texts.items()}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if PROVENANCE in after:
         about = own_changes.described(planned.files, pristine.read, after)

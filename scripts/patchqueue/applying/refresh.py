@@ -32,8 +32,7 @@ from ..upstream.source import Source
 from . import worktree
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .context import rendered, shared, unified
-from .matching import Row, apply_patch, in_front, listing_with, misfits, replay
+from .matching import Row, apply_patch, in_front, listing_with, misfits, replay, shared, unified
 from .selection import Selection
 from .worktree import State, WorkTree, content, foreign, listed, lowest, read_record
 
@@ -63,7 +62,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         queue, problems = series.read(root)
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
-        pristine = _made_of(root, pin)
+        pristine = _source_of(root, pin)
         tree = read_tree(root, pin, add, pristine) or EditedTree()
         planned = _Refresh(root, pins, pin, queue, tree, pristine).changes()
         changes = [each for each in planned if content(root / each.path) != each.content]
@@ -77,7 +76,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     return changes, apply(root, pinning.load(root).find(pin.tag), None, discard=True)
 
 
-def _made_of(root: Path, pin: Pin) -> Source:
+def _source_of(root: Path, pin: Pin) -> Source:
     """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
     tree = WorkTree(root, pin.tag)
     with tree.locked():
@@ -99,8 +98,13 @@ class EditedTree:
 
     @property
     def recorded(self) -> dict[str, str]:
-        """The patches it was made of, name -> sha256."""
-        return {patch["name"]: patch["sha256"] for patch in self.record.get("patches", ())}
+        """The patches as they were left in the tree, name -> sha256."""
+        return dict(self.record.get("texts", {}))
+
+    @property
+    def made_of(self) -> dict[str, str]:
+        """The texts of the queue and the overlay files it was made of, name -> sha256."""
+        return _made_of(self.record)
 
 
 @dataclass(frozen=True)
@@ -119,15 +123,10 @@ class _Refresh:
         return [pin.version for pin in self.pins.all]
 
     @cached_property
-    def here(self) -> dict[str, tuple[Row, Patch]]:
+    def here(self) -> dict[str, Row]:
         """The queue's patches for the release, as they are applied to it."""
         rows = Selection(self.queue, self.pin).replay(source.fetch(self.pin, None).read).steps
-        patches = self.queue.patches
-        return {
-            row.patch: (row, rendered(patches[row.patch], row))
-            for row in rows
-            if row.lines is not None
-        }
+        return {row.patch: row for row in rows if row.lines is not None}
 
     def changes(self) -> list[Change]:
         """The changes to write, proved on this release. Raises Refused where there are none."""
@@ -145,14 +144,11 @@ class _Refresh:
         """The tree is about to be built anew from the queue: never when that would lose an edit."""
         planned = selection.plan(self.pristine.read, self.pristine.origin)
         expected = listing_with(self.pristine.listing(), planned.files)
-        now = {name: sha256(text) for name, text in planned.stack.items()}
         # where the queue has moved on the tree is only older
-        newer = {
-            path
-            for layer in (*self.tree.layers, *planned.layers)
-            if self.tree.recorded.get(layer.patch) != now.get(layer.patch)
-            for path in layer.before
-        }
+        before, now = self.tree.made_of, _made_of(planned.record)
+        moved = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        layers = (*self.tree.layers, *planned.layers)
+        newer = moved.union(*(layer.before for layer in layers if layer.patch in moved))
         present = self.tree.listing
         lost = [path for path in differing(expected, present) if path in {*present} - newer]
         if lost:
@@ -164,10 +160,9 @@ class _Refresh:
     def _overlay(self) -> Iterator[Change]:
         """The overlay files that were edited in the tree. Raises Refused where one was edited in
         the queue too."""
-        made_of = {file["path"]: file["sha256"] for file in self.tree.record.get("overlay", ())}
         edited = {layer.patch: layer.after for layer in self.tree.layers}.get(OVERLAY_PATCH, {})
         for path, text in edited.items():
-            recorded, ours = made_of.get(path), self.queue.overlay.get(path)
+            recorded, ours = self.tree.made_of.get(path), self.queue.overlay.get(path)
             if not text or path == PROVENANCE or recorded == sha256(text):
                 continue
             if recorded and ours not in (None, text) and sha256(ours or b"") != recorded:
@@ -227,22 +222,20 @@ class _Refresh:
 
     def _is_edited(self, name: str, head: str, diff: str) -> bool:
         """Whether a patch was edited in the tree. Raises Refused where it was in the queue too."""
-        content, recorded = joined(head, diff), self.tree.recorded.get(name)
-        row, ours = self.here.get(name, (None, None))
-        if (ours and content == ours.content) or recorded == sha256(content):
-            return False  # the queue has a newer text
+        content, ours = joined(head, diff), self.queue.patches[name]
+        if self.tree.recorded.get(name) == sha256(content):
+            return False  # the queue may have a newer text
         patch, _ = patchfile.read(name, content)
-        if row and ours and patch and head.strip() == ours.head.strip():
-            made = apply_patch(patch, row.before.get).after
-            if made == row.after:
-                return False  # the same change, as another diff writes it
-        base = self.queue.base(name)
-        variants = (
-            text for other, (_, text) in self.here.items() if self.queue.base(other) == base
-        )
-        if any(diff == variant.diff for variant in variants):
-            return False  # written already, as the release's own variant
-        if recorded and recorded != sha256(ours.content if ours else b""):
+        base, is_headed = self.queue.base(name), head.strip() == ours.head.strip()
+        rows = [  # of the patch, or of what was written as its variant
+            row
+            for other, row in self.here.items()
+            if self.queue.base(other) == base and (other != name or is_headed)
+        ]
+        if patch and any(apply_patch(patch, row.before.get).after == row.after for row in rows):
+            return False
+        made_of = self.tree.made_of.get(name)
+        if made_of and (name not in self.here or made_of != sha256(ours.content)):
             raise _changed_twice(self.pin, f"patches/{name}")
         return True
 
@@ -272,6 +265,11 @@ def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
     below = in_front(replay(patches[:number], {}, read, pin.tag).files, read)
     contents = {file.path: below(file.path) for file in patch.files}
     return {path: content for path, content in contents.items() if content is not None}
+
+
+def _made_of(record: Mapping[str, Any]) -> dict[str, str]:
+    patches = {patch["name"]: patch["text"] for patch in record.get("patches", ())}
+    return patches | {file["path"]: file["sha256"] for file in record.get("overlay", ())}
 
 
 def _changed_twice(pin: Pin, path: str) -> Refused:

@@ -22,8 +22,7 @@ from ..queue.patchfile import Patch
 from ..queue.series import OVERLAY_PATCH, PACKAGE, PROVENANCE, Queue, as_patch, overlapping
 from ..upstream.pins import Pin
 from ..upstream.source import Source
-from .context import rendered
-from .matching import Read, Replay, Row, listing_with, replay
+from .matching import Read, Replay, Row, listing_with, replay, unified
 
 NO_REASON = "no reason given"
 
@@ -32,17 +31,25 @@ NO_REASON = "no reason given"
 class Plan:
     """A selection on a tree, before the tree is written.
 
-    files: path -> content of every file that the selection changes or adds. stack: the patches in
-    quilt's order: the overlay as one generated patch, then the others, each with that tree's lines
-    and three lines of its context. layers: what each of them makes. record: what the tree's record
-    says of its making.
+    files: path -> content of every file that the selection changes or adds. layers: what the
+    overlay, then each patch makes. record: what the tree's record says of its making.
     """
 
     selection: Selection
     files: dict[str, bytes]
-    stack: dict[str, bytes]
     layers: tuple[Row, ...]
     record: dict[str, Any]
+
+    def texts(self) -> dict[str, bytes]:
+        """The patches as quilt has them, in order: the overlay as one generated patch, then the
+        others, each with that tree's lines and three lines of its context."""
+        patches = self.selection.queue.patches
+        return {
+            layer.patch: as_patch(layer.after)
+            if layer.patch == OVERLAY_PATCH
+            else f"{patches[layer.patch].head}{unified(layer.before, layer.after)}".encode()
+            for layer in self.layers
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,24 +115,19 @@ class Selection:
         origin: what the files are, as kind, name and sha256.
         """
         replayed = self._applied(read)
-        rows, texts = {row.patch: row for row in replayed.steps}, self._texts
-        overlay = {OVERLAY_PATCH: as_patch(self.overlay)} if self.overlay else {}
-        nothing = dict.fromkeys(self.overlay, b"")
-        new = (Row(OVERLAY_PATCH, Outcome.APPLIED, "", nothing, self.overlay),) if overlay else ()
-        stack = overlay | {
-            patch.name: rendered(patch, rows[patch.name]).content for patch in self.patches
-        }
+        nothing, layers = dict.fromkeys(self.overlay, b""), replayed.steps
+        if self.overlay:
+            layers = (Row(OVERLAY_PATCH, Outcome.APPLIED, "", nothing, self.overlay), *layers)
         record = {
             "version": str(self.pin.version),
             "tag": self.pin.tag,
             "source": dict(origin),
             "patches": [
-                {"name": name, "sha256": sha256(text), "text": texts.get(name, "")}
-                for name, text in stack.items()
+                {"name": row.patch, "text": self._texts.get(row.patch, "")} for row in layers
             ],
             "overlay": _digests(self.overlay),
         }
-        return Plan(self, replayed.files, stack, (*new, *replayed.steps), record)
+        return Plan(self, replayed.files, layers, record)
 
     def made(self, record: Mapping[str, Any]) -> bool:
         """Whether a tree's record is of these patches and overlay files."""

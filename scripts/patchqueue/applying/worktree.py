@@ -136,8 +136,7 @@ class WorkTree:
         for root in ROOTS:
             compiled = sorted((self.path / root).rglob("*.so"))
             untracked += [path.relative_to(self.path).as_posix() for path in compiled]
-        recorded = {patch["name"]: patch["sha256"] for patch in record["patches"]}
-        folder = self.path / "patches"
+        recorded, folder = record["texts"], self.path / "patches"
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
         present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
         present.pop("series", None)
@@ -175,22 +174,26 @@ def _remove(path: Path) -> None:
 
 
 class Provenance(Struct):
-    """The fields that every tree's record has. source: what the tree was made of."""
+    """The fields that every tree's record has. source: what the tree was made of; texts: of its
+    patches/, name -> sha256."""
 
     source: dict[str, str]
     patches: list[dict[str, str]]
     overlay: list[dict[str, str]]
     tree: dict[str, str]
+    texts: dict[str, str] = {}
 
 
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
-        msgspec.convert(record, Provenance)
+        known = msgspec.convert(record, Provenance)
     except (OSError, ValueError, msgspec.ValidationError):
         return None
-    return record
+    # an earlier release of the tool wrote them into `patches`
+    texts = {patch["name"]: patch.get("sha256", "") for patch in known.patches}
+    return record | {"texts": known.texts or texts}
 
 
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:

@@ -66,13 +66,15 @@ def _release(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     chosen = chosen_releases(options, pins, pins.all)
     started = time.monotonic()
-    made = release.make(options.root, chosen)
-    folder = shown(made.folder)
+    folder = release.make(options.root, chosen)
+    wheels = counted(sum(len(pin.wheels) for pin in chosen), "wheel")
+    size = sum(file.stat().st_size for file in folder.iterdir()) / MB
     OUT.print(
-        f"{folder}: {counted(made.wheels, 'wheel')}, {counted(len(made.versions), 'patch file')},"
-        f" {made.bytes / MB:.1f} MB, {time.monotonic() - started:.1f} s"
+        f"{shown(folder)}: {wheels}, {counted(len(chosen), 'patch file')}, {size:.1f} MB,"
+        f" {time.monotonic() - started:.1f} s"
     )
-    OUT.print(f"next: `pip install --find-links {folder} sglang=={made.versions[0]}`")
+    version = local_version(chosen[0])
+    OUT.print(f"next: `pip install --find-links {shown(folder)} sglang=={version}`")
     return 0
 
 

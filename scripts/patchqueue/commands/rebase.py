@@ -42,8 +42,8 @@ def _rebase(options: argparse.Namespace) -> int:
     if not (options.proceed or options.abort or options.skip is not None):
         if not options.release:
             raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-        with find(pins, pinning.version(options.release), options.origin) as release:
-            progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
+        release = find(pins, pinning.version(options.release), options.origin)
+        progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
         _show_next(root, pins, progress, begun=True)
         return 0
     version = _version(root, options.release)
@@ -83,8 +83,7 @@ def _show_newer(root: Path, pins: Pins) -> int:
         return 0
     queue = load_queue(root)
     for version in versions:
-        with find(pins, version, None) as release:
-            _show_forecast(pins, forecast(queue, pins, release))
+        _show_forecast(pins, forecast(queue, pins, find(pins, version, None)))
     OUT.print(f"next: {to_type('rebase', versions[0])} carries it there, up to a first conflict")
     return 0
 
@@ -103,9 +102,8 @@ def _summary(pins: Pins, outlook: Forecast) -> str:
     """Which patches were tried, and how many of them do what."""
     kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
     counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
-    pinned = any(pin.version == outlook.version for pin in pins.all)
-    own = "which is pinned, with its own patches and those of" if pinned else "with the patches of"
-    tried = f"{own} {outlook.nearest.tag}"
+    own = "which is pinned, with its own patches and those" if pins.of(outlook.version) else ""
+    tried = f"{own or 'with the patches'} of {outlook.nearest.tag}"
     return f"sglang {outlook.version}, {tried}: {counts}"
 
 
@@ -157,7 +155,7 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
 
 def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
-    pin = next((pin for pin in pins.all if pin.version == version), None)
+    pin = pins.of(version)
     steps = [] if pin else [to_type("pin", version)]
     steps += [to_type("check", *([] if pin else ["--write"]), f"v{version}")]
     steps += [] if pin and has_environment(root, pin) else [to_type("pin", f"v{version}", "--lock")]

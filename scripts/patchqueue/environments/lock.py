@@ -12,14 +12,15 @@ import re
 import tempfile
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from ..files import atomic, run
+from ..files import atomic, record, run
 from ..outcome import Refused, to_type
 
 PYTHON = "3.11"
@@ -28,26 +29,33 @@ TEST_TOOLS = ("pytest", "hypothesis", "packaging", "numpy")
 # Imported without being required: sglang's dill came with datasets, torch.compile's setuptools with
 # packages left out.
 UNDECLARED = ("dill", "setuptools")
+RULES = Path(__file__).with_name("left_out.toml")
 COMPILE = ("pip", "compile", "--no-build", "--format", "pylock.toml", "--no-header")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Packages that a lock does not name although the release requires them, and why that is right
-    for CPU tests.
-
-    What only these packages require goes with them. packages: their names; releases: the ones that
-    do without them (PEP 440; empty: all).
-    """
+class LeftOut(Struct, frozen=True, forbid_unknown_fields=True):
+    """Packages that are not installed although a release requires them, by name, or as parts of
+    CUDA. modules: of them, those that need a stand-in; releases: those that do without them."""
 
     reason: str
-    packages: str
-    releases: str = ""
+    packages: str = ""
+    cuda: str = ""
+    modules: str = ""
+    releases: SpecifierSet = SpecifierSet()
 
     @property
     def names(self) -> list[str]:
-        return self.packages.split()
+        return self.packages.split() + cuda_libraries(self.cuda)
+
+    def is_for(self, version: Version) -> bool:
+        return self.releases.contains(version, prereleases=True)
+
+
+class Rules(Struct, frozen=True, forbid_unknown_fields=True):
+    """RULES."""
+
+    left_out: tuple[LeftOut, ...]
 
 
 def cuda_libraries(parts: str) -> list[str]:
@@ -55,52 +63,15 @@ def cuda_libraries(parts: str) -> list[str]:
     return [f"nvidia-{part}{suffix}" for part in parts.split() for suffix in ("", "-cu12", "-cu13")]
 
 
-CUDA = (
-    "cublas cuda-cupti cuda-nvrtc cudnn cufft cufile curand cusolver cusparse cusparselt nccl"
-    " nvjitlink nvshmem nvtx"
-)
-
-
-# A package belongs here when it is of no use without a GPU, a
-# network or media files, and every module that the tests import still imports without it.
-LEFT_OUT = (
-    LeftOut(
-        "CUDA libraries, 2.5 GB: nothing calls them without a GPU; cuda_stubs.py gives the loader"
-        " what it asks for",
-        " ".join(cuda_libraries(CUDA)),
-    ),
-    LeftOut(
-        "kernels built ahead for GPUs, and compilers for GPU kernels",
-        "flashinfer-cubin nvidia-cudnn-frontend nvidia-mathdx tilelang flash-attn-4 quack-kernels"
-        " sgl-deep-gemm sgl-deep-ep sgl-flash-mla tokenspeed-mla tokenspeed-triton"
-        " torch-c-dlpack-ext cuda-tile",
-    ),
-    LeftOut(
-        "a compiler for GPU kernels; the linear attention of 0.5.8 alone imports it unasked",
-        "nvidia-cutlass-dsl",
-        "!=0.5.8.*",
-    ),
-    LeftOut(
-        "reading audio, images and video",
-        "av decord2 opencv-python-headless soundfile timm torchaudio torchcodec",
-    ),
-    LeftOut(
-        "fetching models and data sets, other front ends, transfer between hosts, profilers",
-        "anthropic blobfile datasets grpcio grpcio-health-checking grpcio-reflection hf-transfer"
-        " hf-xet litellm modelscope mooncake-transfer-engine py-spy smg-grpc-proto"
-        " smg-grpc-servicer",
-    ),
-)
+def left_out(version: str) -> list[str]:
+    """The packages that a release's lock does not name."""
+    rules = record.toml(RULES.read_bytes(), Rules, RULES.name, "bad-rules").left_out
+    return [name for rule in rules if rule.is_for(Version(version)) for name in rule.names]
 
 
 def requirements(version: str) -> list[str]:
     """What a lock is resolved from."""
     return [f"sglang=={version}", *UNDECLARED, *TEST_TOOLS]
-
-
-def left_out(version: str) -> list[LeftOut]:
-    """The rules that hold for a release."""
-    return [rule for rule in LEFT_OUT if SpecifierSet(rule.releases).contains(version, True)]
 
 
 def header(version: str, as_of: datetime.date) -> str:
@@ -109,7 +80,7 @@ def header(version: str, as_of: datetime.date) -> str:
         f"sglang {version} and what its CPU tests need: Python {PYTHON}, {PLATFORM}, resolved as of"
         f" {as_of.isoformat()}.",
         f"Made by {to_type('pin', version, '--lock')}; not to be edited. What is left out, and why:"
-        " scripts/patchqueue/environments/lock.py",
+        " scripts/patchqueue/environments/left_out.toml",
         f"Asked for: {' '.join(requirements(version))}",
     )
     return "".join(f"# {line}\n" for line in lines)
@@ -176,9 +147,8 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
     """
     words = ["--prerelease=allow", "--exclude-newer", until(as_of)]
     words += ["--python-version", PYTHON, "--python-platform", PLATFORM]
-    excluded = [name for rule in left_out(version) for name in rule.names]
     try:
-        pylock = resolve(requirements(version), words, excluded)
+        pylock = resolve(requirements(version), words, left_out(version))
         text = header(version, as_of) + body(pylock)
     except run.Failed as failure:
         what = f"uv found no resolution of sglang=={version} as of {as_of}:"
@@ -187,6 +157,6 @@ def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
         raise Refused.of("no-lock", f"v{version}", what, step) from None
     except ValueError as error:
         what = f"sglang=={version} as of {as_of}: {error}"
-        step = "if CPU tests do without that package, name it in LEFT_OUT with the reason"
+        step = f"if CPU tests do without that package, name it in {RULES.name} with the reason"
         raise Refused.of("no-lock", f"v{version}", what, step) from None
     atomic.write(out, text.encode())

@@ -22,13 +22,13 @@ from ..applying.matching import in_front, listing_with, replay
 from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
 from ..files import atomic
-from ..files.tree import PREFIX, hash_python, list_package, sglang_part, sha256
+from ..files.tree import hash_python, sglang_part, sha256
 from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.header import Header
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, pristine, refuse_other
+from ..upstream.release import Edits, between, of_folder, pristine, refuse_other
 from ..upstream.source import fetch
 from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
@@ -52,7 +52,7 @@ class Base:
 
     @cached_property
     def listing(self) -> dict[str, str]:
-        return listing_with({}, self.files)
+        return sglang_part(listing_with({}, self.files))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def backport(
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
     found = Base(f"{repository.shown}: {base}", repository.contents(start, PACKAGE))
-    pin = release_of(pins, found.listing) or _forked(repository, start, pins, release, found.where)
+    pin = pins.with_tree(hash_python(found.listing))
+    pin = pin or _forked(repository, start, pins, release, found.where)
     released = {queue.base(patch.name) for patch in queue.select(pin.version)}
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
@@ -109,13 +110,6 @@ def backport(
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
     tree = hash_python(listing_with(fork.listing, changed_by(wanted)))
     return Branch(name, outcome, pin, start, tuple(made), subjects, fork.edits, tree)
-
-
-def release_of(pins: Pins, listing: Mapping[str, str]) -> Pin | None:
-    """The pinned release whose Python files a listing has, all of them and no other; None where it
-    is none."""
-    tree = hash_python(listing)
-    return next((pin for pin in pins.all if pin.tree == tree), None)
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
@@ -194,9 +188,8 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Origin": header.get("Origin"),
         "Upstream-Status": _upstream_status(header),
     }
-    return f"{text_of(queue, patch)}\n\n" + "".join(
-        f"{name}: {value}\n" for name, value in trailers.items()
-    )
+    last = "".join(f"{name}: {value}\n" for name, value in trailers.items())
+    return "\n\n".join([header.get("Subject"), description(queue, patch), last])
 
 
 def _upstream_status(header: Header) -> str:
@@ -206,9 +199,9 @@ def _upstream_status(header: Header) -> str:
     return ", ".join([status, *pull_requests]) if status.startswith("Merged ") else status
 
 
-def text_of(queue: Queue, patch: Patch) -> str:
-    """Subject and description, of a variant with its own description behind; paragraphs as wide as
-    git's log likes them."""
+def description(queue: Queue, patch: Patch) -> str:
+    """What a header says below the subject, of a variant with its own description behind;
+    paragraphs as wide as git's log likes them."""
     header = queue.header(patch.name)
     own = [patch.header.get("Description")] if patch.header.is_variant else []
     paragraphs = [
@@ -218,8 +211,7 @@ def text_of(queue: Queue, patch: Patch) -> str:
         if part.strip()
     ]
     whole = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-    filled = [whole.fill(part) for part in paragraphs]
-    return "\n\n".join([header.get("Subject"), *filled])
+    return "\n\n".join(whole.fill(part) for part in paragraphs)
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
@@ -254,16 +246,10 @@ def write_patch(
     """
     selection = select(load_queue(root, only), pin, without)
     if base:
-        site = base / "python" if (base / PACKAGE).is_dir() else base
-        if not (site / "sglang").is_dir():
-            what, step = "holds no sglang/ and no python/sglang/", "--base CHECKOUT"
-            raise Refused.of("no-sglang", str(base), what, to_type("patches", pin.tag, step))
-        places = {path: site / path.removeprefix(PREFIX) for path in list_package(site)}
-        files = {path: file.read_bytes() for path, file in places.items() if file.is_file()}
-        onto = _compared(Base(str(base), files), selection, site.parent, EITHER)
+        found = Base(str(base), of_folder(pin.version, base).files)
+        onto = _compared(found, selection, base, EITHER)
     else:
-        release = fetch(pin, None)
-        onto = Base(pin.tag, {path: release.read(path) or b"" for path in release.paths})
+        onto = Base(pin.tag, fetch(pin, None).contents())
     selection = settled(selection, onto)
     after = changed_by(commits(selection, onto))
     before = {path: onto.files[path] for path in after if path in onto.files}

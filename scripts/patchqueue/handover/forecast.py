@@ -25,7 +25,7 @@ from packaging.version import Version
 from ..applying.matching import Files, Read, Row, apply_patch, in_front, replay
 from ..applying.selection import Selection, passes
 from ..files import atomic, run
-from ..outcome import Outcome, Problem, Refused, counted, to_type
+from ..outcome import Outcome, Problem, Refused, counted
 from ..queue.series import Entry, Queue
 from ..upstream import source
 from ..upstream.pins import Pin, Pins
@@ -60,13 +60,10 @@ class Stages:
     @cached_property
     def of(self) -> dict[str, tuple[Files, Files]]:
         """Raises Refused where the queue is broken on that pin."""
-        rows = Selection(self.queue, self.pin).replay(self.pristine.read).steps
-        for row in rows:
-            if row.outcome is not Outcome.APPLIED:
-                what = f"does not apply on {self.pin.tag} itself"
-                step = f"{to_type('check', self.pin.tag)} says why"
-                raise Refused.of(str(row.outcome), f"patches/{row.patch}", what, step)
-        return {self.queue.base(row.patch): (row.before, row.after) for row in rows}
+        replayed = Selection(self.queue, self.pin).replay(self.pristine.read)
+        if replayed.problems:
+            raise Refused(replayed.problems)
+        return {self.queue.base(row.patch): (row.before, row.after) for row in replayed.steps}
 
 
 @dataclass(frozen=True)
@@ -122,14 +119,18 @@ def forecast(
     stages = Stages(queue, older[-1])
     entries = _tried(queue, stages.pin, release.version)
     overlay = queue.overlay_for([queue.patches[entry.name] for entry in entries])
-    if shadowed := replay((), overlay, release.read, str(release.version)).problems:
+    if shadowed := replay((), overlay, release.files.get, str(release.version)).problems:
         raise Refused(shadowed)
     files, rows = dict(overlay), list[Row]()
-    read = in_front(files, release.read)
+    read = in_front(files, release.files.get)
     for entry in entries:
         row = _decided(queue, entry, release, (decided or {}).get(entry.name), read)
-        rows.append(row or _attempt(stages, entry, read, str(release.version)))
-        files |= rows[-1].after
+        row = row or apply_patch(queue.patches[entry.name], read)
+        if row.outcome is Outcome.CONFLICT and not row.ambiguous:
+            names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
+            row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
+        rows.append(row)
+        files |= row.after
     return Forecast(queue, release, stages, tuple(rows))
 
 
@@ -145,21 +146,12 @@ def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
     return [entry for entry in readable if entry is chosen.get(entry.base)]
 
 
-def _attempt(stages: Stages, entry: Entry, read: Read, name: str) -> Row:
-    """A patch applied where its text matches; else as git merges it."""
-    row = apply_patch(stages.queue.patches[entry.name], read)
-    if row.outcome is not Outcome.CONFLICT:
-        return row
-    names = (name, stages.pin.tag, entry.name.removesuffix(".patch"))
-    return _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
-
-
 def _decided(
     queue: Queue, entry: Entry, release: Release, solution: Files | None, read: Read
 ) -> Row | None:
     """The row of a patch that its header or a person has decided; None for any other."""
     header = queue.header(entry.name)
-    if any(passes(line, release.read) for line in header.probes):
+    if any(passes(line, release.files.get) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
     gap = header.gap(release.version)
     if gap and (solution == {} or not entry.is_for(release.version)):
@@ -171,11 +163,10 @@ def _decided(
 
 
 def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, str, str]) -> Row:
-    """A patch that conflicts, as git merges it: applied where no region is left to solve, and the
-    text was nowhere else."""
+    """A patch that conflicts, as git merges it: applied where no region is left to solve."""
     base, theirs = stage
     ours = {path: content for path in theirs if (content := read(path)) is not None}
-    if not theirs or len(ours) < len(theirs) or row.ambiguous:
+    if not theirs or len(ours) < len(theirs):
         return row
     merged = {path: _merged((ours[path], base[path], theirs[path]), names) for path in theirs}
     regions = sum(count for _, count in merged.values())
@@ -260,8 +251,7 @@ class ConflictRepository:
 
     def release(self) -> Release:
         """The release that it was made of."""
-        files = self._repository.contents(f"refs/tags/v{self.version}")
-        return Release(self.version, files.get, tuple(sorted(files)))
+        return Release(self.version, self._repository.contents(f"refs/tags/v{self.version}"))
 
     def remove(self) -> None:
         """Out of sight with one rename, then away."""
@@ -317,7 +307,7 @@ class ConflictRepository:
     def _commits(self, outlook: Forecast) -> dict[str, str]:
         """Its refs, by name, and the commits that they belong at, which are made."""
         queue, pin, of = outlook.queue, outlook.nearest, outlook.stages.of
-        release, pristine = outlook.release, outlook.stages.pristine
+        before, after = outlook.stages.pristine.contents(), outlook.release.files
 
         def commit(patch: str, files: Files, why: str = "") -> Commit:
             return Commit(f"{queue.header(patch).get('Subject')}\n\n{patch}{why}", files)
@@ -325,14 +315,12 @@ class ConflictRepository:
         def made(base: str, *commits: Commit) -> list[str]:
             return self._repository.build(base, commits, WHO, WHEN)
 
-        before = {path: pristine.read(path) or b"" for path in pristine.paths}
-        after = {path: release.read(path) or b"" for path in release.paths}
         changed = {path: content for path, content in after.items() if before.get(path) != content}
         removed = before.keys() - after.keys()
         old, new = made(
             "",
             Commit(f"sglang {pin.version}", before),
-            Commit(f"sglang {release.version}", changed, removed),
+            Commit(f"sglang {self.version}", changed, removed),
         )
         overlay = Commit("The overlay", queue.overlay_for(queue.select(pin.version)))
         *_, on_pin = made(old, overlay, *(commit(base, of[base][1]) for base in of))
@@ -342,7 +330,7 @@ class ConflictRepository:
         *_, below = made(new, overlay, *patches)
         return {
             f"refs/tags/{pin.tag}": old,
-            f"refs/tags/v{release.version}": new,
+            f"refs/tags/v{self.version}": new,
             f"refs/heads/queue-on-{pin.tag}": on_pin,
             "refs/heads/rebase": below,
         }
@@ -376,7 +364,7 @@ class ConflictRepository:
         said = self._repository.git(*words, "--name-status", "-z", *trees)
         parts = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
         changed = dict(zip(parts[1::2], parts[::2]))
-        problems = [self._no_patch(name, how) for name, how in changed.items() if how != "M"]
+        problems = [_no_patch(self.shown, name, how) for name, how in changed.items() if how != "M"]
         checked = run.own_git(self.path, *words, "--check", *trees, check=False).stdout
         hint = "solve the region, remove its markers, then continue"
         problems += [
@@ -387,14 +375,18 @@ class ConflictRepository:
             raise Refused(problems)
         return {name: (self.path / name).read_bytes() for name in changed}
 
-    def _no_patch(self, name: str, how: str) -> Problem:
-        """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
-        where, rule = f"{self.shown}/{name}", "new-or-deleted-file"
-        back = f"`git checkout rebase -- {name}` in {self.shown} brings"
-        if how == "A":
-            step = "move the change to where that code is now and remove the file; a new file"
-            what = "is a file that the release does not have"
-            return Problem(rule, where, what, f"{step} belongs into overlay/")
-        if how == "D":
-            return Problem(rule, where, "is deleted, which no patch does", f"{back} it back")
-        return Problem("symlink", where, "is a link", f"{back} the file back")
+
+def _no_patch(shown: str, name: str, how: str) -> Problem:
+    """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
+    back = f"`git checkout rebase -- {name}` in {shown} brings"
+    move = "move the change to where that code is now and remove the file; a new file belongs into"
+    rule, what, step = {
+        "A": (
+            "new-or-deleted-file",
+            "is a file that the release does not have",
+            f"{move} overlay/",
+        ),
+        "D": ("new-or-deleted-file", "is deleted, which no patch does", f"{back} it back"),
+        "T": ("symlink", "is a link", f"{back} the file back"),
+    }[how]
+    return Problem(rule, f"{shown}/{name}", what, step)

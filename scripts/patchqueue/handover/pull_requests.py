@@ -24,13 +24,14 @@ from ..applying.apply import load_queue
 from ..applying.matching import Read, apply_patch, in_front, listing_with
 from ..applying.selection import passes
 from ..files import record
+from ..files.tree import hash_python
 from ..outcome import Outcome, Refused
 from ..queue import patchfile
 from ..queue.header import TREE_PATH, Header
 from ..queue.patchfile import Patch
 from ..queue.series import Queue, read_overlay
 from ..upstream.pins import Pin, Pins
-from .backport import PACKAGE, date_of, release_of, text_of
+from .backport import PACKAGE, date_of, description
 from .repository import Commit, open_repository
 
 BRANCHES = "prefill-graph/"
@@ -136,7 +137,7 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
     if f"{PACKAGE}/version.py" not in files and f"{PACKAGE}/__init__.py" not in files:
         what, step = f"holds no {PACKAGE} at {base}", "give a git checkout of sglang: --onto PATH"
         raise Refused.of("no-sglang", repository.shown, what, step)
-    exact = release_of(pins, listing_with({}, files))
+    exact = pins.with_tree(hash_python(listing_with({}, files)))
     pin, read = exact or pins.all[-1], files.get
     every = drafts(root, queue, pin)
     probed = {name: draft.header.probes for name, draft in every.items() if draft.is_pending}
@@ -223,8 +224,7 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
     for patch in queue.select(pin.version):
         header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
         draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
-        described = text_of(queue, patch).partition("\n\n")[2]
-        every[draft.name] = replace(draft, description=described)
+        every[draft.name] = replace(draft, description=description(queue, patch))
     own = _without_patch(root, queue)
     for name, text in own.items():
         words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))

@@ -20,8 +20,16 @@ from packaging.version import Version
 
 from ..applying.apply import load_queue
 from ..applying.check import change_of
-from ..applying.context import edits, shared, unified
-from ..applying.matching import Files, Row, apply_patch, listing_with, replay
+from ..applying.matching import (
+    Files,
+    Row,
+    apply_patch,
+    edits,
+    listing_with,
+    replay,
+    shared,
+    unified,
+)
 from ..applying.selection import Selection
 from ..files import atomic
 from ..files.tree import hash_python
@@ -79,8 +87,8 @@ def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Pro
         if state is None:
             raise _nothing("nothing-to-continue", repository)
         release = repository.release()
-        pinned = {pin.version: pin.tree for pin in pins.all}
-        if pinned.get(version, release.tree) != release.tree:
+        pin = pins.of(version)
+        if pin and pin.tree != release.tree:
             step = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
             what = "has been pinned since, with another tree"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"v{version}", what, step)
@@ -143,8 +151,8 @@ def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] 
     """Plan, prove, write, go on. first: changes that the forecast's queue has already."""
     changes = [*first, *plan(root, pins, outlook)]
     files, release = prove(root, pins, outlook, changes), outlook.release
-    if outlook.conflict is None and any(pin.version == release.version for pin in pins.all):
-        tree = hash_python(listing_with(release.listing(), files))
+    if outlook.conflict is None and pins.of(release.version):
+        tree = hash_python(listing_with(release.listing, files))
         changes += change_of(root, {release.version: tree})
     write(root, changes)
     if outlook.conflict is None:
@@ -203,7 +211,7 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
     expected = [(queue.base(row.patch), row.after) for row in outlook.below if row.after]
     bases = [base for base, _ in expected]
     selected = [patch for patch in new.select(version) if new.base(patch.name) in bases]
-    replayed = replay(selected, new.overlay_for(selected), outlook.release.read, str(version))
+    replayed = replay(selected, new.overlay_for(selected), outlook.release.files.get, str(version))
     problems += replayed.problems
     if not problems and [(new.base(row.patch), row.after) for row in replayed.steps] != expected:
         what = "does not give the tree that was made"

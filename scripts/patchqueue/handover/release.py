@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,19 +29,9 @@ TAG = f"pcg-{RELEASE}"
 QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
 
 
-@dataclass(frozen=True)
-class Made:
-    """The finished folder. wheels: how many; versions: as pip shows them; bytes: of all files."""
-
-    folder: Path
-    wheels: int
-    versions: tuple[str, ...]
-    bytes: int
-
-
-def make(root: Path, chosen: Sequence[Pin]) -> Made:
+def make(root: Path, chosen: Sequence[Pin]) -> Path:
     """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
-    not at all; a folder that is there is replaced.
+    not at all; the folder. One that is there is replaced.
 
     Raises Refused if the tag of this number has another content, or if a build or a patch file is
     refused.
@@ -59,11 +48,9 @@ def make(root: Path, chosen: Sequence[Pin]) -> Made:
         files = sorted(unfinished.iterdir(), key=lambda path: path.name)
         sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
         (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
-        size = sum(path.stat().st_size for path in unfinished.iterdir())
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(unfinished, folder)
-    wheels = sum(len(pin.wheels) for pin in chosen)
-    return Made(folder, wheels, tuple(local_version(pin) for pin in chosen), size)
+    return folder
 
 
 def _refuse_other_content(root: Path) -> None:

@@ -16,7 +16,8 @@ from ..files.run import Failed
 from ..files.tree import is_part_of_tree
 from ..outcome import Outcome, Refused, some
 
-LINK, SUBMODULE = "120000", "160000"
+PROGRAM, LINK, SUBMODULE = "100755", "120000", "160000"  # modes of a tree's entries
+UTF_8 = ("utf-8", "surrogateescape")  # a name may have other bytes
 NEW = "refs/patchqueue/new"  # the stream's name for its commits; the ref is never written
 
 
@@ -59,7 +60,7 @@ class Repository:
         where the configuration does not say."""
         words = ("-c", "user.useConfigOnly=true", "var", "GIT_AUTHOR_IDENT")
         try:
-            ident = self._as_user(*words).decode("utf-8", "surrogateescape")
+            ident = self._as_user(*words).decode(*UTF_8)
         except Failed as failure:
             what = f"commits need an author, and git says: {failure}"
             name = '`git config --global user.name "Your Name"`'
@@ -140,7 +141,7 @@ class Repository:
         blobs = {}
         said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", *folders)
         for entry in said.split(b"\0")[:-1]:
-            about, path = entry.decode("utf-8", "surrogateescape").split("\t", 1)
+            about, path = entry.decode(*UTF_8).split("\t", 1)
             mode, _, blob = about.split()
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
@@ -159,28 +160,29 @@ class Repository:
 
     def _stream(self, base: str, commits: Iterable[Commit], who: str) -> Iterator[bytes]:
         """The commits for git fast-import, which prints the hash of each."""
-        modes = self._modes(base) if base else {}
+        programs = self._programs(base) if base else ()
         origin = f"from {base}\n" if base else ""
         for number, commit in enumerate(commits, 1):
             message = commit.message.encode()
             yield (
                 f"commit {NEW}\nmark :{number}\nauthor {who}\ncommitter {who}\n"
                 f"data {len(message)}\n"
-            ).encode("utf-8", "surrogateescape")
+            ).encode(*UTF_8)
             yield message + f"\n{origin}".encode()
             # first: a folder may have taken a file's name
-            yield from (f"D {path}\n".encode() for path in sorted(commit.removed))
+            yield from (f"D {path}\n".encode(*UTF_8) for path in sorted(commit.removed))
             for path, content in sorted(commit.files.items()):
-                about = f"M {modes.get(path, '100644')} inline {path}\ndata {len(content)}\n"
-                yield about.encode() + content + b"\n"
+                mode = PROGRAM if path in programs else "100644"
+                about = f"M {mode} inline {path}\ndata {len(content)}\n"
+                yield about.encode(*UTF_8) + content + b"\n"
             yield f"\nget-mark :{number}\n".encode()
             origin = ""
         yield f"reset {NEW}\nfrom {'0' * 40}\n\n".encode()
 
-    def _modes(self, commit: str) -> dict[str, str]:
-        listed = self.git("ls-tree", "-r", "-z", "--full-tree", commit)
-        entries = listed.decode("utf-8", "surrogateescape").split("\0")[:-1]
-        return {entry.split("\t", 1)[1]: entry.split(" ", 1)[0] for entry in entries}
+    def _programs(self, commit: str) -> set[str]:
+        """The files of a commit's tree that may be run: they stay so."""
+        listed = self.git("ls-tree", "-r", "-z", "--full-tree", commit).decode(*UTF_8).split("\0")
+        return {entry.partition("\t")[2] for entry in listed if entry.startswith(PROGRAM)}
 
     def publish(self, tips: Mapping[str, str]) -> list[Outcome]:
         """Make the branches at these commits, all or none: APPLIED, or ALREADY_APPLIED where it is
@@ -204,18 +206,11 @@ class Repository:
 def open_repository(name: str) -> Repository:
     """The repository at or above the folder `name`. Raises Refused where there is none, or no
     git."""
-    path = Path(name).expanduser()
-
-    def bad(what: str) -> Refused:
-        step = "give a git checkout of sglang: --onto PATH"
-        return Refused.of("no-repository", name, what, step)
-
-    if not path.is_dir():
-        raise bad("there is no such folder")
-    try:
-        top = run.git(path, "rev-parse", "--absolute-git-dir").stdout.strip()
-    except Failed as failure:
-        raise bad(f"is no git checkout: {failure}") from None
-    if not top:
-        raise bad("is no git checkout")
-    return Repository(path.resolve(), name)
+    path, what = Path(name).expanduser(), "there is no such folder"
+    if path.is_dir():
+        try:
+            run.git(path, "rev-parse", "--git-dir")
+            return Repository(path.resolve(), name)
+        except Failed as failure:
+            what = f"is no git checkout: {failure}"
+    raise Refused.of("no-repository", name, what, "give a git checkout of sglang: --onto PATH")

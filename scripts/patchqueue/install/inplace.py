@@ -30,7 +30,6 @@ from ..files.atomic import locked
 from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
 from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
 from ..queue.imports import by_line
-from ..queue.patchfile import split
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from . import installed, undo
@@ -296,11 +295,7 @@ def _plan(
         files |= own_changes.records(about, after)
     changes = _in_order(here, {path.removeprefix(PREFIX): files[path] for path in files}, record)
     _refuse_unwritable(here.site, changes)
-    forms = {  # with three lines of the tree's context, and with the patch's own
-        patch.name: [split(planned.stack[patch.name].decode("utf-8"))[1], patch.diff]
-        for patch in planned.selection.patches
-    }
-    texts = [{"name": name, "forms": texts} for name, texts in forms.items()]
+    texts = [{"name": each.name, "forms": [each.diff]} for each in selection.patches]
     return changes, record, {"found": here.listing, "texts": texts, "laid": about}
 
 

@@ -257,8 +257,7 @@ def recognise(
 
 def unedited(here: Installed, pins: Pins) -> Pin | None:
     """The pinned release whose Python files these are, without an edit."""
-    tree = hash_python(here.listing)
-    return next((pin for pin in pins.all if pin.tree == tree), None)
+    return pins.with_tree(hash_python(here.listing))
 
 
 def _stated(here: Installed, pins: Pins) -> Pin | None:

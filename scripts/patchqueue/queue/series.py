@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -300,7 +300,7 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
         yield Problem("overlay-form", where, what, "give it at least a docstring")
 
 
-def as_patch(files: dict[str, bytes]) -> bytes:
+def as_patch(files: Mapping[str, bytes]) -> bytes:
     """New files as one patch in quilt's own form, so that `quilt pop -a` takes them away again.
 
     Every file must be UTF-8, not empty, and end with a line end (lint sees to it).

@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
-from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from ..files import run
@@ -43,22 +42,19 @@ SETTINGS = {
     "find-links": ("UV_FIND_LINKS", ","),
     "trusted-host": ("UV_INSECURE_HOST", " "),
 }
+LINUX = re.compile(r"-any\.whl$|linux[^-]*\.whl$")  # a wheel for any system, or for Linux
 TRUE = ("1", "true", "yes", "on")  # as pip has it
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")  # the oldest that a release may need
 PATIENCE = {"UV_HTTP_RETRIES": "1"}  # uv's own three take eight seconds where there is no network
 
 
-def unreachable(done: subprocess.CompletedProcess[str]) -> str:
-    """Why pip could not reach the package index; empty where it could."""
-    broken = UNREACHABLE.search(done.stderr)
-    return f"the package index cannot be reached: {broken[0].strip()}" if broken else ""
-
-
 def why(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     """Why pip had nothing, in a line, and where it asked: its last line names no cause where the
     index cannot be reached. folder: one to run pip in."""
-    said = done.stderr.strip() or done.stdout.strip() or "pip said nothing"
-    return f"{unreachable(done) or said.splitlines()[-1]}; asked: {asked(settings(folder))}"
+    said = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
+    if broken := UNREACHABLE.search(done.stderr):
+        said = f"the package index cannot be reached: {broken[0].strip()}"
+    return f"{said}; asked: {asked(settings(folder))}"
 
 
 def asked(configured: Mapping[str, str]) -> str:
@@ -76,14 +72,9 @@ def download(
 ) -> subprocess.CompletedProcess[str]:
     """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
     sglang. words: more for pip."""
-    tag: Tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
-    platforms = {tag.platform for tag in parse_wheel_filename(file)[3]}
-    chosen = [
-        "--python-version",
-        tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11",
-        "--platform",
-        sorted(platforms)[0],
-    ]
+    tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
+    python = tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11"
+    chosen = ["--python-version", python, "--platform", tag.platform]
     if tag.abi != "none":
         chosen += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
     command = [*PIP, "download", "-q", "--no-input", "--disable-pip-version-check", "--no-deps"]
@@ -155,14 +146,7 @@ def _listed(
                 raise
     (package,) = msgspec.toml.decode(listing.read_text())["packages"]
     names = [unquote(wheel["url"].rpartition("/")[2]) for wheel in package["wheels"]]
-    return [
-        name
-        for name in names
-        if any(
-            tag.platform == "any" or "linux" in tag.platform
-            for tag in parse_wheel_filename(name)[3]
-        )
-    ]
+    return [name for name in names if LINUX.search(name)]
 
 
 def _as_uv(configured: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from packaging.utils import parse_wheel_filename
@@ -23,7 +22,6 @@ HEAD = (
     f"# The pinned releases of sglang. {to_type('pin', 'VERSION')} adds one; no other file names a"
     " version (series guards aside).\n"
 )
-ENTRY = "[[revision]]\n"  # how a release begins in it
 TreeHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 # it names a folder in work/, and an argument of git
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\Z")]
@@ -51,7 +49,7 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=True):
     resolve_as_of: datetime.date
     tree: TreeHash
     wheels: Annotated[tuple[Wheel, ...], Meta(min_length=1)]
-    patched: TreeHash | Literal[""] = ""
+    patched: Annotated[str, Meta(pattern=r"^(sha256:[0-9a-f]{64})?\Z")] = ""
 
     def __post_init__(self) -> None:
         for wheel in self.wheels:
@@ -77,6 +75,14 @@ class Pins:
     default: Pin
     tested: tuple[Pin, ...]
 
+    def of(self, version: Version) -> Pin | None:
+        """The pin of a version; None where the version is not pinned."""
+        return next((pin for pin in self.all if pin.version == version), None)
+
+    def with_tree(self, tree: str) -> Pin | None:
+        """The pin whose Python files have this hash; None where no pin has it."""
+        return next((pin for pin in self.all if pin.tree == tree), None)
+
     def near(self, version: Version) -> list[Pin]:
         """The pins of the same release with another post part: 0.5.12.post1 of 0.5.12."""
         base = Version(version.base_version)  # 0.6 is 0.6.0
@@ -94,9 +100,8 @@ class Pins:
         except InvalidVersion:
             what, step = f"this is not a version; pinned are {pinned}", self.default.tag
             raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
-        for pin in self.all:
-            if pin.version == version:
-                return pin
+        if pin := self.of(version):
+            return pin
         if near := [pin.tag for pin in self.near(version)]:
             what = f"this release is not pinned; did you mean {' or '.join(near)}?"
             raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")
@@ -153,14 +158,13 @@ def check(entry: Any, number: int = 0) -> Pin:
 def with_patched(text: str, trees: Mapping[Version, str]) -> str:
     """The file's text with these trees as `patched` of their releases. A release that it does not
     have is left out."""
-    head, *entries = text.split(ENTRY)
-    for number, entry in enumerate(entries):
-        version = re.search(r'(?m)^version = "([^"]+)"', entry)
-        if version and (tree := trees.get(Version(version[1]))):
-            rest = re.sub(r"(?m)^patched = .*\n", "", entry)
-            line = rf'\g<1>patched = "{tree}"\n'
-            entries[number] = re.sub(r"(?m)^(tree = .*\n)", line, rest, count=1)
-    return ENTRY.join([head, *entries])
+    import tomlkit  # which a wheel of the tool does not require: it writes no pins
+
+    file = tomlkit.parse(text)
+    for entry in file["revision"]:
+        if tree := trees.get(Version(entry["version"])):
+            entry["patched"] = tree
+    return tomlkit.dumps(file)
 
 
 def add(root: Path, pin: Pin) -> Pin:
@@ -168,8 +172,9 @@ def add(root: Path, pin: Pin) -> Pin:
     the file is broken, or has the version already."""
     wheels = "".join(f'    {{file = "{w.file}", sha256 = "{w.sha256}"}},\n' for w in pin.wheels)
     entry = (
-        f'{ENTRY}version = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'
-        f'resolve_as_of = {pin.resolve_as_of}\ntree = "{pin.tree}"\nwheels = [\n{wheels}]\n\n'
+        f'[[revision]]\nversion = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'
+        f'resolve_as_of = {pin.resolve_as_of}\ntree = "{pin.tree}"\npatched = ""\n'
+        f"wheels = [\n{wheels}]\n\n"
     )
     with atomic.locked(root / atomic.QUEUE_LOCK):
         refuse_pinned(root, pin.version)  # another run may have pinned one meanwhile

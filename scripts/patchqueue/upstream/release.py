@@ -14,9 +14,9 @@ import logging
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from packaging.version import Version
@@ -24,7 +24,6 @@ from packaging.version import Version
 from ..files import run
 from ..files.tree import (
     GENERATED,
-    PREFIX,
     SGLANG,
     differing,
     hash_python,
@@ -44,42 +43,35 @@ DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by 
 
 @dataclass(frozen=True)
 class Release:
-    """read: a file's content by its path in git's layout, or None; paths: all of them, sorted."""
+    """files: path in git's layout -> content, sorted by path."""
 
     version: Version
-    read: Callable[[str], bytes | None]
-    paths: tuple[str, ...]
+    files: Mapping[str, bytes] = field(repr=False)
 
+    @cached_property
     def listing(self) -> dict[str, str]:
         """The listing (see files/tree.py) of its files."""
-        return {path: sha256(self.read(path) or b"") for path in self.paths}
+        return {path: sha256(content) for path, content in self.files.items()}
 
     @property
     def tree(self) -> str:
         """The tree hash (see files/tree.py) of its files."""
-        return hash_python(self.listing())
+        return hash_python(self.listing)
 
 
-@contextmanager
-def find(pins: Pins, version: Version, origin: str | None) -> Iterator[Release]:
+def find(pins: Pins, version: Version, origin: str | None) -> Release:
     """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
     checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
     where they cannot be had."""
-    path, pin = Path(origin or ""), _pin_of(pins, version)
+    path, pin = Path(origin or ""), pins.of(version)
     if pin:
-        pristine = source.fetch(pin, origin)
-        yield Release(version, pristine.read, pristine.paths)
-    elif origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
-        yield _of_folder(version, path)
-    else:
-        with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-            file, kind = _archive(version, origin, Path(space))
-            archive = Archive(file, kind, file.name)
-            yield Release(version, archive.read, archive.paths)
-
-
-def _pin_of(pins: Pins, version: Version) -> Pin | None:
-    return next((pin for pin in pins.all if pin.version == version), None)
+        return Release(version, source.fetch(pin, origin).contents())
+    if origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
+        LOG.info(f"sglang {version} from {path}: its files as they stand")
+        return of_folder(version, path)
+    with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
+        file, kind = _archive(version, origin, Path(space))
+        return Release(version, Archive(file, kind, file.name).contents())
 
 
 def _wheels(folder: Path, version: Version) -> list[Path]:
@@ -136,36 +128,24 @@ def _asked(folder: Path, *words: str) -> str:
     return done.stdout.decode("utf-8", "replace").strip()
 
 
-def _site_in(folder: Path) -> Path:
-    """The folder that holds sglang/: python/ of a checkout, or an unpacked wheel itself. Raises
-    Refused where there is none."""
-    if (folder / SGLANG).is_dir():
-        return folder / PREFIX
-    if (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
-        return folder
-    what, step = "holds no python/sglang and no sglang/srt", "give a wheel, or a checkout of sglang"
-    raise Refused.of("not-fetched", str(folder), what, step)
-
-
-def _of_folder(version: Version, folder: Path) -> Release:
-    site = _site_in(folder)
-    LOG.info(f"sglang {version} from {folder}: its files as they stand")
-    roots = {SGLANG: site / "sglang"}
-    if site != folder:  # an unpacked wheel has no tests of sglang
-        roots["test/"] = folder / "test"
+def of_folder(version: Version, folder: Path) -> Release:
+    """The files of a checkout, or of an unpacked wheel, which has no tests. Raises Refused where
+    there is no sglang."""
+    roots = {SGLANG: folder / SGLANG, "test/": folder / "test"}
+    if not (folder / SGLANG).is_dir():
+        roots = {SGLANG: folder / "sglang"}
+        if not (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
+            what = "holds no python/sglang and no sglang/srt"
+            step = "give a wheel, or a checkout of sglang"
+            raise Refused.of("not-fetched", str(folder), what, step)
     files = {
         prefix + path.relative_to(root).as_posix(): path
         for prefix, root in roots.items()
         for path in root.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
-    paths = tuple(sorted(filter(is_part_of_tree, files)))
-
-    def read(path: str) -> bytes | None:
-        file = files.get(path)
-        return file.read_bytes() if file and file.is_file() else None
-
-    return Release(version, read, paths)
+    paths = sorted(filter(is_part_of_tree, files))
+    return Release(version, {path: files[path].read_bytes() for path in paths})
 
 
 def add_pin(root: Path, name: str, origin: str | None) -> Pin:

@@ -79,6 +79,10 @@ class Archive:
         """The tree's listing, read from the archive alone."""
         return {path: sha256(self._zip.read(member)) for path, member in self._members.items()}
 
+    def contents(self) -> dict[str, bytes]:
+        """Every file, by its path in git's layout, sorted."""
+        return {path: self.read(path) or b"" for path in self.paths}
+
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(sorted(self._members))
@@ -181,11 +185,9 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
             file, commit = archive_of_tag(pin.tag, origin, space)
             return _keep(Source(file, "git", commit, pin, file_sha256(file)), file.name, cache)
     for wheel in _preferred(pin.wheels):
-        source = _cached(pin, wheel, cache)
-        if source:
+        if source := _cached(pin, wheel, cache):
             return source
-    archived = None if wheel_only else next(_kept_from_git(pin, cache), None)
-    if archived:
+    if not wheel_only and (archived := next(_kept_from_git(pin, cache), None)):
         return archived
     with _workspace(cache) as space:
         wheel = _preferred(pin.wheels)[0]
@@ -196,10 +198,8 @@ def fetch(pin: Pin, origin: str | None, wheel_only: bool = False) -> Source:
 def kept(pin: Pin, digest: str) -> Source | None:
     """The git archive of the release that a tree was made of, by its sha256; None where the cache
     has it no more."""
-    return next(
-        (archived for archived in _kept_from_git(pin, cache_folder()) if archived.sha256 == digest),
-        None,
-    )
+    archives = _kept_from_git(pin, cache_folder())
+    return next((archive for archive in archives if archive.sha256 == digest), None)
 
 
 def is_cached(pin: Pin) -> bool:
@@ -223,13 +223,18 @@ def _entry(cache: Path, digest: str, name: str) -> Path:
 
 def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
     path = _entry(cache, wheel.sha256, wheel.file)
+    return Source(path, "wheel", wheel.file, pin, wheel.sha256) if _is_whole(path) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an archive is in the cache as it was kept. A damaged one is removed."""
     if not path.is_file():
-        return None
-    if file_sha256(path) == wheel.sha256:
-        return Source(path, "wheel", wheel.file, pin, wheel.sha256)
-    LOG.info(f"the cached {wheel.file} is damaged; it is fetched again")
+        return False
+    if file_sha256(path) == path.parent.name:
+        return True
+    LOG.info(f"the cached {path.name} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
-    return None
+    return False
 
 
 def _git_archives(pin: Pin, cache: Path) -> list[Path]:
@@ -244,16 +249,12 @@ def _kept_from_git(pin: Pin, cache: Path) -> Iterator[Source]:
     No pin names such an archive, so that its tree is looked at in every use. git writes the commit
     into the archive, as its comment.
     """
-    for path in _git_archives(pin, cache):
-        digest = path.parent.name
-        if file_sha256(path) != digest:
-            LOG.info(f"the cached {path.name} is damaged; it is removed")
-            shutil.rmtree(path.parent, ignore_errors=True)
-            continue
+    for path in filter(_is_whole, _git_archives(pin, cache)):
         with zipfile.ZipFile(path) as archive:
             commit = archive.comment.decode("ascii", "replace")
         if hash_python(Archive(path, "git", commit).listing()) == pin.tree:
-            yield Source(path, "git", commit, pin, digest)  # not open: check sends it to a process
+            # not open: check sends it to a process
+            yield Source(path, "git", commit, pin, path.parent.name)
 
 
 def _keep(checked: Source, name: str, cache: Path) -> Source:
@@ -274,10 +275,8 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
     digest = file_sha256(file)
     wheel = next((wheel for wheel in pin.wheels if wheel.sha256 == digest), None)
     if wheel is None:
-        pinned = next(
-            (wheel.sha256 for wheel in pin.wheels if wheel.file == file.name), "another file name"
-        )
-        what = f"its sha256 is {digest}, pinned is {pinned}"
+        pinned = {wheel.file: wheel.sha256 for wheel in pin.wheels}
+        what = f"its sha256 is {digest}, pinned is {pinned.get(file.name, 'another file name')}"
         step = "do not use it; see where your package index gets it from"
         raise Refused.of("wrong-sha256", file.name, what, step)
     return _keep(Source(file, "wheel", wheel.file, pin, digest), wheel.file, cache)

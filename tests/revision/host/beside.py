@@ -39,6 +39,8 @@ def of(mix, attend):
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 
     class Mamba2(hybrid.Mamba2AttnBackend):
+        is_draft_worker = False  # asked on 0.5.13
+
         def __init__(self):
             pass
 

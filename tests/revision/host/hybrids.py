@@ -35,11 +35,30 @@ def on_cpu(monkeypatch):
     return seen
 
 
+def gated_values(layer, mixed_qkv, a, b):
+    """The values of a gated delta net, [rows, heads, size], times both gates."""
+    values = mixed_qkv[:, layer.q_dim + layer.k_dim :]
+    values = values.unflatten(-1, (layer.num_v_heads, layer.head_v_dim))
+    return values * a.sigmoid()[..., None] * b.sigmoid()[..., None]
+
+
 def recurrent(attention, seen):
     """`attention`, an attention backend, with the linear attention and the Mamba2 metadata of a
-    hybrid one."""
+    hybrid one. planned: the batches that its linear half prepared."""
 
     class Hybrid(type(attention)):
+        def __init__(self):
+            super().__init__()
+            self.planned = []
+
+        def init_forward_metadata(self, forward_batch):
+            super().init_forward_metadata(forward_batch)
+            self.planned.append(forward_batch)
+
+        @property
+        def full_attn_backend(self):
+            return SimpleNamespace(init_forward_metadata=super().init_forward_metadata)
+
         @property
         def linear_attn_backend(self):
             counts = dict(
@@ -60,12 +79,7 @@ def recurrent(attention, seen):
                     **kwargs,
                 )
             seen.append(forward_batch)
-            values = mixed_qkv[:, layer.q_dim + layer.k_dim :].unflatten(
-                -1, (layer.num_v_heads, layer.head_v_dim)
-            )
-            return sums(values * a.sigmoid()[..., None] * b.sigmoid()[..., None], forward_batch)[
-                None
-            ]
+            return sums(gated_values(layer, mixed_qkv, a, b), forward_batch)[None]
 
     return Hybrid()
 

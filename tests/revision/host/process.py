@@ -80,6 +80,12 @@ def offered(**words):
     return {name: value for name, value in words.items() if name in known()}
 
 
+def extra_buffer():
+    """What asks for a prefix cache that keeps states of prefills; nothing up to 0.5.6."""
+    names = "mamba_radix_cache_strategy", "mamba_scheduler_strategy"
+    return offered(**dict.fromkeys(names, "extra_buffer"))
+
+
 def use_server_args(args):
     """Make `args` the ones that layers look up."""
     # up to 0.5.8 its value reaches the Mamba layers through this variable

@@ -106,9 +106,7 @@ def _model_runner(kind: str, attention: Any, model: Any, speculative: str | None
 
 
 def _server_args(kind: str) -> Any:
-    names = ("mamba_radix_cache_strategy", "mamba_scheduler_strategy")  # none up to 0.5.6
-    strategy = process.offered(**dict.fromkeys(names, "extra_buffer"))
-    args = process.default_server_args(**strategy)
+    args = process.default_server_args(**process.extra_buffer())
     args.piecewise_cuda_graph_tokens = SIZES
     if "cuda_graph_config" in process.known():
         args.cuda_graph_config = types.SimpleNamespace(

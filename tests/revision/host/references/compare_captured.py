@@ -10,6 +10,8 @@ from sglang.srt.prefill_graph.captured import mamba2 as captured
 
 from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
+NAN = float("nan")
+
 
 def row_by_row(projection, factors=1):
     """A projection's forward whose bits do not depend on how many rows there are. Its `words` are
@@ -52,9 +54,10 @@ def compare(
 ):
     """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
     size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
-    behind every batch. Request i has slot i + 1. fuses_reduce: the next norm sums over the ranks.
-    factors: the first projection's columns are multiplied, as Falcon-H1's are. eagerly: compare
-    with the release's mixer, too.
+    behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
+
+    fuses_reduce: the next norm sums over the ranks. factors: the first projection's columns are
+    multiplied, as Falcon-H1's are. eagerly: compare with the release's mixer, too.
 
     Returns, over all batches, the largest differences of `output`, `conv` and `ssm` from the plain
     mixer, and of the states that are left for the prefix cache, `left_conv` and `left_ssm`; `bits`:
@@ -75,8 +78,10 @@ def compare(
         torch.manual_seed(number)
         count, total, wanted = len(lengths), sum(lengths), more[0] if more else None
         conv, ssm = before = compare_mamba2.drawn_pool(mixer, 2 * count + 3)
+        for slot, prefix in enumerate(prefixes, start=1):
+            conv[slot], ssm[slot] = (conv[slot], ssm[slot]) if prefix else (NAN, NAN)
         hidden = torch.randn(rows, 128)
-        hidden[total:] = float("nan")
+        hidden[total:] = NAN
         said = {} if wanted is None else said_of(lengths, prefixes, wanted)
         given = hidden[:total], lengths, prefixes, chunk, said, step
         mixer.in_proj.forward = project

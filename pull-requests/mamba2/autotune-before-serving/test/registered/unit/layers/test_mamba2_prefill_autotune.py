@@ -21,10 +21,7 @@ from sglang.kernels.ops.mamba.triton_ops import (
     ssd_chunk_state,
     ssd_state_passing,
 )
-from sglang.srt.layers.attention.hybrid_linear_attn_backend import (
-    HybridLinearAttnBackend,
-    Mamba2AttnBackend,
-)
+from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 from sglang.srt.layers.attention.mamba.mamba import MambaMixer2
 from sglang.srt.model_executor.runner import base_runner
 
@@ -95,7 +92,7 @@ class TestMamba2PrefillAutotune(CustomTestCase):
             self.assertEqual(len(behind_cached) - len(cold), INITIAL.get(name, 0), name)
 
     def test_the_backend_takes_sizes_and_types_of_its_model(self):
-        backend = Mamba2AttnBackend.__new__(Mamba2AttnBackend)
+        backend = hybrid.Mamba2AttnBackend.__new__(hybrid.Mamba2AttnBackend)
         mixer = MagicMock(spec=MambaMixer2)
         model = SimpleNamespace(modules=lambda: [object(), mixer, object()])
         backend._model_runner = SimpleNamespace(model=model, dtype=torch.bfloat16)
@@ -104,12 +101,17 @@ class TestMamba2PrefillAutotune(CustomTestCase):
         backend.req_to_token_pool = SimpleNamespace(
             mamba_pool=SimpleNamespace(mamba_cache=cache)
         )
-        hybrid = HybridLinearAttnBackend.__new__(HybridLinearAttnBackend)
-        hybrid.attn_backend_list = [MagicMock(), backend]
-        hybrid.autotune_prefill_kernels()
-        mixer.autotune_prefill_kernels.assert_called_once_with(
-            chunk_size=128, dtype=torch.bfloat16, state_dtype=torch.float32
-        )
+        both = hybrid.HybridLinearAttnBackend.__new__(hybrid.HybridLinearAttnBackend)
+        both.attn_backend_list = [MagicMock(), backend]
+        for largest, num_tokens in ((0, 4096), (2048, 2048), (8192, 4096)):
+            with patch.object(hybrid, "max_prefill_buffer_tokens", lambda: largest):
+                both.autotune_prefill_kernels()
+            mixer.autotune_prefill_kernels.assert_called_with(
+                num_tokens=num_tokens,
+                chunk_size=128,
+                dtype=torch.bfloat16,
+                state_dtype=torch.float32,
+            )
 
     def test_a_runner_tunes_once_as_it_warms_up(self):
         runner = MagicMock(spec=base_runner.BaseRunner)
