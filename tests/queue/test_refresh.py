@@ -211,6 +211,13 @@ def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
     fakes.quilt(root / "work" / TAG, "pop")
 
 
+def test_new_reads_a_series_with_options_as_quilt_does(applied):
+    series = applied.tree / "patches/series"
+    series.write_text(series.read_text().rstrip() + " -p1\n")
+    new(applied.root, applied.pin, "steps/say-more")
+    assert series.read_text().endswith(" -p1\nsteps/say-more.patch\n")
+
+
 def test_new_below_popped_patches_goes_there_in_the_series(applied):
     fakes.quilt(applied.tree, "pop")
     new(applied.root, applied.pin, "steps/in-between")

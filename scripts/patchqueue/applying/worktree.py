@@ -235,7 +235,7 @@ def begin_patch(tree: Path, patch: str) -> None:
     """Put an empty patch on top, as `quilt new` does."""
     series, stack = tree / "patches/series", applied(tree)
     lines = series.read_text().splitlines() if series.is_file() else []
-    names = [line.partition("#")[0].split() for line in lines]
+    names = [line.partition("#")[0].split()[:1] for line in lines]
     lines.insert(names.index(stack[-1:]) + 1 if stack else 0, patch)
     _write(tree, {"patches/series": "".join(f"{line}\n" for line in lines).encode()})
     _write(tree, {APPLIED: "".join(f"{name}\n" for name in (*stack, patch)).encode()})

@@ -136,7 +136,7 @@ def of_folder(version: Version, folder: Path) -> Release:
         roots = {SGLANG: folder / "sglang"}
         if not (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
             what = "holds no python/sglang and no sglang/srt"
-            step = "give a wheel, or a checkout of sglang"
+            step = "name a checkout of sglang, or the folder that holds sglang/"
             raise Refused.of("not-fetched", str(folder), what, step)
     files = {
         prefix + path.relative_to(root).as_posix(): path
