@@ -69,11 +69,16 @@ def _command(module, words, folder, variables):
     return subprocess.CompletedProcess([module, *words], code, stdout.getvalue(), stderr.getvalue())
 
 
+_builtins = {}  # of triton.language, by name, as modules find them before any kernel has run
+
+
 def start():
     """What the interpreter needs on a host without a GPU."""
     import torch
+    import triton.language as language
     import triton.runtime.interpreter as interpreter
 
+    _builtins.update((name, getattr(language, name)) for name in ("exp", "exp2", "log", "log2"))
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor, *scope):  # triton 3.6 has the latter too
@@ -140,8 +145,8 @@ def resolve_late(package):
     """
     import triton.language as language
 
-    for name in ("exp", "exp2", "log", "log2"):
-        builtin, late = getattr(language, name), functools.partial(_call, language, name)
+    for name, builtin in _builtins.items():
+        late = functools.partial(_call, language, name)
         for module in [module for key, module in sys.modules.items() if key.startswith(package)]:
             for own in [key for key, value in vars(module).items() if value is builtin]:
                 setattr(module, own, late)
