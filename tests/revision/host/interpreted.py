@@ -19,6 +19,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
+_builtins = {}  # of triton.language, by name, as modules find them before any kernel has run
+
 
 @functools.cache
 def _forks():
@@ -67,9 +69,6 @@ def _command(module, words, folder, variables):
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return subprocess.CompletedProcess([module, *words], code, stdout.getvalue(), stderr.getvalue())
-
-
-_builtins = {}  # of triton.language, by name, as modules find them before any kernel has run
 
 
 def start():
@@ -138,11 +137,7 @@ def _convert_float(convert, values, source, target, rounding_mode):
 
 def resolve_late(package):
     """Where modules of `package` keep triton's functions under names of their own: look them up at
-    each call.
-
-    The interpreter replaces the functions in triton.language while a kernel runs; copies of them
-    stay uncompiled builtins.
-    """
+    each call, as the interpreter replaces those of triton.language while a kernel runs."""
     import triton.language as language
 
     for name, builtin in _builtins.items():
