@@ -477,6 +477,24 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     assert exactly(secret.parent) == found and exactly(site) == before
 
 
+@pytest.mark.parametrize("state", ["installing", "installed", "removing"])
+def test_a_journal_of_an_earlier_tool_is_read(site, do, state):
+    """It had the notes in the record."""
+    before = exactly(site)
+    do["install"]()
+
+    def earlier(written: dict) -> None:
+        written["record"]["notes"] = written.pop("notes")
+        written["state"] = state
+
+    rewritten(site, earlier)
+    expected = Outcome.EMPTY if state == "removing" else Outcome.APPLIED
+    assert do["verify"]().outcome is expected
+    do["install"]()
+    do["uninstall"]()
+    assert exactly(site) == before
+
+
 @pytest.mark.parametrize(
     "name", [f"{undo.FOLDER}/journal.json.new", f"{undo.FOLDER}/after/{PATCHED}"]
 )
