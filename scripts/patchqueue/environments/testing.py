@@ -163,8 +163,8 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
         )
 
 
-def test_tool(root: Path) -> int:
-    """Run tests/queue on all processors; pytest's exit code."""
+def test_tool(root: Path, words: Sequence[str] = ()) -> int:
+    """Run tests/queue on all processors; pytest's exit code. words: further words for pytest."""
     # tests start the tool and engines hundreds of times; half of such a start is compiling
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
@@ -172,7 +172,7 @@ def test_tool(root: Path) -> int:
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
-    return subprocess.run(command, cwd=root, env=variables).returncode
+    return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
 def measure_coverage(root: Path) -> int:
