@@ -74,12 +74,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     commandline.add_place(parser)
     commandline.add_trees(parser, "as in the other runs of the page")
     add = parser.add_argument
-    add(
-        "--against",
-        type=Path,
-        metavar="TREE",
-        help="the folder that holds the other sglang/ (default: made from --untouched)",
-    )
+    against = "the folder that holds the other sglang/ (default: made from --untouched)"
+    add("--against", type=Path, metavar="TREE", help=against)
     add(
         "--subject",
         choices=[*subjects.SUBJECTS],
@@ -95,13 +91,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         help=f"requests x tokens (default: {' '.join(map(name, SHAPES))})",
     )
     add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
-    add(
-        "--trees",
-        nargs="+",
-        choices=(UNTOUCHED, PATCHED),
-        default=(UNTOUCHED, PATCHED),
-        help="in this order; one may come again",
-    )
+    both = (UNTOUCHED, PATCHED)
+    add("--trees", nargs="+", choices=both, default=both, help="in this order; one may come again")
     add(
         "--mode",
         nargs="+",
@@ -136,12 +127,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "another release's unpacked bundle, run as published (may be given again)",
     )
     add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
-    add(
-        "--port",
-        type=int,
-        default=24000,
-        help="the first engine's port; each next one's is 100 higher (default 24000)",
-    )
+    port = "the first engine's port; each next one's is 100 higher (default 24000)"
+    add("--port", type=int, default=24000, help=port)
     options = parser.parse_args(words)
     options.mode = _for_each(parser, "--mode", options.mode, options.trees)
     options.states = options.states or [os.environ.get(STATES, "")]

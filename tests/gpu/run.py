@@ -190,14 +190,15 @@ def groups(planned: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def perform(session: Session, group: Sequence[Planned], write: Callable[[], None]) -> None:
-    """Run the engines of some rows. One that is alone begins when all is compiled."""
+    """Run the engines of some rows. One that is alone begins when nothing is compiled any more."""
     gpus = [gpu.use for gpu in visible(session.options)]
     with kernels.made_ahead(session.place, gpus[0], session.options.attention) as compiling:
         for one in group:
             (one.row.prepare or write_models)(session, one.plan)
-        if not group[0].row.beside:
-            kernels.wait(compiling, time.time() + KERNELS_S)
-        run_stages(session, group, gpus, write)
+        if group[0].row.beside:
+            return run_stages(session, group, gpus, write)
+        kernels.wait(compiling, time.time() + KERNELS_S)
+    return run_stages(session, group, gpus, write)
 
 
 def run_stages(

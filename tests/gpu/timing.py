@@ -10,13 +10,16 @@ step). The rest is the engine's own.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,11 +204,15 @@ class Timed:
         self.write(Path(f"{self.plan['out']}.part"))
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps(self.entry))
+        (new := file.with_suffix(".new")).write_text(json.dumps(self.entry))
+        new.replace(file)
 
 
 def run(kind: type[Timed]) -> None:
-    """Do what the plan says. Then the process ends at once: an engine has nothing to save."""
+    """Do what the plan says. Then the process ends at once: an engine has nothing to save, and one
+    that failed may wait forever for its own clean-up."""
+    # It would keep its share of the GPU when gain.py is killed; its children follow it.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     plan = json.loads(Path(sys.argv[1]).read_text())
     timed = kind(plan)
     try:
@@ -215,8 +222,10 @@ def run(kind: type[Timed]) -> None:
         timed.entry |= {"verdict": "not run", "why": f"no time was left for {what}"}
     except Failed as why:
         timed.entry |= {"verdict": "failed", "why": str(why)}
-    timed.write(part := Path(f"{plan['out']}.part"))
-    part.replace(plan["out"])  # now it counts as answered
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    timed.write(Path(plan["out"]))  # now it counts as answered
     os._exit(0)
 
 

@@ -25,10 +25,7 @@ ROWS = subprocess.run(
     text=True,
     check=True,
 ).stdout.split()
-SERVERS = {
-    "next_turn": test_judged.Decoded,
-    "mixed_states": test_judged.Mixed,
-}
+SERVERS = {"next_turn": test_judged.Decoded, "mixed_states": test_judged.Mixed}
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
 KNOWN |= {"json_model_override_args"}
@@ -162,6 +159,17 @@ def test_rows_that_may_run_beside_each_other_do(monkeypatch, tmp_path):
     host.main(tmp_path, "context-flag", "next_turn", "context-config")
     names = [{job.name.partition(".")[0] for job in jobs} for jobs in seen]
     assert names == [{"context-flag", "context-config"}, {"next-turn"}]
+
+
+def test_nothing_is_compiled_beside_an_engine_that_is_alone(monkeypatch, tmp_path):
+    """One that sleeps says how much memory is in use on the whole GPU."""
+    host = Host(monkeypatch)
+    compiling = contextlib.ExitStack()
+    compiling.callback(host.ran.append, "ended")
+    monkeypatch.setattr(host.run.kernels, "made_ahead", lambda *_: compiling)
+    monkeypatch.setattr(host.run.kernels, "wait", lambda *_: None)
+    host.main(tmp_path, "next_turn")
+    assert host.ran[-2] == "ended" and " on port " in host.ran[-1]
 
 
 def test_a_run_of_no_model_does_not_pass(monkeypatch, tmp_path):

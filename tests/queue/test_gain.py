@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,10 +117,8 @@ def test_each_engine_is_told_whether_to_capture_states(gain, tmp_path, capsys):
     switch, words = "SGLANG_PREFILL_GRAPH_STATES", ["--shapes", "1x64", "--rounds", "1"]
     two = [*words, "--trees", "patched", "patched", "--states", "break", "capture"]
     code, found = gain(*two, LOADS=1, FAKE_TOLD=switch)
-    told = [
-        (tmp_path / f"out/bench.{visit}.patched.log").read_text().count(f"{switch}={said}\n")
-        for visit, said in ((1, "break"), (2, "capture"))
-    ]
+    logs = [(tmp_path / f"out/bench.{visit}.patched.log").read_text() for visit in (1, 2)]
+    told = [log.count(f"{switch}={said}\n") for log, said in zip(logs, ("break", "capture"))]
     assert code == 0 and told == [1, 1]
     assert [run["states"] for run in found["runs"]] == ["break", "capture"]
     assert "patched, breakable, states: capture: passed" in capsys.readouterr().out
@@ -146,6 +146,54 @@ def test_the_limit_ends_it_with_what_there_is(gain):
     assert code == 1 and found["seconds"] <= 15 and slow["verdict"] == "not run"
     assert "no time was left for 9999 rounds" in slow["why"]
     assert slow["first_token_ms"]["1x64"]["all"]
+
+
+def test_no_engine_outlives_a_run_that_is_killed(gpu, tmp_path, monkeypatch):
+    """It would keep its share of the GPU, and the next run would have less."""
+    monkeypatch.setenv("FAKE_STEP", "0.05")
+    monkeypatch.setenv("FAKE_JOURNAL", str(journal := tmp_path / "journal"))
+    words = ["--tree", FAKE / "tree", "--site", FAKE / "site", "--out", tmp_path]
+    words += ["--trees", "patched", "--rounds", "9999"]
+    run = subprocess.Popen([sys.executable, gpumodules.GPU / "gain.py", *map(str, words)])
+    until, launch = time.time() + 60, load("launch")
+    while not (journal.is_file() and "first-token" in journal.read_text()) and time.time() < until:
+        time.sleep(0.1)
+    run.kill()
+    run.wait()
+    started = {int(file.stem) for file in tmp_path.glob("*.pid")}
+    (engine,) = (pid for pid in started if os.getsid(pid) == pid)
+    while engine in launch.members(engine) and time.time() < until:
+        time.sleep(0.1)
+    left = launch.members(engine)
+    for pid in left:  # a fake engine's child, which does not follow it
+        os.kill(pid, signal.SIGKILL)
+    assert engine not in left and time.time() < until
+
+
+FAILS = """
+import threading, time, timing
+def start(self):
+    threading.Thread(target=time.sleep, args=[60]).start()
+    raise ValueError("planted")
+timing.run(type("Fails", (timing.Timed,), {"start": start}))
+"""
+
+
+def test_an_engine_that_fails_does_not_wait_for_what_it_has_left(gpu, tmp_path):
+    """Its share of the time went by, and why it failed was not said."""
+    (plan := tmp_path / "plan.json").write_text(json.dumps({"until": 0, "shapes": []}))
+    words = [sys.executable, "-c", FAILS, str(plan)]
+    done = subprocess.run(words, cwd=gpumodules.GPU, timeout=30, capture_output=True, text=True)
+    assert done.returncode == 1 and "ValueError: planted" in done.stderr
+
+
+def test_what_an_engine_has_kept_is_whole_when_it_ends_while_it_writes(gpu, tmp_path, monkeypatch):
+    timed, file = load("timing").Timed({"until": 0, "shapes": []}), tmp_path / "kept.part"
+    timed.write(file)
+    monkeypatch.setattr(Path, "write_text", lambda path, text: path.write_bytes(b"{") // 0)
+    with pytest.raises(ZeroDivisionError):
+        timed.write(file)
+    assert json.loads(file.read_text()) == {}
 
 
 def test_a_branch_is_timed_against_a_tree_that_is_given(gain, laid, tmp_path):
@@ -206,8 +254,7 @@ def test_the_first_quartile_lies_between_its_neighbours(gpu):
     spread = load("timing").spread
     assert spread([5.0])["first_quartile"] == 5
     assert spread([4.0, 1.0, 2.0, 3.0, 5.0])["first_quartile"] == 2
-    values = [1.0, 2.0, 3.0, 4.0]
-    ends = {"fastest": 1.0, "first_quartile": 1.75, "median": 2.5}
+    values, ends = [1.0, 2.0, 3.0, 4.0], {"fastest": 1.0, "first_quartile": 1.75, "median": 2.5}
     assert spread(values) == ends | {"all": values}
 
 
@@ -224,10 +271,8 @@ def test_a_profile_is_of_one_call(gpu):
     began = ((0, one), (1000, other), (5000, one), (6000, scan))
     found = module.profile([module.Event(name, at, 1000.0) for at, name in began], 2)
     assert (found["calls"], found["busy_ms"], found["launches"]) == (2, 2.0, 2.0)
-    assert found["groups"] == {
-        "gemm": {"ms": 1.5, "launches": 1.5},
-        scan: {"ms": 0.5, "launches": 0.5},
-    }
+    groups = {"gemm": {"ms": 1.5, "launches": 1.5}, scan: {"ms": 0.5, "launches": 0.5}}
+    assert found["groups"] == groups
 
 
 @pytest.mark.parametrize(
@@ -358,11 +403,8 @@ def test_replayed_rows_are_those_of_the_smallest_size_that_fits(gpu):
 
 def seen(tokens, replayed, captured=()):
     """A line of an engine's watch."""
-    return {
-        "tokens": tokens,
-        "runner": "Runner" if replayed else None,
-        "launches": 3 if replayed else 0,
-    } | ({"captured": list(captured)} if captured else {})
+    ran = {"runner": "Runner", "launches": 3} if replayed else {"runner": None, "launches": 0}
+    return {"tokens": tokens} | ran | ({"captured": list(captured)} if captured else {})
 
 
 SIZES = (64, 1024)

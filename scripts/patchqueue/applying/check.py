@@ -149,7 +149,8 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
         selection = Selection(queue.only(profile), pin)
         kept = {queue.base(patch.name) for patch in selection.patches}
         for problem in selection.replay(pristine.read).problems:
-            yield replace(problem, what=f"with --only {profile}: {problem.what}")
+            step = "use fewer context lines, or set Profile: the context is another profile's"
+            yield replace(problem, what=f"with --only {profile}: {problem.what}", hint=step)
         for patch in selection.patches:
             for needed in sorted(released.intersection(queue.header(patch.name).needs) - kept):
                 what = f"with --only {profile}: needs {needed}, which is not in the profile"

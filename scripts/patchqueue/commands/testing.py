@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 from rich.text import Text
 
@@ -42,9 +41,11 @@ def _test(options: argparse.Namespace) -> int:
         return 1
     with ThreadPoolExecutor(1) as meanwhile:
         preparing = [meanwhile.submit(testing.prepare, options.root, pin) for pin in chosen]
-        if is_tool_tested and not _test_tool(options.root):
-            meanwhile.shutdown(cancel_futures=True)
-            return 1
+        if is_tool_tested:
+            _begin("the tool")
+            if testing.test_tool(options.root, _selecting(options)):
+                meanwhile.shutdown(cancel_futures=True)
+                return 1
         prepared = [release.result() for release in preparing]
     codes = _test_releases(options, prepared)
     for each, code in zip(prepared, codes):
@@ -63,23 +64,21 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
         step = f"name {options.releases[0]} alone, or --all alone"
         what = f"means every release, {options.releases[0]} means one"
         raise Refused.of("bad-words", "--all", what, step)
-    narrowed = options.releases or options.all or options.expression
-    if options.tool and not narrowed:
+    if options.tool and not (options.releases or options.all):
         return True, []
+    narrowed = options.releases or options.all or options.expression
     default = pins.all if options.all else pins.tested or [pins.default]
     return options.tool or not narrowed, chosen_releases(options, pins, default)
 
 
-def _test_tool(root: Path) -> bool:
-    """Test the tool; whether its tests passed."""
-    _begin("the tool")
-    return testing.test_tool(root) == 0
+def _selecting(options: argparse.Namespace) -> list[str]:
+    return ["-k", options.expression] if options.expression else []
 
 
 def _test_releases(options: argparse.Namespace, prepared: Sequence[testing.Prepared]) -> list[int]:
     """Test releases in parallel; pytest's exit codes. The output of the first is printed as it is
     written, that of the others when those before them have ended."""
-    words = ["-k", options.expression] if options.expression else []
+    words = _selecting(options)
     words += ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
     processors, codes = os.cpu_count() or 1, []
     # a second process for one release imports torch and sglang once more

@@ -32,8 +32,8 @@ MARKER = "made-from.sha256"  # written last: an environment without it was never
 STAND_INS = "stand-ins"
 BYTECODE = "bytecode"
 SIZE = "4 to 5 GB on disk, about 1.5 GB from the package index, minutes"
-# raise it when `build` makes something else of the same lock: environments made before then count
-# no more
+# raise it when `build` makes something else of the same lock, stand-ins included: environments made
+# before then count no more
 RECIPE = "1"
 HOME = Path(".nox/revisions")
 WORKERS = 4  # of a release, at most: each imports torch and sglang, which takes 10 s and 1 GB
@@ -55,8 +55,7 @@ def stamp(lock: Path) -> str:
     """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
     it is built."""
     entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
-    recipe = [RECIPE.encode(), PYTHON.encode(), Path(cuda_stubs.__file__).read_bytes()]
-    return hashlib.sha256(b"\n".join([*recipe, *entries])).hexdigest()
+    return hashlib.sha256(b"\n".join([RECIPE.encode(), PYTHON.encode(), *entries])).hexdigest()
 
 
 def _environment(folder: Path) -> Environment:
@@ -164,8 +163,8 @@ def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
         )
 
 
-def test_tool(root: Path) -> int:
-    """Run tests/queue on all processors; pytest's exit code."""
+def test_tool(root: Path, words: Sequence[str] = ()) -> int:
+    """Run tests/queue on all processors; pytest's exit code. words: further words for pytest."""
     # tests start the tool and engines hundreds of times; half of such a start is compiling
     variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     # twice as many: tests wait for processes
@@ -173,7 +172,7 @@ def test_tool(root: Path) -> int:
     command = [sys.executable, "-m", "pytest", str(root / "tests/queue")]
     if importlib.util.find_spec("xdist"):
         command += [f"--numprocesses={workers}", "--dist=worksteal"]
-    return subprocess.run(command, cwd=root, env=variables).returncode
+    return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
 def measure_coverage(root: Path) -> int:

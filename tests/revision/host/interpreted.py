@@ -19,6 +19,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from unittest import mock
 
+_builtins = {}  # of triton.language, by name, as modules find them before any kernel has run
+
 
 @functools.cache
 def _forks():
@@ -72,8 +74,10 @@ def _command(module, words, folder, variables):
 def start():
     """What the interpreter needs on a host without a GPU."""
     import torch
+    import triton.language as language
     import triton.runtime.interpreter as interpreter
 
+    _builtins.update((name, getattr(language, name)) for name in ("exp", "exp2", "log", "log2"))
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor, *scope):  # triton 3.6 has the latter too
@@ -133,15 +137,11 @@ def _convert_float(convert, values, source, target, rounding_mode):
 
 def resolve_late(package):
     """Where modules of `package` keep triton's functions under names of their own: look them up at
-    each call.
-
-    The interpreter replaces the functions in triton.language while a kernel runs; copies of them
-    stay uncompiled builtins.
-    """
+    each call, as the interpreter replaces those of triton.language while a kernel runs."""
     import triton.language as language
 
-    for name in ("exp", "exp2", "log", "log2"):
-        builtin, late = getattr(language, name), functools.partial(_call, language, name)
+    for name, builtin in _builtins.items():
+        late = functools.partial(_call, language, name)
         for module in [module for key, module in sys.modules.items() if key.startswith(package)]:
             for own in [key for key, value in vars(module).items() if value is builtin]:
                 setattr(module, own, late)
