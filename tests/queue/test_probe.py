@@ -70,7 +70,7 @@ def test_check_applies_each_profile_alone(project):
     project.place()
     problems = check_all(project).all_problems
     assert [problem.name for problem in problems] == ["conflict", "profile"]
-    assert all("--only rl" in problem.what for problem in problems)
+    assert all("--only rl" in each.what and "profile" in each.hint for each in problems)
     project.edit(FIRST, "Probe: ", "Profile: fixes, rl\nProbe: ")
     assert check_all(project).all_problems == ()
 

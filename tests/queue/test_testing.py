@@ -109,7 +109,7 @@ def test_a_release_is_tested_with_one_thread_in_each_process(pythons, capfd):
 
 def test_releases_are_tested_in_parallel_and_a_failed_one_is_named(pythons, tmp_path, capfd):
     """And what they print is kept apart, though the first ends last."""
-    wait = f"until [ -e {tmp_path}/second ]; do sleep 0.01; done; echo first"
+    wait = f"timeout 20 sh -c 'until [ -e {tmp_path}/second ]; do sleep 0.01; done' && echo first"
     other = f"echo second; >{tmp_path}/second; exit 1"
     project = pythons(f"if [ $PATCHQUEUE_REVISION = 9.9.1 ]; then {wait}; else {other}; fi")
     project.release("9.9.3")
