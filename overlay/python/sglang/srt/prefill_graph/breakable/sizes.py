@@ -1,10 +1,8 @@
-"""Which sizes a graph captures where nobody chose any: the release's own, more where
-padding would cost much, and none from where eager prefill is as fast.
+"""Which sizes a graph captures where nobody chose any: the release's own, more where padding would
+cost much, and none from where eager prefill is as fast.
 
 A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
-hundred rows that costs little, since a layer's weights are read once for all rows. The releases'
-default sizes are 64 to 512 tokens apart from 512 tokens on, where rows cost what they count: 1025
-tokens were padded to 1280.
+hundred rows that costs little. From 512 tokens on the releases' sizes are 64 to 512 tokens apart.
 """
 
 from __future__ import annotations
@@ -29,11 +27,8 @@ class Sizes:
 
 
 def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) -> Sizes:
-    """The sizes to capture.
-
-    fitting: those of the arguments that the server can have, ascending. enough: from how many
-    tokens on eager prefill is as fast, where that is known.
-    """
+    """The sizes to capture. fitting: those of the arguments that the server can have, ascending.
+    enough: from how many tokens on eager prefill is as fast, where that is known."""
     if not arguments.has_default_sizes(server_args):
         return Sizes(list(fitting), "those that were asked for")
     return of_defaults(fitting, enough)

@@ -1,13 +1,12 @@
 """Weights that come in two parts, where an update brings one part alone.
 
-Trainers send an update in bounded buckets, each of which is one call of `load_weights`. Loaders of
-MLA join `q_a_proj` and `kv_a_proj_with_mqa` to one parameter, and an indexer's fp8 weight and its
-scale to one in bfloat16. They wait for the second part within one call, and drop the first where
-the call ends (sglang#38298).
+Loaders of MLA join `q_a_proj` and `kv_a_proj_with_mqa` to one parameter, and an indexer's fp8
+weight and its scale to one in bfloat16. They wait for the second part within one call of
+`load_weights`, and drop the first where the call ends (sglang#38298), as a trainer's bucket does.
 
 Here a call that ends with one part gets the other. Of a projection that is what the parameter
-holds. So nothing is kept from call to call, and an update of one half alone is whole. An indexer's
-parameter holds the product, so its last parted weight and scale are kept: 1 MB a layer.
+holds. An indexer's parameter holds the product, so its last parted weight and scale are kept: 1 MB
+a layer.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ left beside this folder.
 provenance.json: the release, the queue, and every patch and overlay file with its sha256.
 tree.sha256: the sha256 of every file of the tree, as sha256sum prints it, by its name in upstream's
 repository; `sha256sum tree.sha256` is the tree's hash.
-laid.json: each change of the queue in upstream's files, by the sha256 of its lines with one line of
-context on both sides ("whole") and without ("bare", which stand in the file so many "times"); and
-the files that others had edited before. By it edits of others are told from the queue's changes.
-
-In a tree that came by git, tree.sha256 has the queue's files alone. laid.json has the tree's hash
-("tree") there, and how many Python files the rest are, with one sha256 of their listing ("rest").
+laid.json: "files", each change of the queue in upstream's files by the sha256 of its lines with one
+line of context on both sides ("whole") and without ("bare", so many "times" in the file); "edits",
+the files that others had edited before. In a tree that came by git, tree.sha256 has the queue's
+files alone, and laid.json the tree's hash ("tree") and one sha256 of the listing of the "rest".
 """
 
 from __future__ import annotations
@@ -69,11 +67,11 @@ class Fault(str, enum.Enum):
 @dataclass(frozen=True)
 class Verification:
     """Whether the files are those that the queue made. files: how many were compared; faults: by
-    name below the folder that holds sglang/; tree: the hash of the listing, "sha256:<hex>"; reason:
-    why nothing could be compared, else empty.
+    name below the folder that holds sglang/; tree: the hash of the listing; reason: why nothing
+    could be compared, else empty.
 
-    others: what others edited since, in files that hold no change of the queue, or where all of
-    them are in place; before: the files that others had edited before. Neither is a fault.
+    others: what others edited since, where every change of the queue is in place; before: the files
+    that others had edited before. Neither is a fault.
     """
 
     files: int = 0
@@ -90,18 +88,17 @@ class Verification:
 
 def read() -> Provenance:
     """The record; "unknown" where there is none, or not in this form."""
+    found = _json(RECORD)
     try:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))
         names = tuple(patch["name"].removesuffix(".patch") for patch in found["patches"])
         return Provenance(found["version"], str(found["release"]), found["queue"], names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return Provenance()
 
 
 def log_tree() -> None:
-    """One line at INFO that says what this server is made of. Called where a server starts, in
-    _set_envs_and_config of srt/entrypoints/engine.py, which comes right after its logging is set
-    up. Never raises."""
+    """Log what this server is made of. Called where a server starts, right after its logging is set
+    up (_set_envs_and_config of srt/entrypoints/engine.py). Never raises."""
     tree = tree_hash()
     logger.info(
         "Patched by the prefill graph queue: %s%s",
@@ -111,16 +108,17 @@ def log_tree() -> None:
 
 
 def log_plugin() -> None:
-    """The entry point `prefill_graph_queue` of the group sglang.srt.plugins, from 0.5.11 on, where
-    the release has such a list (srt/plugins/__init__.py, load_plugins). Every process of a server
-    calls it first. It logs one line at INFO, and changes nothing. Never raises."""
+    """The entry point `prefill_graph_queue` of the group sglang.srt.plugins (from 0.5.11 on), which
+    every process of a server calls first. It logs one line, and changes nothing. Never raises."""
     logger.info("The prefill graph queue's plugin only reports: %s, tree %s", read(), tree_hash())
 
 
 def tree_hash() -> str:
     """The hash of the tree as it was made, "sha256:<hex>"; "" where no listing of it is there."""
     try:
-        return _about().get("tree") or ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        return (
+            _json(LAID).get("tree") or ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        )
     except OSError:
         return ""
 
@@ -131,25 +129,16 @@ def verify() -> Verification:
     try:
         wanted = dict(_listed(LISTING.read_bytes().decode("utf-8", "surrogateescape")))
     except (OSError, ValueError) as error:
-        return Verification(
-            reason=(
-                f"{LISTING.name} cannot be read ({type(error).__name__}): the queue's tool did not"
-                " make this tree"
-            )
-        )
-    here = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / PACKAGE).rglob("*.py")
-        if path.is_file()
-    } - {GENERATED}
-    found = [
-        (name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))
-    ]
-    rest = _about().get("rest")
-    unnamed = {
-        name for name in here - wanted.keys() if rest and not (ROOT / name).is_relative_to(HERE)
-    }
-    found += [(name, Fault.ADDED) for name in here - wanted.keys() - unnamed]
+        why = f"cannot be read ({type(error).__name__}): the queue's tool did not make this tree"
+        return Verification(reason=f"{LISTING.name} {why}")
+    files = (path for path in (ROOT / PACKAGE).rglob("*.py") if path.is_file())
+    here = {path.relative_to(ROOT).as_posix() for path in files} - {GENERATED}
+    faults = ((name, _fault(ROOT / name, digest)) for name, digest in wanted.items())
+    found = [(name, fault) for name, fault in faults if fault]
+    rest = _json(LAID).get("rest")
+    unlisted = here - wanted.keys()
+    unnamed = {name for name in unlisted if rest and not (ROOT / name).is_relative_to(HERE)}
+    found += [(name, Fault.ADDED) for name in unlisted - unnamed]
     changes, before = _laid()
     others = {name for name, fault in found if _of_others(name, fault, changes)}
     if rest and _digest(unnamed) != rest["sha256"]:
@@ -164,10 +153,10 @@ def verify() -> Verification:
     )
 
 
-def _about() -> dict[str, Any]:
-    """laid.json; empty where it cannot be read."""
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where it cannot be read."""
     try:
-        return dict(json.loads(LAID.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -189,8 +178,8 @@ def _row(name: str, content: bytes) -> str:
 def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """(the queue's changes by file, the files that others had edited before); (None, none) where
     that is not known: then everything that differs is a fault."""
+    found = _json(LAID)
     try:
-        found = _about()
         edits = [name for names in found["edits"].values() for name in names]
         return dict(found["files"]), tuple(sorted(edits))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -207,11 +196,11 @@ def _of_others(name: str, fault: Fault, changes: dict[str, Any] | None) -> bool:
 
 
 def _is_overlaid(name: str) -> bool:
-    """Whether the queue added the file, outside of its own package."""
+    """Whether the queue added the file, outside of its own package; so, too, where that is not
+    known."""
     try:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))["overlay"]
-        return PREFIX + name in {file["path"] for file in found}
-    except (OSError, ValueError, KeyError, TypeError):
+        return PREFIX + name in {file["path"] for file in _json(RECORD)["overlay"]}
+    except (KeyError, TypeError):
         return True
 
 
