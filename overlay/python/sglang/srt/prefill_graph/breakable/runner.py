@@ -28,15 +28,12 @@ from ..piecewise import admission, with_states
 from . import breaks, crossover
 from . import sizes as capture_sizes
 from .graph import Capture, Graph
+from .sizes import CannotCapture, sizes_that_fit
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
 INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is called with
 EMBEDS = multimodal.EMBEDS  # and the stack of a multimodal model, in place of token ids
-
-
-class CannotCapture(RuntimeError):
-    """No size could be captured. str() says why."""
 
 
 def set_up(runner: Any) -> bool:
@@ -60,13 +57,12 @@ def set_up(runner: Any) -> bool:
 
 def _with_states(runner: Any, states: States, by_default: bool) -> Any:
     """The release's runner with states inside. by_default: nobody chose its sizes."""
-    args = runner.server_args
-    chosen = None
+    args, why = runner.server_args, None
     if by_default:
         chosen = capture_sizes.of_defaults(args.piecewise_cuda_graph_tokens, _enough(runner))
-        args.piecewise_cuda_graph_tokens = chosen.tokens
+        args.piecewise_cuda_graph_tokens, why = chosen.tokens, chosen.why
     made = with_states.make_runner(runner, states)
-    made.why_these_sizes = chosen and chosen.why
+    made.why_these_sizes = why
     return made
 
 
@@ -80,14 +76,9 @@ def _keep(runner: Any, kind: str, make: Callable[[], Any]) -> None:
     begun, before = time.perf_counter(), model_runner.free_memory(runner)
     runner.piecewise_cuda_graph_runner = made = make()
     if made is not None:
-        took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
-        logger.info(
-            "Captured the %s prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
-            kind,
-            took,
-            used,
-            before - used,
-        )
+        took, left = time.perf_counter() - begun, model_runner.free_memory(runner)
+        text = "Captured the %s prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB."
+        logger.info(text, kind, took, before - left, left)
 
 
 def _admits_sparse(runner: Any, by_default: bool) -> bool:
@@ -119,9 +110,8 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
     if refusal:
         model_runner.refused(runner, refusal)
     elif isinstance(captured, str) and model_runner.is_first_rank(runner):
-        logger.info(
-            "Layers with recurrent states run between the prefill graph's segments: %s", captured
-        )
+        text = "Layers with recurrent states run between the prefill graph's segments: %s"
+        logger.info(text, captured)
     return made
 
 
@@ -138,12 +128,9 @@ def refuse(runner: Any, in_order: bool = False) -> str | None:
     the stack INPUTS by position, and nothing else."""
     if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
         return "MLA attention runs outside of the graph's breaks"
-    if getattr(runner, "is_multimodal", False) and (
-        in_order or not multimodal.takes_embeds(runner.model)
-    ):
-        return (
-            "the model is multimodal, and not known to work in the breakable graph of this release"
-        )
+    as_text = not in_order and multimodal.takes_embeds(runner.model)
+    if getattr(runner, "is_multimodal", False) and not as_text:
+        return "the model is multimodal, and not known to work in this release's breakable graph"
     if not in_order and (lacking := _not_handed_on(runner)):
         return lacking
     try:
@@ -154,9 +141,8 @@ def refuse(runner: Any, in_order: bool = False) -> str | None:
     lacking = [name for name in INPUTS if name not in named]
     required = [name for name, known in named.items() if known.default is known.empty]
     if lacking or (in_order and required != list(INPUTS)):
-        return (
-            f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})"
-        )
+        wanted = ", ".join(INPUTS)
+        return f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({wanted})"
     return layers.outside_breaks(found.layers)
 
 
@@ -211,7 +197,6 @@ class BreakableRunner:
         self.capture_num_tokens = sorted(self.graphs)
 
     def can_run(self, forward_batch: Any) -> bool:
-        """Whether a batch can be replayed; see `why_not`."""
         return self.why_not(forward_batch) is None
 
     def why_not(self, forward_batch: Any) -> str | None:
@@ -303,9 +288,8 @@ class BreakableRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise CannotCapture(
-                f"a batch of {size} tokens does not run: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise CannotCapture(f"a batch of {size} tokens does not run: {what}") from error
         if self.output is None:  # the largest size comes first
             self.output = each_tensor(torch.empty_like, output)
         del output
@@ -349,14 +333,6 @@ def _out_of_memory(runner: Any, error: Exception) -> Exception:
     return CannotCapture(f"too little memory is left to capture it: {advice}")
 
 
-def sizes_that_fit(runner: Any) -> list[int]:
-    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
-    sizes = arguments.sizes_that_fit(runner)
-    if not sizes:
-        raise CannotCapture(arguments.no_size_fits(runner))
-    return sizes
-
-
 def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
     """What captured kernels read: input_ids, positions and out_cache_loc, [tokens] int64 each. A
     stack that gets embeddings has input_embeds, [tokens, hidden], too, and can have positions of
@@ -364,17 +340,15 @@ def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
     names = ("input_ids", "positions", "out_cache_loc")
     made = {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
     if multimodal.takes_embeds(runner.model):
-        made[EMBEDS] = torch.zeros(
-            tokens, runner.model_config.hidden_size, dtype=runner.dtype, device=runner.device
-        )
+        shape = tokens, runner.model_config.hidden_size
+        made[EMBEDS] = torch.zeros(shape, dtype=runner.dtype, device=runner.device)
         if multimodal.has_axes(runner.model):
             made["positions"] = made["positions"].repeat(3, 1)
     return made
 
 
 def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
-    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the
-    cache's slot 0, which no request owns."""
+    """Put a batch into the first `size` rows, and zero behind it: no request owns slot 0."""
     for name, value in values.items():
         count = value.shape[-1] if name == "positions" else len(value)
         tokens_of(name, inputs[name], 0, count).copy_(value)
@@ -382,8 +356,7 @@ def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Ten
 
 
 def tokens_of(name: str, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """The rows of some tokens in the input `name`: positions count tokens last, everything else
-    first."""
+    """The rows of some tokens in the input `name`: only positions count tokens last."""
     return rows[..., first:end] if name == "positions" else rows[first:end]
 
 

@@ -18,12 +18,24 @@ MOST_PADDING = 10  # percent of a batch's tokens, from FULL on
 STEP = 32  # what divides a size in between
 
 
+class CannotCapture(RuntimeError):
+    """No size could be captured. str() says why."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """tokens: ascending. why: where they come from, for the report."""
 
     tokens: list[int]
     why: str
+
+
+def sizes_that_fit(runner: Any) -> list[int]:
+    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
+    sizes = arguments.sizes_that_fit(runner)
+    if not sizes:
+        raise CannotCapture(arguments.no_size_fits(runner))
+    return sizes
 
 
 def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) -> Sizes:

@@ -247,8 +247,8 @@ def captures_mixer(runner: Any, owner: Any) -> bool:
     """Whether the graph would capture a Mamba2 mixer with the state slots of one batch (from 0.5.14
     on, where a release makes its breaks itself).
 
-    owner: the layer stack. A mixer must lie inside of what the release breaks at, or its layer
-    breaks at it, which the breakable graph alone sees. Layers of other ranks are looked at too.
+    owner: the layer stack. Layers of other ranks are looked at too. The breakable graph alone sees
+    the break that a layer makes at its mixer.
     """
     breakable = prefill_config.prefill(runner.server_args).backend == "breakable"
     asked = [pair for pair in _numbered(owner) if not (breakable and breaks_at_mixer(pair[1]))]
@@ -274,11 +274,10 @@ def _uncovered(layers: Iterable[tuple[int, Any]], breaks: Iterable[Any]) -> str 
 
 def lacks_break(runner: Any, owner: Any, backend: str) -> bool:
     """Whether a layer of this rank cannot be captured, where the release counted too few with
-    attention (from 0.5.19 on).
+    attention (from 0.5.19 on). owner: the layer stack.
 
-    owner: the layer stack. A layer that keeps state runs between captured pieces: the runner lists
-    what it breaks at. A `mixer` that is an MLP or MoE block keeps none, and the breakable graph
-    captures it as it is.
+    A layer that keeps state runs between captured pieces: the runner lists what it breaks at. The
+    breakable graph captures a `mixer` that is an MLP or MoE block.
     """
     known, breaks = dict(_numbered(owner)), dict(enumerate(runner.attention_layers))
     for index in range(runner.layer_info.start_layer, runner.layer_info.end_layer):

@@ -12,7 +12,6 @@ files alone, and laid.json the tree's hash ("tree") and one sha256 of the listin
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import logging
@@ -53,15 +52,8 @@ class Provenance:
         return f"sglang {self.version}, queue release {self.release}, {len(self.patches)} patches"
 
 
-class Fault(str, enum.Enum):
-    """How a file is not as the queue made it."""
-
-    CHANGED = "changed"
-    MISSING = "missing"
-    ADDED = "added"
-
-    def __str__(self) -> str:
-        return self.value
+# how a file is not as the queue made it
+CHANGED, MISSING, ADDED = "changed", "missing", "added"
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,10 @@ class Verification:
     """
 
     files: int = 0
-    faults: tuple[tuple[str, Fault], ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
     tree: str = ""
     reason: str = ""
-    others: tuple[tuple[str, Fault], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
     before: tuple[str, ...] = ()
 
     @property
@@ -138,11 +130,11 @@ def verify() -> Verification:
     rest = _json(LAID).get("rest")
     unlisted = here - wanted.keys()
     unnamed = {name for name in unlisted if rest and not (ROOT / name).is_relative_to(HERE)}
-    found += [(name, Fault.ADDED) for name in unlisted - unnamed]
+    found += [(name, ADDED) for name in unlisted - unnamed]
     changes, before = _laid()
     others = {name for name, fault in found if _of_others(name, fault, changes)}
     if rest and _digest(unnamed) != rest["sha256"]:
-        found.append((REST, Fault.CHANGED))
+        found.append((REST, CHANGED))
         others.add(REST)
     return Verification(
         len(wanted) + (rest["files"] if rest else 0),
@@ -186,13 +178,13 @@ def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         return None, ()
 
 
-def _of_others(name: str, fault: Fault, changes: dict[str, Any] | None) -> bool:
+def _of_others(name: str, fault: str, changes: dict[str, Any] | None) -> bool:
     """Whether a difference leaves everything of the queue in place."""
     if changes is None or (ROOT / name).is_relative_to(HERE):
         return False
     if name not in changes:
         return not _is_overlaid(name)
-    return fault is Fault.CHANGED and _stand(ROOT / name, changes[name])
+    return fault is CHANGED and _stand(ROOT / name, changes[name])
 
 
 def _is_overlaid(name: str) -> bool:
@@ -237,12 +229,12 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
             yield name.removeprefix(PREFIX), digest
 
 
-def _fault(path: Path, digest: str) -> Fault | None:
+def _fault(path: Path, digest: str) -> str | None:
     try:
         content = _content(path)
     except OSError:
-        return Fault.MISSING
-    return None if hashlib.sha256(content).hexdigest() == digest else Fault.CHANGED
+        return MISSING
+    return None if hashlib.sha256(content).hexdigest() == digest else CHANGED
 
 
 def _content(path: Path) -> bytes:
@@ -257,14 +249,14 @@ def lines(found: Verification) -> Iterator[str]:
         return
     yield f"tree: {found.tree}"
     if found.intact:
-        kept = found.files - sum(fault is not Fault.ADDED for _, fault in found.others)
+        kept = found.files - sum(fault is not ADDED for _, fault in found.others)
         yield f"{kept} files are as the queue made them"
     else:
         yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
-        yield from (f"  {fault!s:8} {name}" for name, fault in found.faults)
+        yield from (f"  {fault:8} {name}" for name, fault in found.faults)
     if found.before:
         yield f"edits of others from before ({len(found.before)}):"
         yield from (f"           {name}" for name in found.before)
     if found.others:
         yield f"edits of others since then ({len(found.others)}):"
-        yield from (f"  {fault!s:8} {name}" for name, fault in found.others)
+        yield from (f"  {fault:8} {name}" for name, fault in found.others)

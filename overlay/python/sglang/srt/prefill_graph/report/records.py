@@ -28,10 +28,9 @@ class Record:
     """One scheduler's prefill graph.
 
     started: the process's start in clock ticks since boot, to tell it from a later one with the
-    same pid. tree: "sha256:<hex>" of the listing, as it was when the process began; made_of: the
-    same in words. ranks: its place in the server, such as {"tp": 1}. sizes: the token counts that
-    were captured. on_graph, eager: prefills since the start, the server's own warm-up included;
-    eager ones by reason. written: seconds since the epoch.
+    same pid. tree: "sha256:<hex>" of the listing as the process began; made_of: the same in words.
+    ranks: its place in the server, such as {"tp": 1}. sizes: the captured token counts. on_graph,
+    eager: prefills since the start, eager ones by reason. written: seconds since the epoch.
     """
 
     pid: int
