@@ -111,7 +111,6 @@ def test_a_sweep_ends_in_time_with_the_tiles_that_were_timed(sweep_experts, monk
     release = SimpleNamespace(default=lambda count, experts: {"BLOCK_SIZE_M": 1000})
     monkeypatch.setattr(sweep_experts, "Batch", Batch)
     monkeypatch.setattr(sweep_experts, "Release", lambda: release)
-    monkeypatch.setattr(sweep_experts, "memory_rate", lambda: 1.0)
     monkeypatch.setattr(sweep_experts.time, "time", lambda: next(clock))
     [experts, *_] = sweep_experts.SHAPES[512, 512]
     (row,) = sweep_experts.sweep(experts, [16, 128, 512], 20)
