@@ -26,11 +26,9 @@ Snapshot = Callable[[tuple[int, int]], list[dict[str, Any]]]
 
 
 class OwnMemory:
-    """What a graph pool hands out from now on, a capture's first segment being next.
-
-    pool: the handle that the segments are captured with. With None or NO_POOL, or where the
-    allocator gives no snapshot (cudaMallocAsync, another kind of device), nothing counts as owned.
-    """
+    """What a graph pool hands out from now on. pool: the handle that segments are captured with.
+    With None or NO_POOL, or where the allocator gives no snapshot (cudaMallocAsync, another kind of
+    device), nothing counts as owned."""
 
     def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None) -> None:
         self._pool = NO_POOL if pool is None else tuple(pool)

@@ -25,12 +25,10 @@ def mixer_on_batch(
     hands_batch: bool,
     **given: Any,
 ) -> None:
-    """The mixer on the rows of the batch at hand; rows behind them become zero, since later layers
-    read them.
+    """The mixer on the rows of the batch at hand, of [padded tokens, hidden]; zero in those behind.
 
-    hidden_states, output: [padded tokens, hidden]. hands_batch: the backend wants the batch too. A
-    batch without requests, made up for the other ranks of data-parallel attention (0.5.15 to
-    0.5.20), has no state.
+    hands_batch: the backend wants the batch too. A batch without requests, made up for the other
+    ranks of data-parallel attention (0.5.15 to 0.5.20), has no state.
     """
     batch = ops.forward_context().forward_batch
     made_up = getattr(batch, "_original_batch_size", None) == 0
@@ -48,11 +46,9 @@ _own_break = _own and _own[0](mixer_on_batch)
 
 
 def beside_attention(forward: Function) -> Function:
-    """What a layer has to call in the place of `forward`, the one of its backend for Mamba2: that
-    one, and a break while a breakable graph of prefills is captured or replayed.
-
-    It is called as forward(mixer, hidden_states, output, **more).
-    """
+    """What a layer calls as forward(mixer, hidden_states, output, **more) in the place of
+    `forward`, the one of its backend for Mamba2: that one, and a break while a breakable graph of
+    prefills is captured or replayed."""
     broken = op_function.broken(mixer_on_batch, mixer_on_batch.__name__)
     if broken is None and _own and _own[1]():
         broken = _own_break

@@ -159,9 +159,8 @@ def _not_handed_on(runner: Any) -> str | None:
 
 
 def primitive() -> capture.Primitive:
-    """The release's own graph with breaks, else this package's, for releases that know of one
-    prefill graph only: while it is captured their piecewise flag is set, so that model code takes
-    the ways that can be captured (custom all-reduce, dispose_tensor, MoE ops)."""
+    """The release's own graph with breaks, else this package's. While that is captured, the
+    piecewise flag is set: model code takes the ways that can be captured (custom all-reduce)."""
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
@@ -249,9 +248,8 @@ class BreakableRunner:
             )
 
     def _capture(self, sizes: list[int]) -> None:
-        """Largest first, so that smaller ones find their memory in the pool. Where memory is too
-        small, all again without the largest: a size left out in between would have its batches
-        padded to whatever is above."""
+        """Largest first, so that smaller ones find their memory in the pool; where memory is too
+        small, all again without the largest."""
         while lack := self._lack_of_memory(sizes):
             self.graphs.clear()
             self.output = None

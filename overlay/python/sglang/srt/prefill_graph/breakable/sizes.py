@@ -1,9 +1,5 @@
 """Which sizes a graph captures where nobody chose any: the release's own, more where padding would
-cost much, and none from where eager prefill is as fast.
-
-A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
-hundred rows that costs little. From 512 tokens on the releases' sizes are 64 to 512 tokens apart.
-"""
+cost much (up to some hundred rows it costs little), none from where eager prefill is as fast."""
 
 from __future__ import annotations
 

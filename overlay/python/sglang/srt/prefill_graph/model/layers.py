@@ -172,11 +172,8 @@ def _parts(module: Any) -> Iterable[Any]:
 
 
 def complete_layer_lists(runner: Any) -> bool:
-    """Bring a model runner's layer lists to one entry per decoder layer; whether the graph may be
-    captured.
-
-    runner: ModelRunner after its own loop. Lists that are complete are left alone.
-    """
+    """Bring the layer lists of a ModelRunner, after its own loop, to one entry per decoder layer;
+    whether the graph may be captured. Complete lists are left alone."""
     needed, found = runner.model_config.num_hidden_layers, len(runner.attention_layers)
     if found >= needed:
         return True
@@ -195,11 +192,7 @@ def complete_layer_lists(runner: Any) -> bool:
 
 def why_incomplete(rows: Sequence[Layer], found: int, needed: int) -> str | None:
     """Why layers must not be captured of which the release's own loop collected attention for
-    `found` of `needed`; None where the lists made of `rows` replace its own.
-
-    Only models with Mamba2 or gated delta nets get these; every other one stays off as the release
-    has it.
-    """
+    `found` of `needed`; None where `rows` complete its lists: Mamba2 and delta nets alone."""
     if len(rows) < needed:
         return f"the model has {len(rows)} decoder layers, its configuration says {needed}"
     if unknown := next((row for row in rows if row.kind is Kind.UNKNOWN), None):
@@ -234,12 +227,8 @@ def breaks_at_mixer(layer: Any) -> bool:
 
 
 def uncovered_mixer(runner: Any) -> str | None:
-    """Which layer has a Mamba2 mixer that no split op covers, in words: torch.compile would trace
-    it with the batch of the trace.
-
-    runner: ModelRunner, up to 0.5.13, with the objects of split ops in attention_layers. Raises
-    NoStack.
-    """
+    """Which layer of a ModelRunner (up to 0.5.13) has a Mamba2 mixer that no split op covers, in
+    words: torch.compile would trace it with the batch of the trace. Raises NoStack."""
     return _uncovered(enumerate(stack.find(runner.model).layers), runner.attention_layers)
 
 

@@ -77,11 +77,11 @@ def _run_indexer(
     layer_id: int,
 ) -> None:
     """The op behind `select`: the layer's indexer, eagerly, on the rows of real tokens. Rows
-    without a selection are NOTHING, also where the backend keeps no metadata for the indexer.
+    without a selection are NOTHING. A batch that was padded itself for tensor parallelism has fewer
+    selections than rows.
 
     Raises RuntimeError outside of the graph or for a layer without an indexer, ValueError for more
-    real tokens than rows or a selection of more rows or another width. Fewer rows there are where
-    the batch itself was padded for tensor parallelism (prepare_mlp_sync_batch).
+    real tokens than rows or a selection of more rows or another width.
     """
     context = ops.forward_context()
     batch, rows = context.forward_batch, len(x)

@@ -1,10 +1,8 @@
-"""The rows of a split op's tensors: which arguments have one for each token, and what becomes of
-those behind the batch.
+"""Which arguments of a split op have one row for each token, and what becomes of the rows behind
+the batch.
 
-A prefill graph hands its split ops as many rows as it was captured for. The backends compute those
-of the batch and leave the others as the allocator had them, NaN included. Captured layers behind
-the op read them: routers send them to experts, norms and projections pass them on, and attention's
-next layer multiplies them with a weight of zero, which keeps a NaN.
+The backends leave these as the allocator had them, NaN included, and captured layers behind the op
+read them: routers send them to experts, and attention multiplies them with a weight of zero.
 """
 
 from __future__ import annotations
@@ -88,10 +86,7 @@ def on_batch(
     count_of: Callable[[], int | None],
 ) -> Callable[..., Any]:
     """The function of an op: its arguments `names` cut to the rows of the batch, and zero left in
-    the rows behind them.
-
-    The places of the arguments are looked up once, here: a break runs at every replay.
-    """
+    the rows behind them. Where the arguments are is looked up once."""
     single = _each(function, rows.single, rows.ranks, _without_batch)
     inputs = _each(function, names, rows.ranks, _head)
     output_at = list(inspect.signature(function).parameters).index("output")

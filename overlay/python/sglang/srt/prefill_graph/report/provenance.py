@@ -59,12 +59,8 @@ CHANGED, MISSING, ADDED = "changed", "missing", "added"
 @dataclass(frozen=True)
 class Verification:
     """Whether the files are those that the queue made. files: how many were compared; faults: by
-    name below the folder that holds sglang/; tree: the hash of the listing; reason: why nothing
-    could be compared, else empty.
-
-    others: what others edited since, where every change of the queue is in place; before: the files
-    that others had edited before. Neither is a fault.
-    """
+    name below the folder that holds sglang/; reason: why nothing could be compared. No faults are:
+    others, edited since, where every change of the queue is in place; before, edited before."""
 
     files: int = 0
     faults: tuple[tuple[str, str], ...] = ()

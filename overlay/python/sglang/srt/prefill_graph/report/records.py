@@ -1,10 +1,5 @@
-"""The records that the schedulers of servers left on this host: which tree each runs, why its
-prefill graph is on or off, and how many prefills ran on it.
-
-The file: <XDG_RUNTIME_DIR, or the temporary folder>/sglang-prefill-graph-<uid>/<pid>.json, the
-folder readable by its owner only. A record of another release of the queue can have more fields, or
-fewer: these are left out, or have their defaults.
-"""
+"""The records that the schedulers of servers left on this host, one file a process in a folder that
+its owner alone can read. Those of another release of the queue can have more fields, or fewer."""
 
 from __future__ import annotations
 
@@ -62,8 +57,7 @@ def folder() -> Path:
 
 
 def folders(uid: int) -> list[Path]:
-    """Where records of a user's servers may lie: the server can have had other variables than this
-    process."""
+    """Where records of a user's servers may lie, which can have had other variables."""
     bases = (
         os.environ.get("XDG_RUNTIME_DIR"),
         tempfile.gettempdir(),
