@@ -1,9 +1,6 @@
-"""A gated delta net's prefill as launches that any batch can replay: what stands between its
-projections.
-
-The convolution is Mamba2's, and has the release's bits. The delta rule runs in the release's own
-kernels, whose grids the tables give, from the state pool and to it, or in FlashInfer's.
-"""
+"""A gated delta net's prefill between its projections, as launches that any batch can replay:
+Mamba2's convolution, which has the release's bits, and the delta rule in the release's own kernels,
+whose grids the tables give, or in FlashInfer's."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ MOST_KEY = 256  # the largest head of keys that the release's kernels take
 
 def why_not(layer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     """Why this RadixLinearAttention has to stay a break, or None. cache: its layer's part of the
-    state pool, `conv` and `temporal`."""
+    state pool."""
     weight, conv, states = layer.conv_weights, cache.conv[0], cache.temporal
     if not isinstance(weight, torch.Tensor):
         return "its convolution has weights for queries, keys and values apart"
@@ -51,11 +48,10 @@ def run(
     a: torch.Tensor,
     b: torch.Tensor,
 ) -> torch.Tensor:
-    """The output, (1, rows, heads of values, their size). Fills each request's slot of the pool,
-    and the slots that the prefix cache keeps.
+    """The output, (1, rows, heads of values, their size), with zeros behind the batch. Fills each
+    request's slot of the pool, and the slots that the prefix cache keeps.
 
-    mixed_qkv: (rows, features); a, b: (rows, heads of values). Rows behind the batch go into no
-    state, and come out as zeros.
+    mixed_qkv: (rows, features); a, b: (rows, heads of values).
     """
     plan = tables.plan
     if plan.track_rows is not None:

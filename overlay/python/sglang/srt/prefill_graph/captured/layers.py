@@ -1,5 +1,4 @@
-"""Which layers with recurrent states a graph captures, and what runs in the place of their
-breaks."""
+"""Which layers with recurrent states a graph captures, and what runs in place of their breaks."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ CAPTURED_INTO = "captured_into"
 
 @dataclass(frozen=True)
 class Captured:
-    """The layers with recurrent states of a model, where they stay in the graph. pool: the
-    release's HybridReqToTokenPool.
+    """The captured layers with recurrent states of a model. pool: the release's
+    HybridReqToTokenPool.
 
-    step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a
-    prefill. chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
-    prefill: FlashInfer's delta rule, where that runs the nets.
+    step: of how many tokens a multiple the prefix cache keeps states of a prefill for, or None.
+    chunk: rows of a chunk in the tables, where not those of Mamba2's scan. prefill: FlashInfer's
+    delta rule, where that runs the nets.
     """
 
     pool: Any
@@ -61,8 +60,8 @@ class Captured:
         return tables.Tables(*sizes, tracks=self.step is not None)
 
     def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
-        """A batch's rows of each request, which of them go on from a state, and each one's slot, on
-        the device."""
+        """Rows of each request, which of them go on from a state, and each one's slot on the
+        device."""
         given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
@@ -74,8 +73,7 @@ class Captured:
         self.track(made, forward_batch)
 
     def track(self, made: tables.Tables, forward_batch: Any) -> None:
-        """Have the states kept that the prefix cache asks for: those that an eager prefill of the
-        batch leaves."""
+        """Have the states kept that an eager prefill of the batch leaves for the prefix cache."""
         if self.step is None:
             return
         if forward_batch.mamba_track_mask is None:
@@ -88,12 +86,9 @@ class Captured:
 def of(
     runner: Any, owners: dict[int, Any] | None = None, backend: Any = None
 ) -> Captured | str | None:
-    """What a ModelRunner's graph captures of such layers, or why they break; None where the model
-    has none.
-
-    owners: the layers by layer_id, and backend: the half of the attention backend that runs them,
-    where the runner does not have these yet.
-    """
+    """What a ModelRunner's graph captures of such layers, why they break, or None where there are
+    none. owners: the layers by layer_id, and backend: the linear half of the attention backend,
+    where the runner does not have these yet."""
     if owners is None:
         owners = dict(enumerate(getattr(runner, "attention_layers", ())))
         parts = getattr(runner, "model", torch.nn.Module()).modules()
@@ -156,8 +151,7 @@ def other_steps(step: int | None, chunk: int | None = None) -> str | None:
 
 
 def asked() -> str:
-    """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were
-    not set."""
+    """What the environment asks for, one of VALUES; anything else is one warning, and unset."""
     value = os.environ.get(SWITCH, "")
     if value in VALUES:
         return value
@@ -167,8 +161,7 @@ def asked() -> str:
 
 
 def _no_nets(backend: Any, mixed: bool) -> str | None:
-    """Why this server's layers with linear attention have to break, whatever each of them is, or
-    None."""
+    """Why this server's layers with linear attention have to break, or None."""
     if getattr(backend, "enable_mis", False):
         return "--enable-mis cuts prompts into items"
     if mixed:
@@ -192,12 +185,10 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
 def run_captured(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], hand_over: Into = torch.Tensor.set_
 ) -> bool:
-    """Whether a split op was run as captured launches, in the place of its break or its function.
+    """Whether a split op (by the name of its function) was run as captured launches, in place of
+    its break or its function: inside of tables.capturing_into, and for a batch with CAPTURED_INTO.
 
-    op: the name of its function. True for the ops of RUN inside of tables.capturing_into, and for
-    a batch with CAPTURED_INTO.
-    hand_over(output, result): how the op's `output` gets the result. With the default whoever holds
-    `output` reads the result's own memory, and nothing is copied; torch.Tensor.copy_ fills it.
+    hand_over(output, result): the default has `output` read the result's memory; copy_ fills it.
     """
     run = RUN.get(op)
     now = run and (tables.current() or _of_batch())

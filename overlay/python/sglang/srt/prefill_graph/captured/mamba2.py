@@ -1,10 +1,5 @@
-"""A MambaMixer2's prefill as launches that any batch can replay.
-
-In place of the release's steps between its two projections: the convolution and the scan over
-chunks that begin with their request, from the state pool and to it. An eager prefill runs the same
-kernels on a table of its own, but for the convolution, whose bits are alike. So a replay has the
-bits of an eager prefill, as far as the projections have.
-"""
+"""A MambaMixer2's prefill between its two projections, as launches that any batch can replay: the
+convolution, which has the release's bits, and the scan that an eager prefill runs too."""
 
 from __future__ import annotations
 
@@ -17,8 +12,7 @@ from .tables import Tables
 
 
 def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
-    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool,
-    `conv` and `temporal`."""
+    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool."""
     if mixer.activation != "silu" or mixer.conv1d.weight.shape[-1] != convolution.WIDTH:
         return "its convolution is not one of 4 tokens with SiLU"
     if mixer.n_groups % mixer.tp_size:
@@ -60,10 +54,10 @@ def run(
     mup_vector: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The layer's output, (rows, hidden) as hidden_states. Fills each request's slot of the pool.
+    Rows behind the batch come out as the last projection makes them of zeros.
 
-    Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
-    fuses_reduce: the last projection leaves the sum over the ranks to who reads the
-    output. mup_vector: what each column of the first projection is multiplied by.
+    fuses_reduce: the last projection leaves the sum over the ranks to its reader. mup_vector: what
+    each column of the first projection is multiplied by.
     """
     projected, _ = mixer.in_proj(hidden_states)
     if mup_vector is not None:

@@ -17,7 +17,7 @@ class States:
 
     def placeholder(self, size: int, device: Any) -> tables.Tables:
         """The tables of a size, with the batch of its capture: one request, whose state is in the
-        slot that no request owns, and none that the prefix cache keeps."""
+        slot that no request owns."""
         made = self.tables.get(size) or self.captured.tables(size, device)
         self.tables[size] = made
         made.slots.zero_()
@@ -27,7 +27,6 @@ class States:
         return made
 
     def describe(self, forward_batch: Any) -> None:
-        """Fill the tables of the size that a batch replays: the smallest with room for its
-        tokens."""
+        """Fill the tables of the smallest size with room for a batch."""
         size = min(size for size in self.tables if size >= len(forward_batch.input_ids))
         self.captured.describe(self.tables[size], forward_batch)

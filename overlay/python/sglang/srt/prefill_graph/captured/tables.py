@@ -1,9 +1,5 @@
 """What a captured launch knows of its batch: tables on the device, at fixed addresses, filled
-before each replay.
-
-Grids depend on the size of the graph and on how many requests it has places for. What is not there
-costs programs that return at once.
-"""
+before each replay. Grids depend on the size of the graph and on its places for requests."""
 
 from __future__ import annotations
 
@@ -24,12 +20,8 @@ MOST_REQUESTS = 64
 
 @dataclass(frozen=True)
 class Columns:
-    """How a batch is cut into chunks, on the host; each is an int32 array. The fields are those of
-    ssd.Plan.
-
-    owner: (chunks,), the request of each chunk. warm: (requests,), 1 for those that go on from a
-    state.
-    """
+    """How a batch is cut into chunks, on the host, each int32: the fields of ssd.Plan; owner:
+    (chunks,), the request of each chunk; warm: (requests,), 1 for those that go on from a state."""
 
     cu: numpy.ndarray
     first: numpy.ndarray
@@ -42,11 +34,11 @@ class Columns:
 def cut(
     lengths: Sequence[int], warm: Sequence[bool], tokens: int, requests: int, chunk: int
 ) -> Columns:
-    """The columns of a batch, padded to `tokens` rows and `requests` places.
+    """The columns of a batch, padded to `tokens` rows and `requests` places. Raises ValueError
+    where the batch does not fit.
 
     A place without a request has no rows and no chunks. Chunks behind the last real one are those
-    of the rows behind the batch, with minus their rows as size, and then chunks of no rows. Raises
-    ValueError where the batch does not fit.
+    of the rows behind the batch, with minus their rows as size, and then chunks of no rows.
     """
     counts = numpy.zeros(requests, numpy.int64)
     if len(lengths) > requests or sum(lengths) > tokens:
@@ -79,12 +71,9 @@ def chunks_of(tokens: int, requests: int, chunk: int) -> int:
 
 
 class Tables:
-    """The tables of one size of the graph, for `requests` requests in all.
-
-    plan: an ssd.Plan on the device. owner: (chunks,), warm: (requests,), int32 there, as in
-    Columns. slots: (requests,) int64, each request's place in the state pool. tracks: the plan also
-    says which states the prefix cache keeps, until track() none.
-    """
+    """The tables of one size of the graph, for `requests` requests in all. plan: an ssd.Plan on the
+    device. owner, warm: as in Columns. slots: (requests,) int64, each request's place in the state
+    pool. tracks: the plan also says which states the prefix cache keeps."""
 
     def __init__(
         self, tokens: int, requests: int, chunk: int, device: torch.device, tracks: bool = False
@@ -101,11 +90,9 @@ class Tables:
         self.slots = torch.zeros(requests, dtype=torch.int64, device=device)
 
     def fill(self, lengths: Sequence[int], warm: Sequence[bool], slots: torch.Tensor) -> None:
-        """Describe a batch: two copies on the current stream, and no synchronisation.
-
-        slots: (requests,) on the device. The pinned memory is a new one each time: an earlier copy
-        out of it may still be under way, and torch lends it again only behind that.
-        """
+        """Describe a batch: two copies on the current stream, and no synchronisation. slots:
+        (requests,) on the device. The pinned memory is new each time: an earlier copy may be under
+        way."""
         columns = _columns(cut(lengths, warm, self.tokens, self.requests, self.chunk))
         pinned = self._packed.device.type == "cuda"
         host = torch.empty(self._edges[-1], dtype=torch.int32, pin_memory=pinned)
@@ -115,8 +102,8 @@ class Tables:
         self.slots[: len(lengths)].copy_(slots[: len(lengths)])
 
     def track(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
-        """Say which states of the batch are kept: (requests,) on the device each, as in ssd.Plan.
-        No synchronisation."""
+        """Say which states of the batch are kept: (requests,) on the device each, as in
+        ssd.Plan."""
         self.plan.track_rows[: len(rows)].copy_(rows)
         self.plan.track_rows[len(rows) :].zero_()
         self.plan.track_slots[: len(slots)].copy_(slots)
@@ -132,8 +119,7 @@ def _aligned(length: int) -> int:
 
 @dataclass(frozen=True)
 class Current:
-    """What a forward is captured with. states: a layer's part of the state pool, by its
-    layer_id."""
+    """What a forward is captured with. states: a layer's part of the state pool, by layer_id."""
 
     tables: Tables
     states: Callable[[int], Any]
@@ -144,8 +130,7 @@ _current: Current | None = None
 
 @contextlib.contextmanager
 def capturing_into(tables: Tables | None, states: Callable[[int], Any]) -> Iterator[None]:
-    """Let layers inside read `tables`, in place of a break. None: every layer breaks, as it does
-    outside."""
+    """Let layers inside read `tables`, in place of a break. None: every layer breaks."""
     global _current
     before, _current = _current, tables and Current(tables, states)
     try:

@@ -1,10 +1,6 @@
-"""A release's server arguments for the prefill graph: its switch, its sizes, and the rules by which
-it leaves the graph off.
-
-The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to
-0.5.13 alone: from 0.5.14 on a release has another setting (prefill_config.py). Importing this
-module imports neither torch nor any other part of sglang; its functions do where they need them.
-"""
+"""A release's server arguments for the prefill graph up to 0.5.13: its switch
+(enable_piecewise_cuda_graph up to 0.5.9, then disable_…), its sizes, and the rules by which it
+leaves the graph off."""
 
 from __future__ import annotations
 
@@ -34,18 +30,14 @@ def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
 
 
 def sizes_that_fit(runner: Any) -> list[int]:
-    """Those of them that a batch of this server can have, ascending.
-
-    A placeholder request longer than the context has no place in req_to_token; one larger than the
-    cache never comes.
-    """
+    """The sizes to capture that a batch of this server can have, ascending. A placeholder request
+    longer than the context has no place in req_to_token."""
     limit = largest_batch(runner)
     return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
 
 
 def has_default_sizes(server_args: Any) -> bool:
-    """Whether the sizes are the release's own: those that it makes of the largest one where nobody
-    chose any (up to 0.5.13)."""
+    """Whether the sizes are those that the release makes of the largest one (up to 0.5.13)."""
     own = getattr(server_args, "_generate_piecewise_cuda_graph_tokens", None)
     if own is None or getattr(server_args, "piecewise_cuda_graph_max_tokens", None) is None:
         return False
@@ -69,7 +61,7 @@ def no_size_fits(runner: Any) -> str:
 @dataclass(frozen=True)
 class Rule:
     """A condition under which the release leaves the graph off. holds: None where it cannot be
-    evaluated from here. own: the same of the condition alone, whatever the release asked before."""
+    evaluated from here. own: the same without what the release asked before it."""
 
     where: str
     condition: str
@@ -99,13 +91,8 @@ def switch(server_args: Any) -> Switch | None:
 
 
 def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
-    """The release's own rules that turn its switch off, each evaluated on the arguments as they are
-    now, or as they are `seen`.
-
-    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph
-    = True` (or `self.enable_… = False`). What a rule asks is therefore always what this release
-    asks.
-    """
+    """The rules in the source of ServerArgs that turn its switch off, evaluated on the arguments as
+    they are now, or as they are `seen`: the conditions over each assignment of the switch."""
     wanted = {OPT_IN: False, OPT_OUT: True}
 
     def turns_off(statement: ast.stmt) -> bool:
@@ -120,12 +107,8 @@ def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
 
 
 def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
-    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules
-    about arguments alone.
-
-    seen: see switch_rules. Rules that ask about the model say nothing about what was typed, and are
-    left to the report.
-    """
+    """Why other arguments turn the prefill graph off: the switch, or rules about arguments alone.
+    Rules about the model are left to the report. seen: see switch_rules."""
     now = switch(server_args)
     if now is None or now.on or now.opt_in:
         return []
@@ -141,9 +124,8 @@ def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
 
 
 def wants_graph(runner: Any) -> bool:
-    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and
-    the release's rules about them go. From 0.5.11 on a draft's is not, until its worker asks for it
-    (0.5.13): the release looks at that model itself."""
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as arguments and
+    rules go. From 0.5.11 on a draft has none until its worker asks for it (0.5.13)."""
     now = switch(runner.server_args)
     if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
         return False
@@ -153,8 +135,8 @@ def wants_graph(runner: Any) -> bool:
 
 
 def runner_rules(runner: Any) -> list[Rule]:
-    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9),
-    evaluated now."""
+    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to
+    0.5.9)."""
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
 
     def says_no(statement: ast.stmt) -> bool:
@@ -170,11 +152,9 @@ def runner_rules(runner: Any) -> list[Rule]:
 def rules_of(
     method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None
 ) -> list[Rule]:
-    """The conditions on each way through a function of the release to a statement that is_effect.
-
-    owner: its `self`, or its `model_runner`; conditions over other local names cannot be evaluated.
-    seen: see switch_rules. Empty where the source is not there.
-    """
+    """The conditions on each way through a function of the release to a statement that is_effect;
+    none where its source is missing. owner: its `self`, or its `model_runner`; conditions over
+    other local names cannot be evaluated. seen: see switch_rules."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
@@ -201,8 +181,8 @@ def _paths(
     around: tuple[ast.expr, ...],
     is_effect: Callable[[ast.stmt], bool],
 ) -> Iterator[tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]]:
-    """The conditions on each way through `body` to a statement that is_effect: those of what
-    returned before it, and those around it."""
+    """The conditions on each way through `body` to a statement that is_effect: of the returns
+    before it, and around it."""
     for statement in body:
         if is_effect(statement):
             yield passed, around

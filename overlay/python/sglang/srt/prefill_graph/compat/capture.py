@@ -1,9 +1,5 @@
 """How a release captures a graph with breaks: its memory, its stream, its forward, and a batch for
-it.
-
-Importing this module imports neither torch nor any other part of sglang; its functions do where
-they need them.
-"""
+it."""
 
 from __future__ import annotations
 
@@ -28,12 +24,9 @@ from .model_runner import layer_lists
 
 @dataclass(frozen=True)
 class Primitive:
-    """How a release captures a graph with breaks.
-
-    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that
-    captures into it; capturing(), replaying(): context managers around all captures, and around a
-    replay.
-    """
+    """How a release captures a graph with breaks. capture(graph, pool, stream) captures into a
+    graph(); capturing() and replaying() are context managers around all captures, and around a
+    replay."""
 
     graph: Callable[[], Any]
     capture: Callable[[Any, Any, Any], Any]
@@ -70,8 +63,7 @@ def piecewise_flag() -> Any:
 
 
 def capture_context(runner: Any) -> Any:
-    """The release's context manager for capturing graphs, with garbage collection frozen; gives the
-    stream."""
+    """The release's context manager for capturing graphs; gives the stream."""
     from sglang.srt.distributed.parallel_state import graph_capture
     from sglang.srt.model_executor.piecewise_cuda_graph_runner import freeze_gc
 
@@ -105,13 +97,9 @@ def torch_device_module(runner: Any) -> Any:
 
 @contextlib.contextmanager
 def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
-    """The release's set_forward_context for a batch: what breaks look their layer and their batch
-    up in.
-
-    From 0.5.13 on they find the attention backend elsewhere; see published_backend. 0.5.10 takes
-    num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays
-    unset.
-    """
+    """The release's set_forward_context for a batch, in which breaks look up their layer and their
+    batch. 0.5.10's num_tokens stays unset: its attention would plan padding, and breaks get
+    none."""
     lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
     quantization = getattr(runner.model, "quant_config", None)
     scope = importlib.import_module(CONTEXT).set_forward_context(
@@ -122,12 +110,8 @@ def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
 
 
 def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> None:
-    """Let the attention backend prepare a batch, as a model runner does before its forward.
-
-    alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for
-    the device, several times where requests go on from cached states. What 0.5.13 does first with
-    that plan, it does: the states that requests go on from are copied out of the prefix cache.
-    """
+    """Let the attention backend prepare a batch. alone: no layer with recurrent states will ask a
+    hybrid backend, whose plan for these waits for the device."""
     backend = runner.attn_backend
     with published_backend(runner):
         if alone:
@@ -162,12 +146,8 @@ def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
 
 
 def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, layers find the attention backend: from 0.5.13 on in the forward's context, before
-    that in their batch.
-
-    A context that is there already stays: ModelRunner._forward_raw makes it, and a capture has
-    none.
-    """
+    """Inside, layers find the attention backend in the forward's context (from 0.5.13). A context
+    that is there already stays: ModelRunner._forward_raw makes it, and a capture has none."""
     if not hides_attention_backend():
         return contextlib.nullcontext()
     own = importlib.import_module(FORWARD)
@@ -186,12 +166,8 @@ def begin_forward(forward_batch: Any, tokens: int) -> None:
 
 
 def hidden_modes(runner: Any) -> tuple[Any, ...]:
-    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it
-    was set up for them.
-
-    The captured layer stack is the same for all; what is kept of its result is decided behind the
-    replay.
-    """
+    """The CaptureHiddenModes that this server's prefills can have. The captured layer stack is the
+    same for all."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode as Mode
 
     speculative = getattr(runner, "spec_algorithm", None)
@@ -203,12 +179,7 @@ def hidden_modes(runner: Any) -> tuple[Any, ...]:
 
 def starves_drafts(runner: Any) -> bool:
     """Whether no prefill of this server can replay the release's piecewise graph, because its
-    drafts want hidden states.
-
-    From 0.5.11 on a batch must want those that the graph was captured with: none, unless the server
-    returns them. EAGLE and its kind, and DFLASH, want every token's; on 0.5.11 a standalone draft
-    model does too.
-    """
+    drafts want hidden states and the graph was captured with none (from 0.5.11)."""
     speculative = getattr(runner, "spec_algorithm", None)
     if (
         speculative is None
@@ -230,12 +201,8 @@ def starves_drafts(runner: Any) -> bool:
 
 
 def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
-    """A ForwardBatch of one request with `tokens` new tokens, for capturing.
-
-    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …),
-    cut to `tokens`. Nothing but these and the breaks may depend on the batch. Field names as in
-    0.5.9 to 0.5.13.
-    """
+    """A ForwardBatch of one request with `tokens` new tokens, for capturing. inputs: the static
+    tensors that captured kernels read, cut to `tokens`."""
     import torch
     from sglang.srt.layers.dp_attention import DpPaddingMode
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -285,12 +252,8 @@ def keeps_own_metadata(runner: Any) -> bool:
 
 
 def weak_view(tensor: Any) -> Any:
-    """A view of a tensor on the GPU that does not keep its memory: the release's own, from
-    0.5.6.post2 to 0.5.20.
-
-    For releases without a breakable graph; those with one pass their own. Raises
-    ModuleNotFoundError elsewhere.
-    """
+    """A view of a tensor on the GPU that does not keep its memory, for releases without a breakable
+    graph (from 0.5.6.post2). Raises ModuleNotFoundError elsewhere."""
     return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(
         tensor
     )

@@ -1,10 +1,8 @@
 """Why a release's prefill graph does not take a batch, in the same words on every release.
 
-A release answers no more than yes or no: can_run of its graph runners up to 0.5.13, then
-can_run_graph and can_replay_locally of runner/prefill_cuda_graph_runner.py. Here each of their
-conditions is asked again, in turn, of a batch that was refused. A condition counts only where these
-methods ask for it too. Everything asked is on the host. Importing this module imports neither torch
-nor any other part of sglang.
+A release answers yes or no: can_run of its graph runners up to 0.5.13, then can_run_graph and
+can_replay_locally. Here the conditions that these methods ask for are asked again of a refused
+batch. Everything asked is on the host.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ _FACTOR = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"
 
 @dataclass(frozen=True)
 class Cause:
-    """words: for the record. asks: the names that a release which has this condition asks for, one
-    of them. holds(graph runner, batch): whether it keeps the batch from the graph."""
+    """words: for the record. asks: names of which a release that has this condition asks for one.
+    holds(graph runner, batch): whether it keeps the batch from the graph."""
 
     words: str
     asks: tuple[str, ...]
@@ -37,8 +35,7 @@ class Cause:
 
 
 def is_prefill(forward_batch: Any) -> bool:
-    """Whether a batch computes prompts, decoding requests in between or not; one that verifies
-    drafts does not."""
+    """Whether a batch computes prompts; one that verifies drafts does not."""
     mode = forward_batch.forward_mode
     return bool(mode.is_extend()) and not mode.is_target_verify()
 

@@ -1,10 +1,5 @@
-"""A release's setting for the prefill graph from 0.5.14 on, and the rules by which it turns the
-graph off.
-
-The setting is one object for both phases, resolved from all arguments before the server starts
-(CudaGraphConfig of model_executor/cuda_graph_config.py). Importing this module imports neither
-torch nor any other part of sglang; its functions do where they need them.
-"""
+"""A release's setting for the prefill graph from 0.5.14 on (CudaGraphConfig, one object for both
+phases), and the rules by which it turns the graph off."""
 
 from __future__ import annotations
 
@@ -35,10 +30,8 @@ def applies() -> bool:
 
 
 def prefill(server_args: Any) -> Any:
-    """The setting for prefill: its backend and its sizes (bs), as they are resolved.
-
-    From 0.5.17 on only the process's own context has them (get_exec of runtime_context.py).
-    """
+    """The resolved setting for prefill: its backend and its sizes (bs). From 0.5.17 on the
+    process's own context alone has it."""
     if defines(_CONTEXT, "get_exec"):
         try:
             found = importlib.import_module(_CONTEXT).get_exec().graph.cuda_graph_config
@@ -76,8 +69,8 @@ def why_disabled(server_args: Any) -> str | None:
 
 
 def rules_that_hold(server_args: Any) -> list[str]:
-    """The release's own rules about arguments and models that turn its default backend off, by the
-    names that the release gives them, as far as they can be asked now."""
+    """The names of the release's own rules that turn its default backend off, as far as they can be
+    asked now."""
     config = importlib.import_module(_CONFIG)
     kind = _KINDS.get(config.default_cuda_graph_config().prefill.backend)
     name = f"disable_{kind}_cudagraph_if_incompatible"
@@ -89,8 +82,8 @@ def rules_that_hold(server_args: Any) -> list[str]:
 
 
 def refusals(runner: Any) -> list[Rule]:
-    """The ways in which the release leaves a ModelRunner without its graph that hold now, in the
-    function that captures it: capture_prefill_graph of cuda_graph_setup.py from 0.5.16 on."""
+    """The ways to leave a ModelRunner without its graph that hold now, in the function that
+    captures it."""
     place = sys.modules.get(_SETUP)
     function = getattr(place, "capture_prefill_graph", None) or getattr(
         type(runner), "init_prefill_cuda_graph", None
@@ -112,10 +105,8 @@ def _holding(function: Callable[..., Any], server_args: Any) -> Iterator[str]:
 
 
 def _rules(function: Callable[..., Any], server_args: Any) -> list[tuple[str, Callable[[], Any]]]:
-    """The list `rules` of the release's function, made by the function's own statements up to it.
-
-    What comes behind would turn the backend off.
-    """
+    """The list `rules` of the release's function, made by its own statements up to it: those behind
+    turn the backend off."""
     try:
         whole = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError):

@@ -2,14 +2,7 @@
 have replaced parameters.
 
 A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every
-release capture its decode graphs anew, and none its prefill graph. Where what is kept of the old
-ones comes from:
-    the graphs          their runners, attributes of ModelRunner; from 0.5.14 a runner's `backend`
-    the pool            cuda_graph_runner.py and piecewise_cuda_graph_runner.py up to 0.5.13, then
-                        runner_utils/pool.py
-    the compiled stack  compilation/compile.py install_torch_compiled: a module's `forward`, torch's
-                        cache, a hook of torch's
-Importing this module imports no other part of sglang; its functions do where they need it.
+release capture its decode graphs anew, and none its prefill graph.
 """
 
 from __future__ import annotations
@@ -40,11 +33,8 @@ _COMPILE = "sglang.srt.compilation.compile"
 
 def recapture(runner: Any, decode: Callable[[], None]) -> None:
     """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and
-    that of prefill.
-
-    The old ones are let go first, so that the memory of two is never held. Drafts keep what their
-    worker captured: it gives them their head and their placement, which are not here.
-    """
+    that of prefill. The old ones go first, so that the memory of two is never held. A draft's
+    worker gives its graphs what is not here: these stay."""
     if runner.is_draft_worker:
         decode()
         return
@@ -59,8 +49,7 @@ def recapture(runner: Any, decode: Callable[[], None]) -> None:
 
 
 def let_go(runner: Any) -> None:
-    """Give back all that the graphs of a ModelRunner hold on the GPU, once it has nothing more to
-    do there."""
+    """Give back all that the graphs of an idle ModelRunner hold on the GPU."""
     device = torch.get_device_module(runner.device)
     device.synchronize()
     for name in _RUNNERS:
@@ -75,7 +64,7 @@ def let_go(runner: Any) -> None:
 
 
 def _clear(graphs: Any) -> None:
-    """What a runner of graphs holds of them: other objects may still know the runner itself."""
+    """Clear what a runner of graphs holds: other objects may still know the runner itself."""
     backend = getattr(graphs, "backend", None)
     if backend is not None:
         backend.cleanup()
@@ -86,8 +75,7 @@ def _clear(graphs: Any) -> None:
 
 
 def _forget_compiled(model: torch.nn.Module) -> None:
-    """Undo install_torch_compiled, whose pieces hold the graphs: the next capture compiles the
-    stack anew."""
+    """Undo install_torch_compiled, whose pieces hold the graphs."""
     compiled = [module for module in model.modules() if _is_compiled(vars(module).get("forward"))]
     if not compiled:
         return
@@ -107,15 +95,14 @@ def _is_compiled(forward: Any) -> bool:
 
 
 def _shares_no_pool(runner: Any) -> bool:
-    """Whether no draft's graphs are in the pool too. They keep it alive, and further graphs may
-    join them there."""
+    """Whether no draft's graphs are in the pool too, which keep it alive."""
     speculative = getattr(runner, "spec_algorithm", None)
     return speculative is None or speculative.is_none()
 
 
 def _forget_pools() -> None:
-    """A pool that no graph holds any more must not be named again: an answer's logits may still lie
-    in it, and torch ends the process where a capture begins in a pool that it is giving back."""
+    """Name no pool again that no graph holds: logits may still be in it, and torch ends the process
+    where a capture begins in a pool that it is giving back."""
     for name in filter(has, _POOLS):
         forget = getattr(importlib.import_module(name), "set_global_graph_memory_pool", None)
         if forget is not None:

@@ -1,10 +1,6 @@
-"""Mamba2's causal convolution over 4 tokens with SiLU, for launches that do not depend on the
-batch.
-
-The release's kernel is launched over the longest request. This one is launched over the chunks of a
-table on the device, so that a captured launch serves any batch. Each sum is made in the release's
-order and types: bits are alike.
-"""
+"""Mamba2's causal convolution over 4 tokens with SiLU, launched over the chunks of a table on the
+device, so that a captured launch serves any batch. Each sum is made in the release's order and
+types: the bits are alike."""
 
 from __future__ import annotations
 
@@ -128,10 +124,10 @@ def convolve(
 ) -> None:
     """Fill `out`, and leave each request's last three inputs in its slot of the pool.
 
-    x, out: (rows, features) of one floating type, each row contiguous, rows at any stride.
-    weight: (features, 4), contiguous. bias: (features,). pool: (slots, features, 3).
-    plan: an ssd.Plan. owner: (chunks,) int32, the request of each chunk.
-    slots, warm: (requests,), as in ssd.Launches. Rows behind the last request are left alone.
+    x, out: (rows, features) of one floating type, each row contiguous, rows at any stride. weight:
+    (features, 4), contiguous. bias: (features,). pool: (slots, features, 3). plan: an ssd.Plan.
+    owner: (chunks,) int32, the request of each chunk. slots, warm: (requests,), as in ssd.Launches.
+    Rows behind the last request are left alone.
     """
     features = x.shape[1]
     blocks = triton.cdiv(features, BLOCK_FEATURES), plan.chunks * (plan.chunk // BLOCK_ROWS)

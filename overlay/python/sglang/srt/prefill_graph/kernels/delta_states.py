@@ -1,9 +1,5 @@
-"""The states of a gated delta rule's captured prefill: those that the prefix cache keeps, and for
-FlashInfer's kernel all of them, packed.
-
-The release's kernels leave the state before each chunk, in the type of activations. Eager prefill
-copies from there, so that what is kept is rounded to it.
-"""
+"""The states of a gated delta rule's captured prefill: those that the prefix cache keeps, rounded
+as eager prefill rounds them, and for FlashInfer's kernel all of them, packed."""
 
 from __future__ import annotations
 
@@ -106,8 +102,8 @@ def move(
     warm: torch.Tensor | None = None,
 ) -> None:
     """Fill `packed`, (requests, heads, …) float32, from the slots of the pool, with zeros for a
-    request that begins; or, without `warm`, those slots from `packed`. A place without a request
-    reads and writes nothing. slots, warm: (requests,), as in ssd.Launches."""
+    request that begins; or, without `warm`, those slots from `packed`. slots, warm: (requests,), as
+    in ssd.Launches. A place without a request reads and writes nothing."""
     size = packed[0].numel()
     given = pool, packed, plan.cu, slots, slots if warm is None else warm, pool.stride(0)
     grid = plan.requests, triton.cdiv(size, BLOCK)

@@ -1,9 +1,9 @@
-"""What the releases' kernels of a gated delta rule need before a captured prefill, in one launch.
+"""What the releases' kernels of a gated delta rule need before a captured prefill, in one launch:
+chunks as pairs of a request and a number, and each request's slot.
 
-They want chunks as pairs of a request and a number, and each request's slot. They read and write
-the slot of every place in the table, also of one without a request. And they always go on from what
-a slot holds. So places behind the batch get slot 0, which belongs to nobody, and the states of
-requests that begin are zeroed.
+They read and write the slot of every place in the table, and always go on from what a slot holds.
+So places behind the batch get slot 0, which belongs to nobody, and the states of requests that
+begin are zeroed.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def begin(
     """Zero the states of requests that begin, and say what the release's kernels ask for.
 
     pool: (slots, heads, …), contiguous. plan: an ssd.Plan. owner: (chunks,), each chunk's request.
-    slots, warm: (requests,), as in ssd.Launches; places behind the batch may hold anything.
-    parts: into how many parts each chunk is cut; 0: no table of them is needed.
+    slots, warm: (requests,), as in ssd.Launches. parts: into how many each chunk is cut; 0: no
+    table.
     """
     made = torch.empty((plan.chunks, 2), dtype=torch.int32, device=pool.device)
     cut = torch.empty((plan.chunks * parts, 2), dtype=torch.int32, device=pool.device)

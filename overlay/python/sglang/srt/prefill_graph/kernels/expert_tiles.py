@@ -1,13 +1,9 @@
 """Tiles for the kernel of routed experts (fused_moe_kernel) where a release has no table for the
 shape and the GPU.
 
-A release reads `E=…,N=…,device_name=….json`, the tile for each number of tokens, from a folder for
-each version of Triton (get_moe_configs, fused_moe_triton_config.py): the running one's first, then
-the others'. Up to 0.5.11 a list names these others and ends at 3.4.0, so that 0.5.11, on 3.6.0,
-misses its own tables for 3.5.1. `table` reads the release's folders to the end, then TABLES, which
-is for what tests/gpu/sweep_experts.py measures. Nothing is timed here: every process reads the same
-file.
-
+A release reads `E=…,N=…,device_name=….json` from a folder for each version of Triton. Up to 0.5.11
+its list of other versions ends at 3.4.0, so that 0.5.11, on 3.6.0, misses its own tables for 3.5.1.
+`table` reads all of the release's folders, then TABLES, which tests/gpu/sweep_experts.py measures.
 In deterministic mode the release asks for no table.
 """
 
@@ -37,10 +33,10 @@ _missing: dict[tuple[int, int], Path] = {}  # by E and N: where the release look
 
 def table(name: str, release: str) -> dict[int, Tile] | None:
     """The tile for each number of tokens, from the first file of this name; None where there is
-    none. Called where the release has found none.
+    none.
 
-    name: of the file. release: the folder that holds the release's configs/. A down projection has
-    no table of its own here: it takes the up projection's tiles, and their BLOCK_SIZE_M must agree.
+    release: the folder that holds the release's configs/. A down projection takes the up
+    projection's tiles: their BLOCK_SIZE_M must agree.
     """
     if name.endswith("_down.json"):
         return None
@@ -65,8 +61,7 @@ def _folders(configs: Path) -> Iterator[Path]:
 
 
 def report_default(experts: int, size: int, first: Sequence[int], top_k: int) -> None:
-    """Log once, on rank 0, that these experts have no table, and the command that makes one. Called
-    where the release takes its default tile.
+    """Log once, on rank 0, that these experts have no table, and the command that makes one.
 
     experts, size: E and N of the file's name. first: the shape of the first projection's weights,
     [experts, size or twice size, hidden size]. top_k: experts of a token.

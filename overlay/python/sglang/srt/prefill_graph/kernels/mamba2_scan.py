@@ -23,15 +23,13 @@ def choose(
     x: torch.Tensor,
     b: torch.Tensor,
 ) -> tuple[Callable[..., Any], bool, Any]:
-    """What scans this prefill, whether the states that requests go on from must be gathered, and
-    where to write what they leave.
+    """What scans this prefill, with the arguments of the release's mamba_chunk_scan_combined;
+    whether the states that requests go on from must be gathered; and where to write what they
+    leave. Our scan writes all states into the pool itself, and the caller's write goes to no slot.
 
     metadata: the release's Mamba2Metadata of the batch. pool: (slots, heads, head_dim, d_state).
     slots: (requests,), each request's own. x: (tokens, heads * head_dim), b: (tokens, groups *
     d_state), behind the convolution.
-
-    What is returned takes the arguments of the release's mamba_chunk_scan_combined. Ours writes all
-    states into the pool itself; the caller's write goes to no slot.
     """
     mixed = metadata.mixed_metadata
     shape = shape_of(pool, x, b)
@@ -108,8 +106,7 @@ def tiles_of(
 
 
 def _can_plan(metadata: Any, chunk: int) -> bool:
-    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk.
-    chunk: rows of one."""
+    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk."""
     lengths, wanted = (
         metadata.mixed_metadata.extend_seq_lens_cpu,
         getattr(metadata, "wanted_states", None),
@@ -159,12 +156,9 @@ def _in_place(
     return_intermediate_states: bool = False,
     **_of_the_release_s_chunks: Any,
 ) -> tuple[None, torch.Tensor] | torch.Tensor:
-    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it. Of the states that
-    it returns none is left to write.
-
-    x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads);
-    b, c: (1, tokens, groups, d_state). Raises ValueError for what no Mamba2 mixer asks for.
-    """
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it: x, out (1, tokens,
+    heads, head_dim), dt (1, tokens, heads), b, c (1, tokens, groups, d_state). Returns no states.
+    Raises ValueError for what no Mamba2 mixer asks for."""
     if z is not None or not dt_softplus or dt_limit != (0.0, float("inf")) or return_final_states:
         raise ValueError("a gate, a time step without softplus, a limit to it, or final states")
     launches = ssd.Launches(

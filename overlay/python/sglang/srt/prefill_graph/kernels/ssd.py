@@ -1,10 +1,8 @@
 """Mamba2's scan of a prefill in three kernels (Dao and Gu, Transformers are SSMs, 2024, section 6).
 
-Each request is cut into chunks of its own, so that a chunk never holds two requests. So there is no
-index of the request at each token, no extra pass for the last chunk, and a request has the same
-bits whoever else is in the batch. States stay in registers from a request's first chunk to its last
-one. They are read from the pool and written there in place, those that the prefix cache asked for
-too.
+Each request is cut into chunks of its own, so that it has the same bits whoever else is in the
+batch. States stay in registers from a request's first chunk to its last one, and are read from the
+pool and written there in place, those that the prefix cache asked for too.
 
     steps    dt' = softplus(dt + bias), and the running sum of dt' a over each chunk
     states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b
@@ -90,10 +88,8 @@ def _to_device(tables: list[numpy.ndarray], device: torch.device) -> list[torch.
 
 
 def split_size(size: int) -> tuple[int, int] | None:
-    """`size` as one or two powers of two of at least 16, the larger one first; None if it is not.
-
-    Triton's blocks have powers of two as sizes; 80 is 64 and 16, and pays for no padding.
-    """
+    """`size` as one or two powers of two of at least 16, the larger one first, as Triton's blocks
+    have them; None if it is not."""
     high = 1 << (size.bit_length() - 1)
     rest = size - high
     if size < 16 or (rest and (rest < 16 or rest & (rest - 1))):
@@ -437,8 +433,8 @@ def _scan_kernel(
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them, or in halves
-    that fit into a program's memory."""
+    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them, or in
+    halves."""
 
     heads: int
     groups: int
@@ -472,16 +468,14 @@ class Shape:
 @dataclass(frozen=True)
 class Launches:
     """The three launches of one batch of prefills, in order: steps(), states(tile), scan(tile).
-
-    They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last
-    request are left alone.
+    They fill `out`, and leave each request's state in its slot of the pool.
 
     x, out: (rows, H, P); b, c: (rows, G, N); dt: (rows, H) before bias and softplus: all of one
-    floating type, each row contiguous, rows at any stride. a, d, dt_bias: (H,).
-    pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers.
-    warm: (requests,) bool, whether a request goes on from its slot's state; others start from zero.
-    times: (2, chunks, H, chunk) float32, each row's dt' and the sum of dt' a log2(e) up to it.
-    before: (chunks, H, P, N), the state before each chunk, in the type that the products take.
+    floating type, each row contiguous, rows at any stride. a, d, dt_bias: (H,). pool: (slots, H, P,
+    N), its last dimension contiguous. slots: (requests,) integers. warm: (requests,) bool, whether
+    a request goes on from its slot's state; others start from zero. times: (2, chunks, H, chunk)
+    float32, each row's dt' and the sum of dt' a log2(e) up to it. before: (chunks, H, P, N), the
+    state before each chunk, in the type that the products take.
     """
 
     shape: Shape

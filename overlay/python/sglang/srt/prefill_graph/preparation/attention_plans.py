@@ -1,9 +1,5 @@
-"""FlashInfer's plans of a prefill, made without waiting for the GPU.
-
-A plan is made on the host, of offsets that the releases sum up on the GPU: FlashInfer copies them
-back (plan() in its prefill.py), and the host waits there for the batch before. The releases' own
-batch has all lengths on the host.
-"""
+"""FlashInfer's plans of a prefill, made without waiting for the GPU: the releases sum up the
+offsets on the GPU, and plan() copies them back, though a batch has all lengths on the host."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ PINNED = "_pin_memory_int_workspace_buffer"
 
 @dataclass(frozen=True)
 class Lengths:
-    """A batch's lengths on the host. seq_lens, prefixes: the tensors on the GPU that they belong
-    to."""
+    """A batch's lengths on the host; seq_lens and prefixes are the tensors of them on the GPU."""
 
     seq_lens: torch.Tensor
     prefixes: Known
@@ -34,12 +29,11 @@ class Lengths:
 
 
 def know(updater: Any, batch: Any) -> None:
-    """Keep what the host knows of a batch's lengths: for offsets(), and for whoever asks for its
-    `extend_prefix_lens`.
+    """Keep what the host knows of a batch's lengths, for offsets().
 
     updater: the release's FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill,
-    neither of drafts nor of their verification. Nothing is kept where the host does not know, where
-    several wrappers share the batch, or where the environment's SWITCH says so.
+    not of drafts. Nothing is kept where the host does not know, where several wrappers share the
+    batch, or where the environment's SWITCH says so.
     """
     updater.known_lengths = None
     if os.environ.get(SWITCH) == "release":
@@ -67,14 +61,13 @@ def offsets(
     new: torch.Tensor,
     cached: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The offsets `new` and `cached`, for plan() of `wrappers`: the same tensors, that answer from
-    the host where it knows.
+    """The offsets `new` and `cached` for plan() of `wrappers`, which answer from the host where it
+    knows.
 
     new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`,
-    what the paged wrapper attends to: all tokens of each request, or its cached ones. seq_lens:
-    (requests,).
-    Offsets of more requests than the batch has stay as they are: in its piecewise graph 0.5.10 adds
-    one for the padding.
+    what the paged wrapper attends to: all tokens of each request, or its cached ones. Offsets of
+    more requests than the batch has stay as they are: 0.5.10's piecewise graph adds one for the
+    padding.
     """
     known, updater.known_lengths = getattr(updater, "known_lengths", None), None
     if known is None or known.seq_lens is not seq_lens or len(new) != len(seq_lens) + 1:
@@ -100,8 +93,7 @@ def _sums(there: torch.Tensor, lengths: Iterable[int]) -> Known:
 
 @dataclass
 class _Workspaces:
-    """Two pinned workspaces of a wrapper, in turn; behind each, when the GPU had copied what was
-    planned there."""
+    """Two pinned workspaces of a wrapper, in turn, each with the event of its last copy."""
 
     buffers: list[torch.Tensor]
     copied: list[Any] = field(default_factory=lambda: [None, None])
@@ -118,8 +110,7 @@ class _Workspaces:
 
 
 def _turn(wrapper: Any) -> None:
-    """Let the next plan() write where no copy of an earlier one is under way: the host does not
-    wait for these any more."""
+    """Let the next plan() write where no copy of an earlier one is under way."""
     pinned = getattr(wrapper, PINNED, None)
     if pinned is None or not pinned.is_pinned():
         return
