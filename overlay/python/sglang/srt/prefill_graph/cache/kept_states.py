@@ -1,9 +1,6 @@
-"""Whether the prefix cache may keep the state of a request that ends.
-
-A state is of all tokens that were computed. The key of a request may end before:
-`--strip-thinking-cache` keeps the prompt alone, and tokens behind the end of a structured answer
-are cut. Whoever began like such a key would go on from the state of other tokens.
-"""
+"""Whether the prefix cache may keep the state of a request that ends. The state is of all computed
+tokens; its key may end before (--strip-thinking-cache, tokens cut behind a structured answer), and
+whoever began like that key would go on from the state of other tokens."""
 
 from typing import Any
 

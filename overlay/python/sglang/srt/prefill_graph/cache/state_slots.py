@@ -1,10 +1,7 @@
-"""When slots of recurrent states are emptied, copied and given back, on releases before 0.5.13.
-
-With the overlap schedule, and with pipeline stages, forwards run on a stream of their own. A
-forward under way still writes slots that the scheduler has just freed, so that a slot emptied or
-copied on the scheduler's stream is written too early. On the forwards' stream the order is that of
-the launches (sglang#24954, in 0.5.13). The host waits for nothing.
-"""
+"""When slots of recurrent states are emptied, copied and given back, on releases before 0.5.13. A
+forward on a stream of its own (overlap schedule, pipeline stages) still writes slots that the
+scheduler has just freed. Emptied or copied on the forwards' stream, slots keep the order of the
+launches (sglang#24954, in 0.5.13). The host waits for nothing."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +16,8 @@ def order_behind_forwards(scheduler: Any) -> None:
     """Let `scheduler`'s pool of states empty and copy slots behind the forwards launched so far. A
     decode server keeps the release's order: other hosts write into its slots, on no stream here."""
     pool = getattr(scheduler.req_to_token_pool, "mamba_pool", None)
-    stream = _forward_stream(scheduler)
+    apart = scheduler.enable_overlap or scheduler.pp_size > 1
+    stream = getattr(scheduler, "forward_stream", None) if apart else None
     arguments = scheduler.server_args
     if pool is None or stream is None or arguments.disaggregation_mode == "decode":
         return
@@ -27,12 +25,6 @@ def order_behind_forwards(scheduler: Any) -> None:
     ordered = OrderedSlots(pool, stream, module, arguments.enable_hierarchical_cache)
     # fork_from calls both through the pool.
     pool.alloc, pool.copy_from = ordered.alloc, ordered.copy_from
-
-
-def _forward_stream(scheduler: Any) -> Any | None:
-    """The stream of `scheduler`'s forwards, or None where that is the scheduler's own stream."""
-    apart = scheduler.enable_overlap or scheduler.pp_size > 1
-    return getattr(scheduler, "forward_stream", None) if apart else None
 
 
 @dataclass(frozen=True)

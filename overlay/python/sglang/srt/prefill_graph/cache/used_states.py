@@ -1,9 +1,6 @@
-"""Which state the prefix cache of a hybrid model gives up first, on releases before 0.5.16.
-
-A request starts from the last state of its cached beginning alone. The releases refresh those
-before it as well, and where an insert passes, so that whole sessions go at once, with the state
-that their next turn would start from.
-"""
+"""Which state the prefix cache of a hybrid model gives up first, on releases before 0.5.16. A
+request starts from one state alone; the releases refresh those before it too, so that whole
+sessions go at once, with the state that their next turn would start from."""
 
 from typing import Any
 

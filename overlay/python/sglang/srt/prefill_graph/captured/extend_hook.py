@@ -1,10 +1,7 @@
-"""Prefills of layers with recurrent states through upstream's own hook for linear attention inside
-a graph (from 0.5.22), which KDA alone answers there (kda_prefill_graph.py).
-
-HybridLinearAttnBackend asks its linear half whether it can capture, has it make the tables of each
-size and fill them before each replay. Here Mamba2AttnBackend and GDNAttnBackend answer.
-SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off.
-"""
+"""Layers with recurrent states through upstream's hook for linear attention inside a graph (from
+0.5.22): HybridLinearAttnBackend has its linear half make the tables of each size, and fill them
+before each replay. Here Mamba2AttnBackend and GDNAttnBackend answer.
+SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
 """A gated delta rule's prefill in FlashInfer's kernel for compute capability 9.0, as launches that
-any batch can replay (0.5.17 to 0.5.23).
+any batch can replay (0.5.17 to 0.5.23). A replay has the bits of an eager prefill without context
+parallelism (docs/evidence/findings.md).
 
-The kernel reads on the device where sequences begin. It leaves to its caller (delta_rule_sm90.py in
-FlashInfer 0.6.15 to 0.7.2): states are packed, and a sequence without rows writes none; rows behind
-a sequence have to be finite, as its last tile multiplies them by zero; rows behind the last
-sequence are not written, or get the rest of a tile.
-
-The first call compiles the kernel and allocates its workspace: the release runs each size twice
-before it captures that size. A replay has the bits of an eager prefill without context parallelism
-(docs/evidence/findings.md).
+The kernel (delta_rule_sm90.py in FlashInfer 0.6.15 to 0.7.2) reads on the device where sequences
+begin. Its states are packed, and a sequence without rows writes none. Rows behind a sequence have
+to be finite: its last tile multiplies them by zero. Rows behind the last one are left, or get the
+rest of a tile. The first call compiles: the release runs each size twice before its capture.
 """
 
 from __future__ import annotations
@@ -42,12 +39,8 @@ class Sequences(Tables):
 
 
 def run(pool: torch.Tensor, tables: Sequences, *given: torch.Tensor) -> torch.Tensor:
-    """The rule's output, (1, rows, heads of values, their size), with zeros behind the batch. Fills
-    the slots of the pool, as gdn.run does.
-
-    given: q, k and v, (1, rows, heads, size), contiguous; the logarithm of g, and beta, (1, rows,
-    heads of values), float32.
-    """
+    """As gdn.run. given: q, k and v, (1, rows, heads, size), contiguous; the logarithm of g, and
+    beta, (1, rows, heads of values), float32."""
     q, k, v, g, beta = (part[0] for part in given)
     plan, step, normalize = tables.plan, tables.step, delta_rule.normalize()
     for part in (q, k, v):

@@ -1,12 +1,7 @@
-"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14),
-PrefillCudaGraphRunner with the breakable backend.
-
-It honours a contract of attention backends
-(use_captured_forward_metadata_for_breakable_cuda_graph): one call makes the metadata that a size is
-captured with, another one fills that before each replay. `offer` lets a hybrid backend answer with
-the tables of the captured layers. SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this
-off.
-"""
+"""Layers with recurrent states inside the graph of the release's own PrefillCudaGraphRunner (from
+0.5.14), which has attention backends make metadata for each size's capture, and fill it before each
+replay. `offer` lets a hybrid backend answer with the tables of the captured layers.
+SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off."""
 
 from __future__ import annotations
 
@@ -21,7 +16,6 @@ from . import layers, tables
 logger = logging.getLogger(__name__)
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
 BACKEND = "BreakableCudaGraphBackend"
-_KEPT = "captured_states"  # where a runner keeps its Captured
 
 
 def offer(graph_runner: Any) -> None:
@@ -30,8 +24,8 @@ def offer(graph_runner: Any) -> None:
     states = of(graph_runner)
     if isinstance(states, str) and model_runner.is_first_rank(graph_runner.model_runner):
         logger.log(logging.WARNING if layers.asked() else logging.INFO, BREAKS, states)
-    setattr(graph_runner, _KEPT, states if isinstance(states, layers.Captured) else None)
-    if not isinstance(states, layers.Captured):
+    graph_runner.captured_states = states if isinstance(states, layers.Captured) else None
+    if not graph_runner.captured_states:
         return
     graph_runner.use_captured_attn_metadata = True
     backend = graph_runner.model_runner.attn_backend
@@ -100,7 +94,7 @@ def _replay(
 def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
     """Why a batch that the runner would replay has to run eagerly, or None; noted for the
     report."""
-    states = getattr(graph_runner, _KEPT, None)
+    states = getattr(graph_runner, "captured_states", None)
     if states is None:
         return None
     reason = layers.why_not(forward_batch, states)

@@ -1,13 +1,10 @@
 """One launch setting for the kernels of a gated delta rule's prefill that releases tune badly.
 
-Since 0.5.10 the releases time six settings of the kernel that solves the chunks, at the first call
-alone: the server's warm-up of a few tokens, where all are about as fast. The choice is kept for
-every size, and on disk. Four of five first calls chose four warps, which take 95 to 101 us at 2048
-tokens where one warp takes 24. All six give the same bits.
-
-The kernel that carries the states waits for memory with two stages: 136 us at 4096 tokens of one
-request, 91 with three. The times are of an H200, for 32 heads of 128 (docs/evidence/findings.md);
-other GPUs, where nothing was measured, keep the release's choice.
+Since 0.5.10 the releases time six settings of the kernel that solves the chunks, once: at the
+server's warm-up of a few tokens, where all are about as fast. Most choose four warps, which take 95
+to 101 us at 2048 tokens where one warp takes 24. The kernel that carries the states waits for
+memory with two stages: 136 us at 4096 tokens of one request, 91 with three. The bits are the same.
+The times are of an H200 (docs/evidence/findings.md); other GPUs keep the release's choice.
 """
 
 from __future__ import annotations

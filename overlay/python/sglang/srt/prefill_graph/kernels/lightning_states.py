@@ -1,10 +1,7 @@
 """The states of lightning attention (seg_la: Ling and Ring 2.5) that the prefix cache keeps of a
-prefill: each request's state behind its last whole chunk.
-
-0.5.13 to 0.5.16 leave the state behind its last token there, and whoever goes on from it has the
-tokens in between twice (sglang#29973). Here the release's kernel runs up to each boundary, the
-state is copied, and the kernel goes on.
-"""
+prefill, each behind a request's last whole chunk. 0.5.13 to 0.5.16 leave the state behind its last
+token there (sglang#29973). Here the release's kernel runs up to each boundary, the state is copied,
+and the kernel goes on."""
 
 from __future__ import annotations
 
@@ -59,9 +56,8 @@ def _cut(base: Any, batch: Any) -> Cut | None:
     first = torch.where(inside, wanted // step * step, lengths)
     ends = lengths.cumsum(0)
     rests = (lengths - first)[inside]
-    rows = torch.cat(
-        [torch.arange(int(end - rest), int(end)) for end, rest in zip(ends[inside], rests)]
-    )
+    parts = zip((ends[inside] - rests).tolist(), ends[inside].tolist())
+    rows = torch.cat([torch.arange(*part) for part in parts])
     offsets = torch.nn.functional.pad(rests.cumsum(0), (1, 0))
     requests = inside.nonzero()[:, 0]
     made = (first, rows, offsets, rests, requests)

@@ -22,14 +22,9 @@ def of(rotary: Any) -> dict[str, int]:
     return _slices(time, time + height, time + height, time + height + width, 1)
 
 
-def _slices(height: int, height_end: int, width: int, width_end: int, step: int) -> dict[str, int]:
-    return {
-        "HEIGHT": height,
-        "HEIGHT_END": height_end,
-        "WIDTH": width,
-        "WIDTH_END": width_end,
-        "LANE_STEP": step,
-    }
+def _slices(*ends: int) -> dict[str, int]:
+    names = "HEIGHT", "HEIGHT_END", "WIDTH", "WIDTH_END", "LANE_STEP"
+    return dict(zip(names, ends))
 
 
 @triton.jit

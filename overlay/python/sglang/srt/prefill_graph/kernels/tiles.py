@@ -1,16 +1,12 @@
 """Tiles for Mamba2's prefill kernels, chosen here once and for all by what a launch is for.
 
-Up to 0.5.21 the releases launch their kernels at the defaults of the signatures, 16x16x16
-(sglang#39130). Later releases time candidates while they serve: the first requests of a new shape
-wait, and another process may choose otherwise, which gives other bits.
-
-The tables were measured on an H200 (docs/evidence/findings.md). A tile depends on the sizes of head
-and state, on the type and on the GPU, and once on the number of heads; each is within 18 % of the
-best tile of its kernel. The scan's tiles have one stage: see `miscompiled`.
+Up to 0.5.21 the releases launch their kernels at 16x16x16 (sglang#39130). Later releases time
+candidates while they serve: requests of a new shape wait, and another process may choose otherwise,
+which gives other bits. The tables were measured on an H200 (docs/evidence/findings.md); each tile
+is within 18 % of the best one of its kernel.
 
 Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on,
-or what the release chooses. The scan of ssd.py likewise has SAFE_OWN, which was measured nowhere,
-so that a server takes it where SWITCH asks for it.
+or what the release chooses. SAFE_OWN, of ssd.py, was measured nowhere: SWITCH asks for it.
 """
 
 from __future__ import annotations
@@ -55,17 +51,13 @@ PLAIN = {
 RELEASE = {
     ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
     ("chunk_scan", 80, 128): block(64, 128, 32, 4, 1),
-    ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
     ("bmm", 0, 128): block(64, 128, 32, 4, 3),
     ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
     ("chunk_scan", 64, 128): block(64, 64, 32, 4, 1),
-    ("state_varlen", 64, 128): block(64, 64, 64, 4, 2),
     ("chunk_state", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_scan", 64, 256): block(64, 64, 64, 4, 1),
-    ("state_varlen", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_state", 128, 256): block(128, 64, 32, 4, 3),
     ("chunk_scan", 128, 256): block(64, 128, 32, 4, 1),
-    ("state_varlen", 128, 256): block(128, 64, 32, 4, 3),
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
 
@@ -102,7 +94,7 @@ KERNELS = {
     "_chunk_cumsum_fwd_kernel": ("cumsum", "dt_ptr", None, "nheads"),
     "_chunk_scan_fwd_kernel": ("chunk_scan", "x_ptr", "hdim", "dstate"),
     "_chunk_state_fwd_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
-    "_chunk_state_varlen_kernel": ("state_varlen", "x_ptr", "hdim", "dstate"),
+    "_chunk_state_varlen_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
     "_state_passing_fwd_kernel": ("state_passing", "states_ptr", None, "dim"),
 }
 
@@ -211,21 +203,11 @@ def leave_out_miscompiled(tuned: Any, data: str) -> None:
     tuned.early_config_prune = pruned
 
 
-LAUNCHERS = (
-    "_bmm_chunk_fwd",
-    "_chunk_cumsum_fwd",
-    "_chunk_scan_fwd",
-    "_chunk_state_fwd",
-    "chunk_state_varlen",
-    "_state_passing_fwd",
-)
-
-
 def fix(names: dict[str, Any]) -> None:
     """Have each kernel that the launchers among `names`, those of the release's ssd_combined.py,
     may launch take its tile from the table."""
-    for launcher in LAUNCHERS:
-        room = names[launcher].__globals__
+    for launcher in tuple(names.values()):
+        room = getattr(launcher, "__globals__", {})
         for name in KERNELS.keys() & room.keys():
             if not isinstance(room[name], Fixed):
                 room[name] = Fixed(room[name])

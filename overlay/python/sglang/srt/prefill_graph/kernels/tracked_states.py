@@ -1,12 +1,8 @@
-"""The Mamba2 states that the prefix cache keeps of a prefill: which, where from, and what no chunk
-of the scan ends at.
-
-With the strategy extra_buffer a prefill leaves, for each request, its state behind its last whole
-chunk. The scan's chunks cut the whole batch: states[c] is the state before its token c *
-chunk_size. 0.5.13 to 0.5.19 look each state up as if chunks began anew with every request: all but
-the first left the state of other tokens (sglang#31833). Here a boundary of the batch is looked up;
-elsewhere the state of the boundary before it is moved on by the few tokens between.
-"""
+"""The Mamba2 states that the prefix cache keeps of a prefill (extra_buffer): of each request the
+one behind its last whole chunk. The scan's chunks cut the whole batch: states[c] is the state
+before its token c * chunk_size. 0.5.13 to 0.5.19 look states up as if chunks began anew with every
+request (sglang#31833). Here a boundary of the batch is looked up; elsewhere the state of the
+boundary before it is moved on by the few tokens between."""
 
 from __future__ import annotations
 
@@ -41,8 +37,8 @@ class WantedStates:
 @dataclass(frozen=True)
 class Between:
     """States to make for some requests. tokens: (requests, chunk_size) int64, positions in the
-    batch, of which `real` count; chunk: (requests,) int64, the scan's chunk that the first token is
-    in; slots: (requests,) int64, where states go."""
+    batch, of which `real` count; chunk: the scan's chunk of the first one; slots: where states
+    go."""
 
     tokens: torch.Tensor
     real: torch.Tensor
@@ -80,11 +76,8 @@ def ask_once(batch: Any) -> None:
 
 def follow(static: Any, batch: Any) -> None:
     """Let the breaks of a prefill graph leave the states that eager prefill of `batch` leaves.
-
-    static: the ForwardBatch of the replay, which breaks read; its own buffers are not always made,
-    and not always filled (#32606). Called where nothing changes any more what `batch` says:
-    0.5.15's backends translate its slots.
-    """
+    static: the ForwardBatch of the replay, which they read, and whose own buffers are not always
+    filled (#32606). 0.5.15's backends translate the slots of `batch` before."""
     if not getattr(batch, IN_TABLES, False):  # to ask is to wait for the device
         ask_once(batch)
     for name in SAID:
@@ -92,8 +85,8 @@ def follow(static: Any, batch: Any) -> None:
 
 
 def aim(metadata: Any, batch: Any) -> None:
-    """Correct where the release's Mamba2Metadata of `batch` says that tracked states are, and leave
-    in `keep_between_chunks` what the scan calls to keep the others; None where there are none."""
+    """Correct where the release's Mamba2Metadata says that tracked states are, and leave in
+    `keep_between_chunks` what the scan calls to keep the others, if any."""
     metadata.keep_between_chunks = None
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
@@ -114,10 +107,8 @@ def aim(metadata: Any, batch: Any) -> None:
     metadata.wanted_states = WantedStates(step, behind.tolist(), (slots * mask).tolist())
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
-    metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (
-        (ends[listed] // size).to(device),
-        slots[listed].to(device),
-    )
+    metadata.track_ssm_h_src = (ends[listed] // size).to(device)
+    metadata.track_ssm_h_dst = slots[listed].to(device)
     parts = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
     if parts:
         metadata.keep_between_chunks = functools.partial(keep, parts)
@@ -159,12 +150,8 @@ def _between(
         chunk = end // size
         tokens = chunk[:, None] * size + torch.arange(size)
         real = tokens < end[:, None]
-        yield Between(
-            *(
-                tensor.to(device)
-                for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)
-            )
-        )
+        tokens = tokens.where(real, end[:, None] - 1)
+        yield Between(*(tensor.to(device) for tensor in (tokens, real, chunk, slot)))
 
 
 def keep(
@@ -177,46 +164,21 @@ def keep(
     a: torch.Tensor,
     dt_bias: torch.Tensor,
 ) -> None:
-    """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`.
+    """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`:
+    s <- exp(dt_t a) s + dt_t x_t b_t for each token t, summed up at once in float32.
 
     kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state), each
     before its chunk. x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads)
     before bias and softplus; b: (tokens, groups, d_state); a, dt_bias: (heads,).
     """
+    groups = b.shape[1]
     for part in parts:
-        moved = move_on(
-            states[0, part.chunk],
-            x[part.tokens],
-            dt[part.tokens].masked_fill(
-                ~part.real[..., None], -torch.inf
-            ),  # softplus: a step of no length
-            b[part.tokens],
-            a,
-            dt_bias,
-        )
-        kept[part.slots] = moved.to(kept.dtype)
-
-
-def move_on(
-    state: torch.Tensor,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    b: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
-) -> torch.Tensor:
-    """A Mamba2 state behind some more tokens, in float32: s <- exp(dt_t a) s + dt_t x_t b_t for
-    each token t, summed up at once. Returns (n, heads, head_dim, d_state), as state is.
-
-    x: (n, tokens, heads, head_dim). dt: (n, tokens, heads) before bias and softplus. b: (n, tokens,
-    groups, d_state), of heads // groups heads each. a, dt_bias: (heads,).
-    """
-    groups = b.shape[2]
-    step = torch.nn.functional.softplus(dt.float() + dt_bias.float())
-    decay = step * a.float()
-    behind = decay.flip(1).cumsum(1).flip(1) - decay  # what the tokens behind this one take of it
-    weighted = x.float() * (step * behind.exp())[..., None]
-    added = torch.einsum(
-        "ntghp,ntgs->nghps", weighted.unflatten(2, (groups, -1)), b.float()
-    ).flatten(1, 2)
-    return state.float() * decay.sum(1).exp()[..., None, None] + added
+        rows = part.tokens
+        given = dt[rows].masked_fill(~part.real[..., None], -torch.inf)  # a step of no length
+        step = torch.nn.functional.softplus(given.float() + dt_bias.float())
+        decay = step * a.float()
+        behind = decay.flip(1).cumsum(1).flip(1) - decay  # what later tokens take of a token
+        weighted = (x[rows].float() * (step * behind.exp())[..., None]).unflatten(2, (groups, -1))
+        added = torch.einsum("ntghp,ntgs->nghps", weighted, b[rows].float()).flatten(1, 2)
+        before = states[0, part.chunk].float() * decay.sum(1).exp()[..., None, None]
+        kept[part.slots] = (before + added).to(kept.dtype)

@@ -29,23 +29,18 @@ class Lengths:
 
 
 def know(updater: Any, batch: Any) -> None:
-    """Keep what the host knows of a batch's lengths, for offsets().
+    """Keep what the host knows of a batch's lengths, for offsets(); nothing where it does not know,
+    several wrappers share the batch, or the environment's SWITCH says so.
 
-    updater: the release's FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill,
-    not of drafts. Nothing is kept where the host does not know, where several wrappers share the
-    batch, or where the environment's SWITCH says so.
+    updater: FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill, not of drafts.
     """
     updater.known_lengths = None
     if os.environ.get(SWITCH) == "release":
         return
-    prefixes, given = (
-        batch.extend_prefix_lens,
-        (batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu),
-    )
+    prefixes, count = batch.extend_prefix_lens, len(batch.seq_lens)
+    given = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
     alone = getattr(updater.attn_backend, "num_wrappers", 1) == 1
-    if not alone or any(
-        lengths is None or len(lengths) != len(batch.seq_lens) for lengths in given
-    ):
+    if not alone or any(lengths is None or len(lengths) != count for lengths in given):
         return
     cached, extended = (list(map(int, lengths)) for lengths in given)
     whole = [before + new for before, new in zip(cached, extended)]
@@ -65,9 +60,8 @@ def offsets(
     knows.
 
     new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`,
-    what the paged wrapper attends to: all tokens of each request, or its cached ones. Offsets of
-    more requests than the batch has stay as they are: 0.5.10's piecewise graph adds one for the
-    padding.
+    all tokens of each request or its cached ones. 0.5.10's piecewise graph adds a request for the
+    padding: its offsets stay as they are.
     """
     known, updater.known_lengths = getattr(updater, "known_lengths", None), None
     if known is None or known.seq_lens is not seq_lens or len(new) != len(seq_lens) + 1:
@@ -116,7 +110,6 @@ def _turn(wrapper: Any) -> None:
         return
     spaces = getattr(wrapper, "prefill_graph_workspaces", None)
     if spaces is None or all(pinned is not buffer for buffer in spaces.buffers):
-        spaces = wrapper.prefill_graph_workspaces = _Workspaces(
-            [pinned, torch.empty_like(pinned, pin_memory=True)]
-        )
+        spaces = _Workspaces([pinned, torch.empty_like(pinned, pin_memory=True)])
+        wrapper.prefill_graph_workspaces = spaces
     setattr(wrapper, PINNED, spaces.next())

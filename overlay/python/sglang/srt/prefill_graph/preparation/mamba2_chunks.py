@@ -27,11 +27,8 @@ def cut(
     tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The release's chunk_indices and chunk_offsets, int32 on the GPU: which chunk of the batch
-    each piece of a request is in, and where it begins there.
-
-    starts: (requests + 1,), the requests' first tokens and their end, `tokens`. release: cuts them
-    on the GPU where the host does not know the lengths.
-    """
+    each piece of a request is in, and where it begins there. starts: (requests + 1,), the requests'
+    first tokens, then `tokens`. release: cuts them where the host does not know the lengths."""
     lengths = batch.extend_seq_lens_cpu
     if lengths is None or len(lengths) != len(starts) - 1 or sum(map(int, lengths)) != tokens:
         return release(starts, chunk, tokens)
