@@ -1,6 +1,5 @@
-"""A release's server arguments for the prefill graph up to 0.5.13: its switch
-(enable_piecewise_cuda_graph up to 0.5.9, then disable_…), its sizes, and the rules by which it
-leaves the graph off."""
+"""A release's server arguments for the prefill graph up to 0.5.13: its switch (enable_… up to
+0.5.9, then disable_…), its sizes, and the rules that leave the graph off."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def feature(server_args: Any) -> str:
 
 
 def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
-    """The token counts that the arguments ask to capture; empty where every one is over a limit."""
+    """The token counts that the arguments ask to capture; empty where all are over a limit."""
     return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
 
 
@@ -91,18 +90,15 @@ def switch(server_args: Any) -> Switch | None:
 
 
 def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
-    """The rules in the source of ServerArgs that turn its switch off, evaluated on the arguments as
-    they are now, or as they are `seen`: the conditions over each assignment of the switch."""
-    wanted = {OPT_IN: False, OPT_OUT: True}
+    """The conditions in the source of ServerArgs over what turns its switch off, evaluated on the
+    arguments as they are now, or as they are `seen`."""
+    effects = f".{OPT_IN} = False", f".{OPT_OUT} = True"
 
     def turns_off(statement: ast.stmt) -> bool:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
-            return False
-        names = [target.attr for target in statement.targets if isinstance(target, ast.Attribute)]
-        return any(name in wanted and statement.value.value is wanted[name] for name in names)
+        return isinstance(statement, ast.Assign) and ast.unparse(statement).endswith(effects)
 
     methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
-    methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
+    methods = [one for one in methods if {OPT_IN, OPT_OUT} & {*one.__code__.co_names}]
     return [rule for method in methods for rule in rules_of(method, server_args, turns_off, seen)]
 
 
@@ -115,11 +111,8 @@ def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
     rules = switch_rules(server_args, seen)
     holding = [rule for rule in rules if rule.holds]
     if not holding:
-        return [
-            " or ".join(
-                [f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)]
-            )
-        ]
+        unknown = [str(rule) for rule in rules if rule.holds is None]
+        return [" or ".join([f"{now.flag} is given", *unknown])]
     return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
 
 
@@ -140,11 +133,7 @@ def runner_rules(runner: Any) -> list[Rule]:
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
 
     def says_no(statement: ast.stmt) -> bool:
-        return (
-            isinstance(statement, ast.Return)
-            and isinstance(statement.value, ast.Constant)
-            and statement.value.value is False
-        )
+        return ast.unparse(statement) == "return False"
 
     return rules_of(method, runner, says_no) if inspect.isfunction(method) else []
 
@@ -153,25 +142,19 @@ def rules_of(
     method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None
 ) -> list[Rule]:
     """The conditions on each way through a function of the release to a statement that is_effect;
-    none where its source is missing. owner: its `self`, or its `model_runner`; conditions over
-    other local names cannot be evaluated. seen: see switch_rules."""
+    none without its source. owner: its `self` or `model_runner`; other local names are unknown.
+    seen: see switch_rules."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
         return []
     subject = owner if seen is None else seen
     names = {**method.__globals__, "self": subject, "model_runner": subject}
-    found = []
+    where, found = f"{type(owner).__name__}.{method.__name__}", []
     for passed, around in _paths(tree.body, (), (), is_effect):
-        text = " and ".join(ast.unparse(condition) for condition in around)
-        found.append(
-            Rule(
-                f"{type(owner).__name__}.{method.__name__}",
-                text or "always",
-                _all_hold((*passed, *around), names),
-                _all_hold(around, names),
-            )
-        )
+        text = " and ".join(ast.unparse(condition) for condition in around) or "always"
+        holds = _all_hold((*passed, *around), names)
+        found.append(Rule(where, text, holds, _all_hold(around, names)))
     return found
 
 
@@ -205,7 +188,5 @@ def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
     expression = ast.fix_missing_locations(ast.Expression(condition))
     try:
         return bool(eval(compile(expression, "<rule>", "eval"), names))
-    except (
-        Exception
-    ):  # a local name of the method, or a check that needs the moment it was made for
+    except Exception:  # a local name, or a check that needs the moment it was made for
         return None

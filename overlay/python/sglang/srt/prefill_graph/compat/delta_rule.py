@@ -1,11 +1,7 @@
 """The releases' kernels of a gated delta rule's prefill, launched by chunk tables that are on the
-device already.
-
-Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of index.py for these tables,
-each through its own module. That waits for the device, and answers for the same tensor with what it
-answered before, even where the tensor has been filled anew. States are [heads, value, key] from
-0.5.10 on, and [heads, key, value] before; no caller has to know.
-"""
+device already. Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` for these
+tables, each through its own module; that waits for the device, and answers for a tensor that has
+been filled anew with what it answered before."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from . import features
 
@@ -62,27 +59,23 @@ def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
     """Let the release's wrappers take these tables inside. pairs: (chunks, 2), the request of each
     chunk and its number there. parts: the same of chunks of 16 rows. offsets: (requests + 1,), each
     request's first chunk."""
-    before, package = [], _package()
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(f"{package}.") or name == f"{package}.index":
-            continue
-        solving = name == f"{package}.solve_tril"
+    package = _package()
+    with contextlib.ExitStack() as patched:
+        for name, module in list(sys.modules.items()):
+            if not name.startswith(f"{package}.") or name == f"{package}.index":
+                continue
+            solved_by = PART if name == f"{package}.solve_tril" else None
 
-        def indices(cu: Any, size: int, solving: bool = solving) -> Any:
-            return parts if solving and size == PART else pairs
+            def indices(cu: Any, size: int, solved_by: int | None = solved_by) -> Any:
+                return parts if size == solved_by else pairs
 
-        for key, stand_in in (
-            ("prepare_chunk_indices", indices),
-            ("prepare_chunk_offsets", lambda cu, size: offsets),
-        ):
-            if key in vars(module):
-                before.append((module, key, vars(module)[key]))
-                setattr(module, key, stand_in)
-    try:
+            for key, stand_in in (
+                ("prepare_chunk_indices", indices),
+                ("prepare_chunk_offsets", lambda cu, size: offsets),
+            ):
+                if key in vars(module):
+                    patched.enter_context(mock.patch.object(module, key, stand_in))
         yield
-    finally:
-        for module, key, own in before:
-            setattr(module, key, own)
 
 
 def flashinfer_prefill(backend: Any) -> Callable[..., Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -34,10 +33,7 @@ def defines(module: str, name: str) -> bool:
 def mentions(module: str, text: str) -> bool:
     """Whether `text` is in the release's `module`; reads the file, since an import may be
     circular."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return False
+    spec = importlib.util.find_spec(module) if has(module) else None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     return text in Path(spec.origin).read_text(encoding="utf-8")
@@ -60,18 +56,14 @@ def hides_attention_backend() -> bool:
 
 def knows_idle_ranks() -> bool:
     """Whether its breakable runner takes part in data-parallel attention (from 0.5.13)."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
-    return "can_run_dp_breakable_cuda_graph" in {
-        field.name for field in dataclasses.fields(ForwardBatch)
-    }
+    batches = "sglang.srt.model_executor.forward_batch_info"
+    return mentions(batches, "can_run_dp_breakable_cuda_graph")
 
 
 def has_sparse_attention(model_config: Any) -> bool:
     """Whether the release runs this model's attention behind an indexer."""
-    is_sparse = getattr(
-        importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None
-    )
+    configs = importlib.import_module("sglang.srt.configs.model_config")
+    is_sparse = getattr(configs, "is_deepseek_nsa", None)
     return is_sparse is not None and is_sparse(model_config.hf_text_config)
 
 

@@ -18,13 +18,11 @@ def rows_per_rank(runner: Any, forward_batch: Any) -> int | None:
     meaning where none was. Forgets the note: the same batch can come again, on the decode graph."""
     noted = vars(forward_batch).pop(_NOTED, None)
     names = "decode_cuda_graph_runner", "graph_runner"  # from 0.5.14 on, and before
-    decode = next((getattr(runner, name) for name in names if hasattr(runner, name)), None)
-    return noted or _decode_rows(decode, forward_batch)
-
-
-def _decode_rows(graph: Any, forward_batch: Any) -> int | None:
-    """Tokens of the decode graph's last replay, with drafts of unequal lengths (from 0.5.16) the
-    number of all; None for a runner without a graph."""
+    graph = next((getattr(runner, name) for name in names if hasattr(runner, name)), None)
+    if noted:
+        return noted
+    # of the decode graph's last replay: requests times the tokens of each, or with drafts of
+    # unequal lengths (from 0.5.16) the number of all
     if getattr(graph, "ragged_verify_mode", None) and forward_batch.forward_mode.is_target_verify():
         return graph._ragged_graph_size
     requests = getattr(graph, "bs", None)

@@ -1,9 +1,6 @@
-"""Whether prefills that run eagerly still have memory beside the prefill graph, from 0.5.14 on.
-
-A prefill that no graph takes needs about as much memory as the graph holds. With less, the
-allocator gives back and asks again in every layer, or fails: the server stalls (sglang#40094). This
-package only warns: upstream dropped a rule by memory alone (sglang#33352).
-"""
+"""Whether prefills that run eagerly, and need as much memory as the graph holds, find it beside the
+prefill graph (from 0.5.14). With less the server stalls (sglang#40094). It is only a warning:
+upstream dropped a rule by memory alone (sglang#33352)."""
 
 from __future__ import annotations
 

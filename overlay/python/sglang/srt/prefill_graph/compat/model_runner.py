@@ -19,11 +19,9 @@ def layer_lists(runner: Any) -> tuple[str, ...]:
 
 
 def sees_layers(model: Any) -> bool:
-    """Whether the runner's own loop finds decoder layers: in model.model, from 0.5.8 in
-    model.language_model as well."""
-    resolve = getattr(
-        importlib.import_module(_RUNNER), "resolve_language_model", lambda whole: whole.model
-    )
+    """Whether the runner's own loop finds decoder layers."""
+    own = importlib.import_module(_RUNNER)
+    resolve = getattr(own, "resolve_language_model", lambda whole: whole.model)
     try:
         inner = resolve(model)
     except AttributeError:
@@ -36,8 +34,7 @@ def sees_layers(model: Any) -> bool:
 
 def is_first_rank(runner: Any) -> bool:
     """Whether this process is the one that logs for its server."""
-    ranks = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
-    return not any(getattr(_ranks(runner), rank, None) for rank in ranks)
+    return not any(ranks(runner).values())
 
 
 def ranks(runner: Any) -> dict[str, int]:
@@ -68,7 +65,7 @@ def _ranks(runner: Any) -> Any:
 def out_of_reach(runner: Any, owner: Any) -> str | None:
     """Why this release leaves a model eager although its layers were found, in `owner`, or None.
     0.5.14 and 0.5.15 capture no wrapper without `model`, and compile language_model.model alone."""
-    if not defines("sglang.srt.model_executor.model_runner", "resolve_language_model"):
+    if not defines(_RUNNER, "resolve_language_model"):
         return None
     model = runner.model
     if not hasattr(model, "model") and not hasattr(model, "get_layer_stack"):
@@ -82,8 +79,7 @@ def out_of_reach(runner: Any, owner: Any) -> str | None:
 
 def attention_layers(runner: Any, owner: Any) -> list[Any]:
     """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`; None stands
-    for a layer without. From 0.5.16 a function collects them, from 0.5.20 a method of the
-    runner."""
+    for a layer without."""
     setup = "sglang.srt.model_executor.model_runner_components.layer_setup"
     if not has(setup):
         return runner.attention_layers
@@ -102,8 +98,7 @@ def free_memory(runner: Any) -> float:
 
 
 def graph_runner(runner: Any) -> Any:
-    """The prefill graph's runner, or None where the release left the graph off: from 0.5.14 on an
-    eager runner is in its place then."""
+    """The prefill graph's runner, or None: from 0.5.14 on an eager runner can be in its place."""
     if not has_eager_runner():
         return getattr(runner, "piecewise_cuda_graph_runner", None)
     found = getattr(runner, "prefill_cuda_graph_runner", None)
@@ -127,14 +122,14 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 
 
 def never_runs(graph: Any) -> bool:
-    """Whether a graph runner refuses every batch: the breakable one without an inner model (0.5.12,
-    0.5.13). Later runners have a `backend`, and may have no inner model."""
+    """Whether a graph runner refuses every batch: a breakable one without an inner model (0.5.12,
+    0.5.13). Later ones have a `backend`."""
     return getattr(graph, "layer_model", graph) is None and not hasattr(graph, "backend")
 
 
 def tracks_states(runner: Any) -> bool:
-    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy
-    extra_buffer, from 0.5.7). From 0.5.21 on the pool alone says so."""
+    """Whether prefills also leave recurrent states in the prefix cache's own slots
+    (extra_buffer)."""
     asked = getattr(runner.server_args, "enable_mamba_extra_buffer", None)
     if asked is None:
         return bool(getattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", False))
@@ -142,11 +137,17 @@ def tracks_states(runner: Any) -> bool:
 
 
 def fetches_states(runner: Any) -> bool:
-    """Whether a hierarchical cache, or another store behind the prefix cache, brings recurrent
-    states layer by layer. Its counter is set behind the capture; the arguments say so before."""
+    """Whether a cache of the host, or another store, brings recurrent states layer by layer. Its
+    counter is set behind the capture; the arguments say so before."""
     counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
     stores = "enable_hierarchical_cache", "enable_unified_cache_external_linker"
     return counter is not None or any(getattr(runner.server_args, one, False) for one in stores)
+
+
+def drafts(runner: Any) -> bool:
+    """Whether the server speculates."""
+    kind = getattr(runner, "spec_algorithm", None)
+    return kind is not None and not kind.is_none()
 
 
 def spreads_requests(runner: Any) -> bool:

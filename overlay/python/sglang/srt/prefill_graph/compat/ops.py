@@ -17,8 +17,8 @@ _BACKEND = "sglang.srt.compilation.backend"
 
 
 def graph_flag() -> Callable[[], bool]:
-    """The release's test of whether a forward is captured for, or replayed from, the piecewise
-    graph. Bind it once in a module: torch.compile reads it as a constant."""
+    """The release's test of a forward for the piecewise graph. Bind it once in a module, where
+    torch.compile reads it as a constant."""
     return importlib.import_module(CONTEXT).is_in_piecewise_cuda_graph
 
 
@@ -30,8 +30,8 @@ def found_context() -> Any | None:
 
 
 def forward_context() -> Any:
-    """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from
-    0.5.7 `moe_layers`. Raises RuntimeError outside of `set_forward_context`."""
+    """The release's forward context, with `forward_batch` and `attention_layers` by layer_id.
+    Raises RuntimeError outside of `set_forward_context`."""
     context = found_context()
     if context is None:
         raise RuntimeError(
@@ -40,14 +40,9 @@ def forward_context() -> Any:
     return context
 
 
-def attention_backend() -> Any:
-    """The attention backend of the forward that runs (from 0.5.13)."""
-    return importlib.import_module(FORWARD).get_attn_backend()
-
-
 def split_at(op_name: str) -> None:
     """Make the compiler split traced forwards at torch.ops.sglang.<op_name>, before a runner is
-    built, which copies the list. Raises RuntimeError where the release has no known way."""
+    built. Raises RuntimeError where the release has no known way."""
     target = f"sglang.{op_name}"
     config = importlib.import_module(_CONFIG)
     if hasattr(config, "SPLIT_OPS"):
@@ -109,8 +104,7 @@ def _add_to_every_config(config_class: type, target: str) -> None:
 
 
 def new_tokens(forward_batch: Any) -> int:
-    """Tokens of a batch before padding: those it extends by, or the drafts of each request when
-    verifying them."""
+    """Tokens of a batch before padding, or the drafts of each request when verifying them."""
     if forward_batch.extend_num_tokens is not None:
         return forward_batch.extend_num_tokens
     return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
@@ -119,13 +113,13 @@ def new_tokens(forward_batch: Any) -> int:
 def mamba2_backend(forward_batch: Any) -> Any:
     """The half of a hybrid attention backend that runs Mamba2 mixers, for the forward of a batch:
     in the batch up to 0.5.12, then in the forward's context."""
-    backend = getattr(forward_batch, "attn_backend", None) or attention_backend()
-    return backend.linear_attn_backend
+    found = getattr(forward_batch, "attn_backend", None)
+    return (found or importlib.import_module(FORWARD).get_attn_backend()).linear_attn_backend
 
 
 def mamba2_tokens(forward_batch: Any) -> int:
-    """Rows that Mamba2Metadata accounts for: prefill tokens, then one per decode, or its drafts
-    when verifying them (from 0.5.6). MambaMixer2 asserts that it is given exactly so many."""
+    """Rows that Mamba2Metadata accounts for, exactly those that MambaMixer2 takes: prefill tokens,
+    then one per decode, or its drafts when verifying them (from 0.5.6)."""
     metadata = mamba2_backend(forward_batch).forward_metadata
     per_decode = metadata.draft_token_num if getattr(metadata, "is_target_verify", False) else 1
     return metadata.num_prefill_tokens + metadata.num_decodes * per_decode
@@ -134,15 +128,9 @@ def mamba2_tokens(forward_batch: Any) -> int:
 def counted_tokens(forward_batch: Any) -> int | None:
     """Tokens before padding, as the batch of a prefill graph counts them for its split ops; None
     where drafts are verified up to 0.5.10, as all rows are real then."""
-    for name in (
-        "global_num_token_non_padded_cpu",
-        "num_token_non_padded_cpu",
-        "extend_num_tokens",
-    ):
-        count = getattr(forward_batch, name, None)
-        if count is not None:
-            return count
-    return None
+    names = "global_num_token_non_padded_cpu", "num_token_non_padded_cpu", "extend_num_tokens"
+    counts = (getattr(forward_batch, name, None) for name in names)
+    return next((count for count in counts if count is not None), None)
 
 
 def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
@@ -160,7 +148,7 @@ def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
 
 def mamba_cache_chunk_size() -> int:
     """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for (from
-    0.5.11), asked where the release's backend asks, up to 0.5.19."""
+    0.5.11)."""
     backend = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
     if hasattr(backend, "mamba_cache_chunk_size"):
         return backend.mamba_cache_chunk_size()
@@ -178,13 +166,11 @@ def state_slots(pool: Any, requests: Any) -> Any:
 def slots_inside(pool: Any, slots: Any) -> Any:
     """The slots of a HybridReqToTokenPool as its tensors have them: from 0.5.15 on others can be in
     use outside of it."""
-    return (
-        pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
-    )
+    translate = getattr(pool, "translate_mamba_indices", None)
+    return translate(slots) if translate else slots
 
 
 def mamba2_scan() -> Callable[..., Any]:
     """The release's scan of a Mamba2 prefill, as its mixer's module has it."""
-    return importlib.import_module(
-        "sglang.srt.layers.attention.mamba.mamba"
-    ).mamba_chunk_scan_combined
+    mixers = importlib.import_module("sglang.srt.layers.attention.mamba.mamba")
+    return mixers.mamba_chunk_scan_combined

@@ -1,10 +1,7 @@
-"""CUDA graphs whose memory a memory saver pauses with the rest: SGLANG_MEMORY_SAVER_CUDA_GRAPH
-beside --enable-memory-saver.
-
-Every release captures its decode graphs in the saver's region then, and pauses that region's tag.
-Memory comes back as zeros unless a copy was kept, and kernels keep counters in a graph's pool
-(sglang#32718). Prefill and decode share a pool, so that both are backed up.
-"""
+"""CUDA graphs whose memory a memory saver pauses: SGLANG_MEMORY_SAVER_CUDA_GRAPH beside
+--enable-memory-saver. Every release captures its decode graphs in the saver's region then. Memory
+comes back as zeros unless a copy was kept, and kernels keep counters in a graph's pool
+(sglang#32718), which prefill and decode share: both are backed up."""
 
 from __future__ import annotations
 
@@ -50,8 +47,8 @@ def pausable(graph: Any) -> Any:
 
 
 class Pausable:
-    """A torch.cuda.CUDAGraph that is captured in the saver's region, which ends with the capture.
-    Everything else is asked of `graph`."""
+    """A torch.cuda.CUDAGraph that is captured in the saver's region; all else is asked of
+    `graph`."""
 
     def __init__(self, graph: Any, adapter: Any) -> None:
         self.graph = graph
@@ -81,8 +78,8 @@ class Pausable:
 
 
 def empty_cache(device: Any = torch.cuda) -> None:
-    """torch.cuda.empty_cache(), for the memory of paused graphs too. Up to torch_memory_saver
-    0.0.9.post1 a region's memory is freed inside of a region alone."""
+    """torch.cuda.empty_cache(), for paused graphs too: up to torch_memory_saver 0.0.9.post1 a
+    region's memory is freed inside of a region alone."""
     adapter = saver()
     if adapter.enabled:
         with adapter.region(tag=_tag()):

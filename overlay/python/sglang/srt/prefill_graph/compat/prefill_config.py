@@ -4,11 +4,12 @@ phases), and the rules by which it turns the graph off."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .arguments import Rule, rules_of
@@ -55,10 +56,8 @@ def why_disabled(server_args: Any) -> str | None:
     if prefill(server_args).backend != DISABLED:
         return None
     if ("prefill", "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
-        return (
-            "turned off by --cuda-graph-backend-prefill disabled, or by an argument that stands"
-            " for it"
-        )
+        given = "--cuda-graph-backend-prefill disabled, or by an argument that stands for it"
+        return f"turned off by {given}"
     holding = rules_that_hold(server_args)
     if holding:
         return f"turned off by the release's own rule: {'; '.join(holding)}"
@@ -78,7 +77,12 @@ def rules_that_hold(server_args: Any) -> list[str]:
         found = getattr(importlib.import_module(_RULES), name, None)
     else:
         found = getattr(type(server_args), f"_{name}", None)
-    return list(_holding(found, server_args)) if inspect.isfunction(found) else []
+    holding = []
+    for rule, predicate in _rules(found, server_args) if inspect.isfunction(found) else ():
+        with contextlib.suppress(Exception):  # what it asks is no longer there
+            if predicate():
+                holding.append(str(rule or "an unnamed one"))
+    return holding
 
 
 def refusals(runner: Any) -> list[Rule]:
@@ -94,16 +98,6 @@ def refusals(runner: Any) -> list[Rule]:
     return [rule for rule in rules if rule.own and rule.condition != "always"]
 
 
-def _holding(function: Callable[..., Any], server_args: Any) -> Iterator[str]:
-    for name, predicate in _rules(function, server_args):
-        try:
-            holds = predicate()
-        except Exception:  # noqa: S112: what it asks is no longer there
-            continue
-        if holds:
-            yield str(name or "an unnamed one")
-
-
 def _rules(function: Callable[..., Any], server_args: Any) -> list[tuple[str, Callable[[], Any]]]:
     """The list `rules` of the release's function, made by its own statements up to it: those behind
     turn the backend off."""
@@ -113,19 +107,13 @@ def _rules(function: Callable[..., Any], server_args: Any) -> list[tuple[str, Ca
         return []
     made = whole.body[0]
     assert isinstance(made, ast.FunctionDef)
-    places = [place for place, one in enumerate(made.body) if _makes_rules(one)]
-    if not places:
+    makes = [ast.unparse(statement).startswith("rules = ") for statement in made.body]
+    if True not in makes:
         return []
-    made.body = [*made.body[: places[0] + 1], *ast.parse("return rules").body]
+    made.body = [*made.body[: makes.index(True) + 1], *ast.parse("return rules").body]
     names = dict(function.__globals__)
     exec(compile(ast.fix_missing_locations(whole), "<rules>", "exec"), names)
     try:
         return names[made.name](server_args) or []
     except Exception:  # a statement before them needs the moment it was made for
         return []
-
-
-def _makes_rules(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == "rules" for target in statement.targets
-    )

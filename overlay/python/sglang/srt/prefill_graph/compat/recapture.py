@@ -1,9 +1,6 @@
 """The prefill graph captured anew with the decode graphs, after an update of the weights that may
-have replaced parameters.
-
-A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every
-release capture its decode graphs anew, and none its prefill graph.
-"""
+have replaced parameters: a graph replays addresses. `recapture_cuda_graph=True` of
+update_weights_from_disk makes every release capture its decode graphs alone."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import torch
 
 from . import pausing
 from .features import has
+from .model_runner import drafts
 
 _RUNNERS = (
     "graph_runner",
@@ -32,9 +30,8 @@ _COMPILE = "sglang.srt.compilation.compile"
 
 
 def recapture(runner: Any, decode: Callable[[], None]) -> None:
-    """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and
-    that of prefill. The old ones go first, so that the memory of two is never held. A draft's
-    worker gives its graphs what is not here: these stay."""
+    """Capture the graphs of a ModelRunner anew, the old ones let go first: those of decode by the
+    release's own `decode`, and that of prefill. A draft's stay: their head is not here."""
     if runner.is_draft_worker:
         decode()
         return
@@ -57,7 +54,7 @@ def let_go(runner: Any) -> None:
             _clear(getattr(runner, name))
             setattr(runner, name, None)
     _forget_compiled(runner.model)
-    if _shares_no_pool(runner):
+    if not drafts(runner):  # whose graphs are in the pool too, and keep it alive
         _forget_pools()
     gc.collect()
     pausing.empty_cache(device)
@@ -94,15 +91,9 @@ def _is_compiled(forward: Any) -> bool:
     return getattr(getattr(forward, "__func__", forward), "__module__", None) == _COMPILE
 
 
-def _shares_no_pool(runner: Any) -> bool:
-    """Whether no draft's graphs are in the pool too, which keep it alive."""
-    speculative = getattr(runner, "spec_algorithm", None)
-    return speculative is None or speculative.is_none()
-
-
 def _forget_pools() -> None:
-    """Name no pool again that no graph holds: logits may still be in it, and torch ends the process
-    where a capture begins in a pool that it is giving back."""
+    """Name no pool again: logits may still be in it, and torch ends the process where a capture
+    begins in a pool that it is giving back."""
     for name in filter(has, _POOLS):
         forget = getattr(importlib.import_module(name), "set_global_graph_memory_pool", None)
         if forget is not None:
