@@ -168,3 +168,11 @@ def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep,
 
     asleep.ACTIONS[step](Engine(), {})
     assert told == ["flush", "flush", "flush", "release"]
+
+
+def test_a_model_with_a_vision_tower_sleeps_with_its_own_attention(asleep, tmp_path):
+    """Bundles may lack FlashAttention 3, which is vision's default."""
+    plan = planned(tmp_path, "qwen3-5", "breakable", "--tp", "2")
+    assert plan["engine"]["mm_attention_backend"] == "triton_attn"
+    assert plan["model"].endswith("qwen3-5-wide") and plan["other"].endswith("qwen3-5-wide-other")
+    assert asleep.references_of("qwen3-5", ["breakable"], set()) == {}

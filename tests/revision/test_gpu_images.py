@@ -9,6 +9,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import images
+import models
 import pytest
 import torch
 from host import checkpoints, late
@@ -111,4 +112,5 @@ def test_the_release_takes_a_call_of_both_kinds():
 
 
 def test_the_release_knows_the_engines_words(default_server_args):
-    assert default_server_args(**images.WORDS).mm_attention_backend == "triton_attn"
+    words = models.engine(images.MODEL)
+    assert default_server_args(**words).mm_attention_backend == "triton_attn"

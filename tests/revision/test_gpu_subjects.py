@@ -6,6 +6,7 @@ import pytest
 import subjects
 from host import checkpoints
 from host import models as host_models
+from sglang.srt.server_args import ServerArgs
 
 # Of one request: the states' shape, and in how many layers.
 STATES = {
@@ -48,3 +49,11 @@ def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
     built = host_models.construct(getattr(module, subject.config["architectures"][0]), read)
     gib = sum(weight.numel() * weight.element_size() for weight in built.parameters()) / 2**30
     assert abs(gib / subject.weights - 1) < 0.03, gib
+
+
+@pytest.mark.revision(">=0.5.16")
+@pytest.mark.parametrize("name", subjects.SUBJECTS)
+def test_the_release_has_every_argument_of_a_subject(name):
+    """tests/gpu/engine.py starts a server without those that its release lacks."""
+    lacking = [word for word in subjects.SUBJECTS[name].engine if not hasattr(ServerArgs, word)]
+    assert not lacking

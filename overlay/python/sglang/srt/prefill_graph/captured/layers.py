@@ -58,7 +58,8 @@ class Captured:
         return tables.Tables(*sizes, tracks=self.step is not None)
 
     def describe(self, made: tables.Tables, forward_batch: Any) -> None:
-        """Fill tables for a batch: what it asks of the graph, and what the prefix cache does."""
+        """Fill tables for a batch. In a mixed one a request that decodes has one row, behind its
+        prefix."""
         given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
@@ -159,8 +160,6 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
     if forward_batch.batch_size > tables.MOST_REQUESTS:
         return f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
-    if forward_batch.forward_mode.is_mixed():
-        return "requests that decode are in the batch"
     if forward_batch.forward_mode.is_target_verify():
         return "drafts are being verified"
     if captured.step is None and getattr(forward_batch, "mamba_track_mask", None) is not None:
