@@ -43,7 +43,8 @@ def own_primitive() -> Primitive | None:
 
 
 def breakable_runner() -> type | None:
-    """The release's own runner of the breakable graph of the layer stack alone (0.5.12, 0.5.13)."""
+    """The release's own runner of the breakable graph, where it captures the layer stack alone
+    (0.5.12, 0.5.13)."""
     module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
     own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
     return own if own and "layer_model" in own.can_run.__code__.co_names else None
