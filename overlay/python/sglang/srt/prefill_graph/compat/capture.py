@@ -43,11 +43,11 @@ def own_primitive() -> Primitive | None:
 
 
 def breakable_runner() -> type | None:
-    """The release's own runner of the breakable graph, where it captures the layer stack alone
-    (0.5.12, 0.5.13)."""
+    """The release's own runner of the breakable graph, where it captures the layer stack alone, and
+    refuses batches that want other hidden states than those of the capture (0.5.13)."""
     module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
     own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
-    return own if own and "layer_model" in own.can_run.__code__.co_names else None
+    return own if own and "capture_hidden_mode" in own.can_run.__code__.co_names else None
 
 
 def piecewise_runner() -> type:

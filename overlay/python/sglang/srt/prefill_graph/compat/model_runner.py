@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from .features import defines, has
 
+logger = logging.getLogger(__name__)
+EAGER = "Prefill runs without a CUDA graph: %s"
+DISABLED = "Disable prefill CUDA graph because %s."
 _RUNNER = "sglang.srt.model_executor.model_runner"
 
 
@@ -111,9 +116,17 @@ def has_eager_runner() -> bool:
     return has("sglang.srt.model_executor.runner.eager_runner")
 
 
-def refused(runner: Any, reason: str) -> None:
-    """Leave with a ModelRunner why this package has it prefill eagerly."""
+def refused(
+    runner: Any,
+    reason: str,
+    text: str = EAGER,
+    speaks: Callable[[Any], bool] = is_first_rank,
+) -> None:
+    """Leave with a ModelRunner why this package has it prefill eagerly, for the report; a process
+    that speaks for its ranks warns of it with `text`."""
     runner.prefill_graph_refusal = reason
+    if speaks(runner):
+        logger.warning(text, reason)
 
 
 def capture_sizes(graph: Any) -> tuple[int, ...]:

@@ -3,12 +3,9 @@ themselves."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from .model_runner import is_first_rank, refused
-
-logger = logging.getLogger(__name__)
+from .model_runner import refused
 
 
 def some_size_fits(runner: Any) -> bool:
@@ -22,7 +19,5 @@ def some_size_fits(runner: Any) -> bool:
             f" {context} tokens"
         )
         refused(runner, reason)
-        if is_first_rank(runner):
-            logger.warning("Prefill runs without a CUDA graph: %s", reason)
     prefill.bs = fitting
     return bool(fitting)

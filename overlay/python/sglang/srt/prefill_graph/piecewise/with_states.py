@@ -1,10 +1,8 @@
 """The release's piecewise graph with its layers with recurrent states inside (0.5.9 to 0.5.13).
 
-The release compiles the layer stack once, splits it at every op of a list, and captures the pieces
-in between once for each size. The ops of these layers are left off the list, so that they are part
-of a piece. While a size is captured, they are launches that read that size's tables. Before a
-replay the tables get the batch. Where these layers cannot be captured, the graph is split as
-before.
+The release compiles the layer stack once, splits it at every op of a list, and captures the pieces.
+The ops of these layers are left off the list. While a size is captured, they are launches that read
+that size's tables; before a replay the tables get the batch.
 """
 
 from __future__ import annotations
