@@ -276,7 +276,7 @@ def admitted(monkeypatch):
     """A GPU without memory to count, and a model that the piecewise graph takes."""
     monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
     monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
-    monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
+    monkeypatch.setattr(set_up, "_admits_sparse", lambda *_: True)
 
 
 @pytest.mark.parametrize("breakable", [False, True])
