@@ -134,6 +134,7 @@ def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_
     plan = planned(tmp_path, "qwen3-next-triton", "breakable")
     assert plan["enforce"] and plan["engine"]["linear_attn_prefill_backend"] == "triton"
     assert not planned(tmp_path, "llama", "breakable")["enforce"]
+    assert planned(tmp_path, "qwen3-5", "eager")["engine"]["mm_attention_backend"] == "triton_attn"
 
 
 def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch):

@@ -21,7 +21,6 @@ import tqdm
 
 from ..captured import layers as captured_layers
 from ..captured import tables
-from ..captured.states import States
 from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, multimodal, stack
 from ..piecewise import admission, with_states
@@ -55,7 +54,7 @@ def set_up(runner: Any) -> bool:
     return True
 
 
-def _with_states(runner: Any, states: States, by_default: bool) -> Any:
+def _with_states(runner: Any, states: captured_layers.Captured, by_default: bool) -> Any:
     """The release's runner with states inside. by_default: nobody chose its sizes."""
     args, why = runner.server_args, None
     if by_default:
@@ -278,7 +277,7 @@ class BreakableRunner:
         }
         batch = capture.placeholder_batch(self.runner, inputs, size)
         capture.prepare_attention(self.runner, batch)
-        capture.torch_device_module(self.runner).synchronize()
+        torch.get_device_module(self.runner.device).synchronize()
         self.runner.tp_group.barrier()
         try:  # kernels compile, and libraries take their workspace, outside of the capture
             with self._states_of(size):

@@ -12,13 +12,12 @@ import logging
 from typing import Any
 
 from ..captured import layers, tables
-from ..captured.states import States
 from ..compat import capture, eager, model_runner, ops
 
 logger = logging.getLogger(__name__)
 
 
-def of(runner: Any) -> States | None:
+def of(runner: Any) -> layers.Captured | None:
     """What the piecewise graph of a ModelRunner captures of such layers; None where it is split at
     them, or has none. The first rank logs why it is split."""
     found = layers.of(runner)
@@ -26,10 +25,10 @@ def of(runner: Any) -> States | None:
         found = "layers gather tokens of other ranks, which may be idle"
     if isinstance(found, str) and model_runner.is_first_rank(runner):
         logger.info("The prefill graph is split at layers with recurrent states: %s", found)
-    return States(found) if isinstance(found, layers.Captured) else None
+    return found if isinstance(found, layers.Captured) else None
 
 
-def make_runner(runner: Any, states: States) -> Any:
+def make_runner(runner: Any, states: layers.Captured) -> Any:
     """The release's runner of the piecewise graph for a ModelRunner, with `states` inside."""
     return _class(capture.piecewise_runner())(runner, states)
 
@@ -39,25 +38,25 @@ def _class(release: type) -> type:
     class WithStates(release):
         """states: what is captured. Everything else is the release's."""
 
-        def __init__(self, runner: Any, states: States) -> None:
+        def __init__(self, runner: Any, states: layers.Captured) -> None:
             self.states = states
             with ops.not_split_at(ops.RECURRENT):
                 super().__init__(runner)
 
         def capture_one_batch_size(self, num_tokens: int) -> None:
             made = self.states.placeholder(num_tokens, self.device)
-            with tables.capturing_into(made, self.states.captured.states):
+            with tables.capturing_into(made, self.states.states):
                 super().capture_one_batch_size(num_tokens)
 
         def can_run(self, forward_batch: Any) -> bool:
             if not super().can_run(forward_batch):
                 return False
-            reason = layers.why_not(forward_batch, self.states.captured)
+            reason = layers.why_not(forward_batch, self.states)
             setattr(self, eager.LEFT, reason)
             return reason is None
 
         def replay(self, forward_batch: Any, **kwargs: Any) -> Any:
-            self.states.describe(forward_batch)
+            self.states.describe_smallest(forward_batch)
             with capture.without_linear_plan(self.model_runner, forward_batch):
                 return super().replay(forward_batch, **kwargs)
 
