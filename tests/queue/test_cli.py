@@ -369,7 +369,6 @@ def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):
     "words",
     [
         "gpu --agree --bench",
-        "test --upstream x --tool",
         "test --coverage --tool",
         "build --release --only rl",
         "backport --onto x --report --pull-requests",
