@@ -23,7 +23,6 @@ from evidence.pages import bench, status
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees
 from patchqueue.commands.terminal import show_problems
-from patchqueue.environments import testing
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Problem, to_type
@@ -358,18 +357,10 @@ def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool)
     assert code == 1 and "[no-evidence]" in err
 
 
-def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):
-    applied.write("upstream/locks/9.9.1.txt", "")
-    measured = []
-    monkeypatch.setattr(testing, "measure_coverage", lambda root: measured.append(root) or 0)
-    assert tool(applied, "test", "--coverage")[0] == 0 and measured == [applied.root]
-
-
 @pytest.mark.parametrize(
     "words",
     [
         "gpu --agree --bench",
-        "test --coverage --tool",
         "build --release --only rl",
         "backport --onto x --report --pull-requests",
         "install --site-packages x --discard --verify",

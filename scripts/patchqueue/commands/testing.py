@@ -20,8 +20,6 @@ from .trees import show_check
 
 
 def _test(options: argparse.Namespace) -> int:
-    if options.coverage:
-        return testing.measure_coverage(options.root)
     pins = pinning.load(options.root)
     is_tool_tested, chosen = _chosen(options, pins)
     without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
@@ -112,12 +110,9 @@ COMMANDS = (
             terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
             flag("--all", "every pinned release"),
             option("-k TEXT", "only the tests that pytest's -k selects", dest="expression"),
-            (
-                flag(
-                    "--tool",
-                    "test the tool itself: check, and tests/queue; without a release nothing else",
-                ),
-                flag("--coverage", "count the tool's lines that its tests run instead"),
+            flag(
+                "--tool",
+                "test the tool itself: check, and tests/queue; without a release nothing else",
             ),
         ),
     ),
