@@ -109,13 +109,13 @@ def local_version(pin: Pin, only: str = "") -> str:
 
 
 def build(
-    root: Path, pin: Pin, target: Target | Wheel, origin: str | None, out: Path, only: str = ""
+    root: Path, pin: Pin, target: Target | Wheel, origin: Path | None, out: Path, only: str = ""
 ) -> Built:
     """Apply the queue, then repack a wheel of the pin, or the official one for a target, into the
     folder `out`, whole or not at all.
 
-    origin, only: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to
-    repack). Raises Refused where the release has no wheel for `target`, or where apply refuses.
+    origin, only: as for apply. Raises Refused where the release has no wheel for `target`, or
+    where apply refuses.
     """
     wheel = target if isinstance(target, Wheel) else next(filter(target.takes, pin.wheels), None)
     if wheel is None:
@@ -123,11 +123,8 @@ def build(
         what = f"has no wheel for {target}; its wheels are for {' '.join(sorted(built_for))}"
         step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
         raise Refused.of("no-wheel", pin.tag, what, step)
-    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
-    if archive.kind != "wheel":
-        step = "give a wheel or a folder of wheels, or leave --from out"
-        raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
-    report = apply(root, pin, None if origin is None else str(archive.archive), only=only)
+    archive = source.fetch(replace(pin, wheels=(wheel,)), origin)
+    report = apply(root, pin, origin and archive.archive, only=only)
     with zipfile.ZipFile(archive.archive) as released:
         files = [member for member in released.infolist() if not member.is_dir()]
         members = {member.filename: released.read(member) for member in files}

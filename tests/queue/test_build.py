@@ -80,7 +80,7 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
     file.write_text(re.sub(r"(?s)wheels = \[.*?\]", listed, file.read_text()))
     pin = pins.load(project.root).default
     for wheel in pin.wheels:
-        source.fetch(pin, str(project.wheels / wheel.file))
+        source.fetch(pin, project.wheels / wheel.file)
     target = wheels.Target("3.99", "x86_64")
     made = wheels.build(project.root, pin, target, None, project.root / "dist")
     named = json.loads(members(made.path)[f"{INFO}{wheels.PROVENANCE}"])["source"]
@@ -107,7 +107,7 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     project.release("9.9.2", files)
     project.edit("series", "==9.9.1", ">=9.9")
     pin = pins.load(project.root).find("9.9.2")
-    made = wheels.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
+    made = wheels.build(project.root, pin, ANY, project.wheels, project.root / "dist")
     found = members(made.path)["sglang/version.py"].decode()
     assert found == f'__version__ = "9.9.2+{fakes.LABEL}"\n'
 

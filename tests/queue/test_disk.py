@@ -87,7 +87,6 @@ def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     shutil.rmtree(project.cache / "archives")
     for name, call in (
         ("git-failed", lambda: run.own_git(tmp_path, "init")),
-        ("not-fetched", lambda: source.fetch(project.pin, "https://example.org/sglang")),
         ("not-fetched", lambda: source.fetch(project.pin, None)),
     ):
         found, text = fakes.refused(call)

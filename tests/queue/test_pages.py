@@ -75,7 +75,7 @@ def make(folder: Path) -> World:
     for version, kind in PINNED.items():
         wheel = project.wheels / f"sglang-{version}-{kind}.whl"
         fakes.write_wheel(wheel, fakes.release_of(version))
-        add_pin(queue, version, str(project.wheels))
+        add_pin(queue, version, project.wheels)
     text = (queue / "upstream/pins.toml").read_text()
     text = re.sub(r"(?m)^default = .*", 'default = "0.5.9"', text)
     project.write("upstream/pins.toml", text)
@@ -250,7 +250,7 @@ RUN: dict[str, list[Step | Deed]] = {
         nox("apply", "2 of 2 patches"),
         nox("quilt v0.5.9 pop -a", "No patches applied"),
         nox("unapply", "pristine"),
-        nox("apply v0.5.11 --from PATH", "work/v0.5.11: 2 of 2", PATH="~/sglang"),
+        nox("apply v0.5.11 --from PATH", "work/v0.5.11: 2 of 2", PATH="../../wheels"),
     ],
     "a patch": [
         nox("new v0.5.9 nsa/skip-pointer-check", "is the top patch now"),

@@ -58,7 +58,7 @@ def test_any_probe_is_enough_and_a_missing_file_is_none(project):
 
 
 def check_all(project):
-    return check(project.root, pins.load(project.root).all, None)
+    return check(project.root, pins.load(project.root).all)
 
 
 def test_check_applies_each_profile_alone(project):

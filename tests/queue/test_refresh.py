@@ -269,7 +269,7 @@ def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_
     lines = "".join(f" step_{n} = {n}\n" for n in range(30, 35))
     shared = "@@ -30,5 +31,6 @@\n" + lines.replace("= 31\n", "= 31\n+late = 1\n")
     assert (applied.root / COUNT).read_text().endswith(shared)
-    assert check(applied.root, all_pins.all, None).all_problems == ()
+    assert check(applied.root, all_pins.all).all_problems == ()
     apply(applied.root, all_pins.find("v9.9.3"), None)
     quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
     assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in quilts, "three lines of the release's own"
@@ -283,7 +283,7 @@ def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied, said):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     assert paths(run(applied)[0]) == [f"overlay/{STEPS}", TREES]
     assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in said[-1]
-    problems = check(applied.root, all_pins.all, None).all_problems
+    problems = check(applied.root, all_pins.all).all_problems
     assert [problem.name for problem in problems] == ["tree mismatch"]
 
 
@@ -310,7 +310,7 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         shutil.rmtree(applied.root)
         shutil.copytree(kept, applied.root, symlinks=True)
         fakes.kill_at(number, lambda: run(applied))
-        problems = check(applied.root, all_pins.all, None).all_problems
+        problems = check(applied.root, all_pins.all).all_problems
         after = texts()
         assert problems == () and (after == before) is (number == 1), (
             f"rename {number}: the next command finds a whole queue, the old one or the new one"
@@ -321,7 +321,7 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         assert (applied.root / "patches" / variant).is_file()
         entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
         assert entries in (applied.root / "series").read_text()
-        assert check(applied.root, all_pins.all, None).all_problems == ()
+        assert check(applied.root, all_pins.all).all_problems == ()
 
 
 def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):

@@ -60,7 +60,7 @@ def finish_writing(root: Path) -> list[str]:
 def apply(
     root: Path,
     pin: Pin,
-    origin: str | None,
+    origin: Path | None,
     discard: bool = False,
     only: str = "",
 ) -> Report:

@@ -34,7 +34,7 @@ from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
 from .matching import Row, apply_patch, in_front, listing_with, misfits, replay, shared, unified
 from .selection import Selection
-from .worktree import State, WorkTree, content, foreign, listed, lowest, read_record
+from .worktree import State, WorkTree, content, foreign, listed, lowest
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         queue, problems = series.read(root)
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
-        pristine = _source_of(root, pin)
+        pristine = source.fetch(pin, None)
         tree = read_tree(root, pin, add, pristine) or EditedTree()
         planned = _Refresh(root, pins, pin, queue, tree, pristine).changes()
         changes = [each for each in planned if content(root / each.path) != each.content]
@@ -74,15 +74,6 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
             LOG.info(str(problem))
         return changes, None
     return changes, apply(root, pinning.load(root).find(pin.tag), None, discard=True)
-
-
-def _source_of(root: Path, pin: Pin) -> Source:
-    """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
-    tree = WorkTree(root, pin.tag)
-    with tree.locked():
-        record = read_record(tree.path)
-    kept = source.kept(pin, record["source"]["sha256"]) if record else None
-    return kept or source.fetch(pin, None)
 
 
 @dataclass(frozen=True)
@@ -125,7 +116,7 @@ class _Refresh:
     @cached_property
     def here(self) -> dict[str, Row]:
         """The queue's patches for the release, as they are applied to it."""
-        rows = Selection(self.queue, self.pin).replay(source.fetch(self.pin, None).read).steps
+        rows = Selection(self.queue, self.pin).replay(self.pristine.read).steps
         return {row.patch: row for row in rows if row.as_is}
 
     def changes(self) -> list[Change]:

@@ -22,14 +22,14 @@ from msgspec import Struct
 
 from ..files import tree as trees
 from ..files.atomic import locked
-from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
+from ..files.tree import differing, hash_python, list_folder, sha256
 from ..outcome import Outcome, Refused
 from ..upstream.pins import Pin
 from .matching import Row
 
 RECORD = "provenance.json"
 # what the tool puts into a tree; anything else there is the user's
-OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
+OWN_NAMES = ("python", "patches", ".pc", RECORD)
 APPLIED, STAMP = ".pc/applied-patches", ".timestamp"  # names that quilt gives
 QUILT_TREE = {
     ".pc/.version": b"2\n",
@@ -133,9 +133,8 @@ class WorkTree:
         # what lies beside the tool's own names; and compiled extensions: the tool puts none there
         names = sorted(path.name for path in self.path.iterdir())
         untracked = [name for name in names if name not in (*OWN_NAMES, *IGNORED)]
-        for root in ROOTS:
-            compiled = sorted((self.path / root).rglob("*.so"))
-            untracked += [path.relative_to(self.path).as_posix() for path in compiled]
+        compiled = sorted((self.path / "python").rglob("*.so"))
+        untracked += [path.relative_to(self.path).as_posix() for path in compiled]
         recorded, folder = record["texts"], self.path / "patches"
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
         present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}

@@ -211,7 +211,6 @@ COMMANDS = (
             option(
                 "--onto REPO",
                 "a git checkout or repository of sglang",
-                type=terminal.place,
                 required=True,
             ),
             option(

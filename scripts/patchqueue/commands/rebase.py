@@ -19,7 +19,7 @@ from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import find, newer
-from .terminal import FROM, OUT, Command, flag, option, show_rows
+from .terminal import OUT, Command, flag, option, path, show_rows
 
 KINDS = (
     (Outcome.APPLIED, "as they are"),
@@ -174,7 +174,12 @@ COMMANDS = (
                 "a version as 0.5.24; not needed while one rebase is under way",
                 nargs="?",
             ),
-            FROM,
+            option(
+                "--from PATH",
+                "take the release from this wheel, folder of wheels, checkout or unpacked wheel",
+                dest="origin",
+                type=path,
+            ),
             (
                 flag(
                     "--continue",

@@ -102,7 +102,7 @@ SHOWN = 12  # digits of a tree's hash, as many as a server logs
 def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     if options.write:
-        for change in write(options.root, chosen_releases(options, pins, pins.all), None):
+        for change in write(options.root, chosen_releases(options, pins, pins.all)):
             OUT.print(f"{change.path}: {change.why}")
         pins = pinning.load(options.root)
     chosen = chosen_releases(options, pins, pins.all)
@@ -116,7 +116,7 @@ def _check(options: argparse.Namespace) -> int:
 def show_check(root: Path, chosen: Sequence[Pin]) -> bool:
     """Check these releases, and print the report; whether there is no problem."""
     started = time.monotonic()
-    report = check(root, chosen, None)
+    report = check(root, chosen)
     _show_releases(report)
     OUT.print(
         f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')},"
@@ -288,7 +288,7 @@ COMMANDS = (
                     "--from FOLDER",
                     "a folder that holds all wheels of the release",
                     dest="origin",
-                    type=terminal.place,
+                    type=terminal.path,
                 ),
                 flag(
                     "--lock",

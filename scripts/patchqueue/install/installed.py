@@ -24,7 +24,8 @@ from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, hash_python, is_part_of_tree
 from ..outcome import Outcome, Problem, Refused, system_problem, to_type
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
+from ..upstream.release import Edits, between, nearest_tag, refuse_other
+from ..upstream.source import fetch
 
 NO_EDITS = Edits()
 NAME_IT = (
@@ -247,7 +248,7 @@ def recognise(
         raise Refused(_unknown(here, pins))
     whole = hash_python(listed) == pin.tree
     if not whole:
-        listed = trees.sglang_part(pristine(pin, here.site.parent).listing())
+        listed = trees.sglang_part(fetch(pin, None).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"

@@ -33,7 +33,7 @@ LIST = (
     *("--format=pylock.toml", "--no-header", "--index-strategy=unsafe-best-match"),
     f"--python={sys.executable}",  # else uv looks for others, which takes seconds
 )
-STEP = "check `pip config list`, or give a wheel or checkout: --from PATH"  # where it lacks one
+STEP = "check `pip config list`, or give a wheel: --from PATH"  # where it lacks one
 # of pip -> (of uv, between two values). By environment: every user of the host can read the words
 # of a command, and an address may hold a password.
 SETTINGS = {
