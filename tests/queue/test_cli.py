@@ -189,7 +189,7 @@ def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, 
     for state in (half, undo.State.INSTALLED):
         file.write_text(json.dumps({"state": state}))
         code, _, err = run("install", "--site-packages", tmp_path / "site")
-        words = f"`scripts/nox install --site-packages {tmp_path}/site --verify`"
+        words = f"`scripts/nox install --site-packages {tmp_path}/site`"
         assert code == 130 and (words in err) is (state is half)
 
 
@@ -363,8 +363,7 @@ def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool)
         "gpu --agree --bench",
         "build --release --only rl",
         "backport --onto x --report --pull-requests",
-        "install --site-packages x --discard --verify",
-        "install --site-packages x --verify --check",
+        "install --site-packages x --discard --check",
         "pin 9.9.2 --from x --lock",
         "rebase 9.9.2 --continue --abort",
     ],

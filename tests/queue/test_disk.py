@@ -215,7 +215,7 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
         return read(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", denied)
-    problem = fakes.problem_of(inplace.verify, project.root, site)
+    problem = fakes.problem_of(inplace.uninstall, project.root, site)
     assert problem.name == "no-access" and "run it as root" in problem.hint
     assert "reinstall" not in problem.hint
 

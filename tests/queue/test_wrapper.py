@@ -40,8 +40,8 @@ def call(tmp_path):
         (("apply", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
         (("apply", "--", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
         (
-            ("install", "--site-packages", "a folder", "--verify"),
-            ("-s", "install", "--", "--site-packages", "a folder", "--verify"),
+            ("install", "--site-packages", "a folder", "--check"),
+            ("-s", "install", "--", "--site-packages", "a folder", "--check"),
         ),
         (("refresh", "v0.5.9", "--add", "-e"), ("-s", "refresh", "--", "v0.5.9", "--add", "-e")),
         (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),

@@ -92,9 +92,8 @@ class Report:
     """The outcome for an installed sglang. record: its provenance; changed, added: the number of
     files; notes: what to know.
 
-    faults: files of the queue that are not as it made them, by their names below the folder.
     others: files that others edited since, where every change of the queue is still in place;
-    before: files that others had edited before. next_step: what puts faults right.
+    before: files that others had edited before; both by their names below the folder.
     """
 
     site: Path
@@ -103,10 +102,8 @@ class Report:
     changed: int = 0
     added: int = 0
     notes: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    next_step: str = ""
 
 
 def read(site: Path, path: str) -> bytes | None:
