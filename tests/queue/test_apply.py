@@ -153,15 +153,6 @@ def test_partly_popped(applied):
     assert tree_hash(applied) == after
 
 
-def test_a_tree_of_an_earlier_release_of_the_tool_is_known(applied):
-    """It kept the hashes of patches/ among the patches."""
-    old = record(applied)
-    texts = old.pop("texts")
-    old["patches"] = [each | {"sha256": texts[each["name"]]} for each in old["patches"]]
-    applied.write(f"work/{TAG}/provenance.json", json.dumps(old))
-    assert applied.apply().outcome is Outcome.ALREADY_APPLIED
-
-
 def recorded(text: str):
     return lambda path: (path.mkdir(), (path / "provenance.json").write_text(text))
 

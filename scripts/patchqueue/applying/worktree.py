@@ -180,19 +180,17 @@ class Provenance(Struct):
     patches: list[dict[str, str]]
     overlay: list[dict[str, str]]
     tree: dict[str, str]
-    texts: dict[str, str] = {}
+    texts: dict[str, str]
 
 
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
-        known = msgspec.convert(record, Provenance)
+        msgspec.convert(record, Provenance)
     except (OSError, ValueError, msgspec.ValidationError):
         return None
-    # an earlier release of the tool wrote them into `patches`
-    texts = {patch["name"]: patch.get("sha256", "") for patch in known.patches}
-    return record | {"texts": known.texts or texts}
+    return record
 
 
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
