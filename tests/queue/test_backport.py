@@ -165,7 +165,7 @@ def test_a_branch_verifies_itself_and_tells_edits_of_others_from_the_queues(pack
     ("without", "name", "hint"),
     [
         (("steps/count-once",), "unknown-patch", "did you mean steps/count-once-more? "),
-        (("mamba2/scan",), "unknown-patch", "`scripts/nox apply v9.9.1 --verbose` lists"),
+        (("mamba2/scan",), "unknown-patch", "docs/patches.md lists"),
         (("steps/count-once-more",), "needed-patch", "--without steps/name-the-cut"),
         (("steps/count-once-more", "steps/name-the-cut"), "nothing-to-do", "leave fewer out"),
     ],

@@ -72,21 +72,16 @@ def test_a_machine_has_its_name_on_linux(run, named, machine):
 
 def test_apply_says_what_it_did(run):
     said = "no release is named: v9.9.1, the default in upstream/pins.toml\n"
-    subject = "Count [steps] once[/] more"  # no markup
-    run.project.edit(f"patches/{COUNT}", "Count the steps once more", subject)
     run("unapply")
     code, out, err = run("apply")
-    assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 of 2 patches" in out
+    assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 patches" in out
     assert "steps/count-once-more" not in out and out.splitlines()[-1].startswith("next: ")
     assert err.startswith(said)
-    _, out, err = run("apply", TAG, "--verbose")
-    assert "steps/count-once-more" in out and "steps/name-the-cut" in out and said not in err
-    assert subject in " ".join(out.split())
     run.project.guards(">=9.9,<10", ">=9.10")
     gap = "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n"
     run.project.edit(f"patches/{CUT}", "Overlay: none\n", gap)
-    code, out, err = run("apply")
-    assert code == 0 and "not for v9.9.1: 1 not selected" in out and "name-the-cut" not in out, err
+    code, out, err = run("apply", TAG)
+    assert code == 0 and f"work/{TAG}: 1 patch, " in out and said not in err
     run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
     code, out, err = run("apply", TAG)
     assert code == 1 and out == ""
@@ -153,7 +148,7 @@ def test_a_problem_of_several_releases_is_said_once(run):
     run.project.edit("series", "==9.9.3", ">=9.9")
     code, out, _ = run("apply", TAG, "9.9.2")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
-    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 patches"]
 
 
 def test_a_problem_of_a_release_begins_with_its_name(capsys):
@@ -322,6 +317,7 @@ def profiled(applied, tmp_path):
     """A project with the second patch in another profile, and what its commands are run on."""
     applied.edit(f"patches/{fakes.CUT}", "Probe: ", "Profile: speed\nProbe: ")
     applied.edit(f"patches/{fakes.CUT}", "Count the steps once more", "Name the cut")
+    applied.edit(f"patches/{fakes.COUNT}", "Count the steps", "Count [/] the [steps]")  # no markup
     fakes.author(tmp_path / "home")
     applied.checkout(tmp_path / "sglang")
     fakes.install(tmp_path / "site")
@@ -331,7 +327,7 @@ def profiled(applied, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("backport --onto {}/sglang b", "Count the steps once more"),
+        ("backport --onto {}/sglang b", "Count [/] the [steps] once more"),
         ("build", f"version 9.9.1+{fakes.LABEL}.fixes"),
         ("patches --out {}/all.patch", "1 patch for"),
         ("install --site-packages {}/site", "1 patch, 1 file changed"),

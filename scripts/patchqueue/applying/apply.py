@@ -7,8 +7,7 @@ into work/<tag>/.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,17 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes, worktree
 from .matching import listing_with
-from .selection import Finding, Plan, Selection, probe, select
+from .selection import Plan, select
 from .worktree import RECORD, Inspection, State, WorkTree, foreign
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an apply or unapply. rows: every patch of the queue, those of the tree with
-    the tree's outcome; record: the tree's provenance."""
+    """The result of an apply or unapply. record: the tree's provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[Finding, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -84,8 +81,7 @@ def apply(
             record, listing = _build(tree, pristine, planned)
             tree.finish(listing)
             outcome = Outcome.APPLIED
-    rows = tuple(_rows(selection, pristine, outcome))
-    return Report(pin, outcome, tree.path, rows, record)
+    return Report(pin, outcome, tree.path, record)
 
 
 def unapply(root: Path, pin: Pin) -> Report:
@@ -97,7 +93,7 @@ def unapply(root: Path, pin: Pin) -> Report:
         if inspection.state is State.ABSENT:
             raise no_tree(pin)
         if inspection.state is State.UNAPPLIED:
-            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=inspection.record)
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, inspection.record)
         refuse_to_lose(tree, inspection, discard=False)
         aside = tree.start(copy=True)
         for name in (LISTING, LAID):
@@ -109,7 +105,7 @@ def unapply(root: Path, pin: Pin) -> Report:
             step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
-    return Report(pin, Outcome.APPLIED, tree.path, (), record=inspection.record)
+    return Report(pin, Outcome.APPLIED, tree.path, inspection.record)
 
 
 def new(root: Path, pin: Pin, name: str) -> Path:
@@ -203,15 +199,3 @@ def _build(
         for path, content in own_changes.records(about, after).items():
             (aside / path).write_bytes(content)
     return record, after
-
-
-def _rows(selection: Selection, pristine: Source, outcome: Outcome) -> Iterator[Finding]:
-    """Every patch of the queue. outcome: of those that the tree has."""
-    queue = selection.queue
-    selected = {queue.base(patch.name) for patch in selection.patches}
-    for finding in probe(queue, pristine.pin, pristine.read):
-        if finding.patch in selected:
-            subject = queue.header(finding.patch).get("Subject")
-            yield replace(finding, outcome=outcome, why=subject)
-        else:
-            yield finding

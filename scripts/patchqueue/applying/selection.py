@@ -176,7 +176,7 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
     patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
     left_out = {f"{stem}.patch" for stem in without}
     for name in sorted(left_out - patches.keys()):
-        step = f"{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        step = "docs/patches.md lists the patches, with their releases"
         for alike in difflib.get_close_matches(name, patches, 1):
             step = f"did you mean {alike.removesuffix('.patch')}? {step}"
         what = f"{pin.tag} gets no patch of this name"
