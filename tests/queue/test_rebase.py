@@ -325,7 +325,7 @@ def test_code_that_has_moved_takes_its_change_along(project, capsys):
     ("words", "what"),
     [
         ([], "which release?"),
-        (["--continue"], "no rebase is under way"),
+        (["--continue"], "which release?"),
         ([NEXT, "--abort"], "no rebase is under way"),
         ([NEXT, "--skip", "a reason that is long"], "no rebase is under way"),
         (["next", "--continue"], "this is not a version"),
@@ -410,7 +410,7 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
     (folder / fakes.RUNNER).write_text(SOLVED)
     with monkeypatch.context() as patch:
         fakes.killed_at(number, patch)
-        assert run(project, "--continue") == (130 if number else 0), "the one under way"
+        assert run(project, NEXT, "--continue") == (130 if number else 0)
     assert list(guards_of(project).items())[:3] == [
         (COUNT, ">=9.9,<9.9.2"),
         ("steps/count-once-more@9.9.2.patch", ">=9.9.2,<10"),
@@ -420,7 +420,7 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
     assert fakes.git(folder, "show", f"HEAD:{fakes.RUNNER}") == SOLVED
     assert "added_step = 200\n|||||||" in (folder / fakes.RUNNER).read_text()
     (folder / fakes.RUNNER).write_text(SOLVED.replace("added_step = 200", "added_step = 2"))
-    assert run(project, "--continue") == 0
+    assert run(project, NEXT, "--continue") == 0
     guards, twice = guards_of(project), "steps/count-twice"
     found = (guards[f"{twice}.patch"], guards[f"{twice}@9.9.2.patch"])
     assert found == (">=9.9,<9.9.2", ">=9.9.2")
@@ -458,7 +458,7 @@ def test_a_checkout_is_taken_as_it_stands(project, checkout, capsys):
     assert f"sglang {NEXT} from {checkout}: its files as they stand\n" in said
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     shutil.rmtree(checkout)
-    assert run(project, "--continue") == 0, "the repository holds all that it needs"
+    assert run(project, NEXT, "--continue") == 0, "the repository holds all that it needs"
     applies(project, runner=RIVAL)
 
 
@@ -494,6 +494,6 @@ def test_what_has_no_conflict_is_continued_without_the_release(project, tmp_path
     checkout = project.checkout(tmp_path / "my sglang", f"v{NEXT}")
     assert run(project, NEXT, "--from", str(checkout)) == 0
     shutil.rmtree(checkout)
-    assert "no conflict is laid out" in refused(project, capsys, "--skip", "it is not needed")
-    assert run(project, "--continue") == 0
+    assert "no conflict is laid out" in refused(project, capsys, NEXT, "--skip", "it is not needed")
+    assert run(project, NEXT, "--continue") == 0
     assert guards_of(project)[COUNT] == ">=9.9,<10"
