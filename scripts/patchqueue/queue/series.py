@@ -175,12 +175,6 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     """
     entries: list[Entry] = []
     problems: list[Problem] = []
-    if text.startswith(patchfile.BOM):
-        what = "begins with a byte order mark"
-        problems.append(
-            Problem("byte-order-mark", f"{FILE}:1", what, "save it as UTF-8 without one")
-        )
-        text = text.removeprefix(patchfile.BOM)
     for number, line in enumerate(text.split("\n"), 1):
         if "\r" not in line and (not line.strip() or line.startswith("#")):
             continue
