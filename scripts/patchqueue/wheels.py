@@ -88,8 +88,7 @@ class Built:
     """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
     tree's provenance.
 
-    changes: its members that differ from upstream's; upstream: the wheel it was made of; replaced:
-    a wheel of the same name had other content.
+    changes: its members that differ from upstream's; upstream: the wheel it was made of.
     """
 
     pin: Pin
@@ -100,7 +99,6 @@ class Built:
     record: dict[str, Any]
     changes: Edits
     upstream: Path
-    replaced: bool
 
 
 def local_version(pin: Pin, only: str = "") -> str:
@@ -133,11 +131,9 @@ def build(
     made = repack(members, patched_files(report.path), pin, record, only)
     name, _, tags = wheel.file.split("-", 2)
     path = out / f"{name}-{version}-{tags}"
-    before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, pin.released))
     digest, changes = source.file_sha256(path), changed_members(members, made)
-    replaced, upstream = before not in ("", digest), archive.archive
-    return Built(pin, path, version, digest, wheel.file, record, changes, upstream, replaced)
+    return Built(pin, path, version, digest, wheel.file, record, changes, archive.archive)
 
 
 def patched_files(tree: Path) -> dict[str, bytes]:

@@ -43,14 +43,12 @@ def _build(options: argparse.Namespace) -> int:
         )
         if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
-        _show_install(pin, wheel, built.replaced)
+        _show_install(pin, wheel)
     return 0
 
 
-def _show_install(pin: Pin, wheel: str, replaced: bool) -> None:
-    """How the wheel is installed. replaced: a wheel of this name had other content."""
-    if replaced:
-        OUT.print("note: it replaces a wheel of the same version with other content")
+def _show_install(pin: Pin, wheel: str) -> None:
+    """How the wheel is installed."""
     OUT.print(
         f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
         f" --prerelease=allow {wheel}`"
