@@ -104,7 +104,9 @@ def test_a_profile_is_installed_widened_and_removed(project, site, do):
     before, whole = exactly(site), project.apply()
     report = do["install"](only="fixes")
     assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 1, 1)
-    assert trees.list_package(site) == trees.list_folder(project.apply(only="fixes").path)
+    assert trees.hash_python(trees.list_package(site)) == report.record["tree"]["after"]
+    assert (site / PATCHED).read_bytes() == (whole.path / RUNNER).read_bytes()
+    assert (site / "sglang/srt/cut.py").read_text() == fakes.RELEASE["sglang/srt/cut.py"]
     assert do["install"](only="fixes").outcome is Outcome.ALREADY_APPLIED
     assert do["install"]().record["tree"] == whole.record["tree"]
     do["uninstall"]()

@@ -7,6 +7,7 @@ into work/<tag>/.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes, worktree
-from .matching import listing_with
+from .matching import Read, listing_with
 from .selection import Plan, select
 from .worktree import RECORD, Inspection, State, WorkTree, foreign
 
@@ -59,16 +60,14 @@ def apply(
     pin: Pin,
     origin: Path | None,
     discard: bool = False,
-    only: str = "",
 ) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
-    discard: throw away edits in the tree that no patch holds. only: the profile whose patches are
-    applied, "" for every patch.
-    Raises Refused, with nothing changed, for a broken queue, a source that is not the pinned one, a
-    hunk that does not fit, and edits that would be lost.
+    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
+    for a broken queue, a source that is not the pinned one, a hunk that does not fit, and edits
+    that would be lost.
     """
-    selection = select(load_queue(root, only), pin)
+    selection = select(load_queue(root), pin)
     pristine = source.fetch(pin, origin)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
@@ -188,14 +187,24 @@ def _build(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Build the tree aside; its record and its listing."""
     aside = tree.start()
-    before = pristine.unpack(aside)
-    texts, after = planned.texts(), listing_with(before, planned.files)
+    record, listing, beside = patched(pristine.unpack(aside), pristine.read, planned)
+    texts = planned.texts()
     worktree.push(aside, texts, planned.layers)
-    record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
     record["texts"] = {name: sha256(text) for name, text in texts.items()}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for path, content in beside.items():
+        (aside / path).write_bytes(content)
+    return record, listing
+
+
+def patched(
+    before: Mapping[str, str], read: Read, planned: Plan
+) -> tuple[dict[str, Any], dict[str, str], dict[str, bytes]]:
+    """(the record of the patched tree, its listing, the records beside the overlay's package).
+    before, read: the release's listing and files."""
+    after = listing_with(before, planned.files)
+    tree = {"before": hash_python(before), "after": hash_python(after)}
+    beside: dict[str, bytes] = {}
     if PROVENANCE in after:
-        about = own_changes.described(planned.files, pristine.read, after)
-        for path, content in own_changes.records(about, after).items():
-            (aside / path).write_bytes(content)
-    return record, after
+        beside = own_changes.records(own_changes.described(planned.files, read, after), after)
+    return planned.record | {"tree": tree}, after, beside
