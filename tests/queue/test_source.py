@@ -134,10 +134,10 @@ def served(tmp_path, monkeypatch):
         yield site.asked
 
 
-def test_a_release_that_the_index_lacks_is_asked_for_once(project, served, said):
+def test_a_release_that_the_index_lacks_is_asked_for_once(project, served):
     name, text = refused(release.add_pin, project.root, "9.9.7", None)
-    assert name == "not-fetched" and "has no such release; its newest is 9.9.2" in text
-    assert (len(served), said) == (1, [])
+    assert name == "not-fetched" and "there is no version of sglang==9.9.7" in text
+    assert len(served) == 1
     assert release.add_pin(project.root, "9.9.2", None).tag == "v9.9.2"
 
 

@@ -82,15 +82,15 @@ def download(
     return _pip([*command, "-d", str(folder), f"sglang=={version}"], folder)
 
 
-def published(folder: Path, *words: str) -> list[str]:
+def published(folder: Path) -> list[str]:
     """Every version of sglang that the package index pip is configured for has a Linux wheel of,
     for a Python that all pins know.
 
-    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
+    folder: an empty one to run pip in. Raises Refused where pip cannot say.
     """
     command = [*PIP, "index", "versions", "sglang", "--json", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary=:all:", "--python-version", "3.12"]
-    command += ["--platform", "manylinux_2_34_x86_64", *words]
+    command += ["--platform", "manylinux_2_34_x86_64"]
     done = _pip(command, folder)
     try:
         return [str(version) for version in json.loads(done.stdout)["versions"]]

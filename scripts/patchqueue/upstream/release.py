@@ -178,14 +178,8 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
-    """The release's wheels as they come.
-
-    The index is asked first whether it has the release, unless there are folders of wheels too.
-    Raises Refused with the cause where none is available.
-    """
+    """The release's wheels as they come. Raises Refused with the cause where none is available."""
     configured = index.settings(folder)
-    if "find-links" not in configured:
-        _refuse_unpublished(version, folder)
     LOG.info(f"asking for the wheels of sglang {version}")
     names, broken = index.wheels(str(version), folder, configured)
     for name in names:
@@ -194,19 +188,6 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         if not (folder / name).is_file():
             raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
-
-
-def _refuse_unpublished(version: Version, folder: Path) -> None:
-    """Raise Refused where the package index cannot be reached, or has no such release."""
-    versions = sorted(map(Version, index.published(folder, "--pre")))
-    if version not in versions:
-        what = (
-            f"the package index has no such release; its newest is {versions[-1]}"
-            if versions
-            else "the package index has none"
-        )
-        step = "name another, or give a wheel or checkout: --from PATH"
-        raise Refused.of("not-fetched", f"sglang {version}", what, step)
 
 
 FEW = 20  # so many files of others are never too many
