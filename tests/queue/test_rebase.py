@@ -213,7 +213,7 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
     project.edit("overlay/python/sglang/srt/steps/__init__.py", "our own", "ours")
     (conflict / ".git/HEAD").unlink()
     assert "[git-failed]" in refused(project, capsys, NEXT)
-    assert run(project, "--abort") == 0 and run(project, NEXT) == 0
+    assert run(project, NEXT, "--abort") == 0 and run(project, NEXT) == 0
 
 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
