@@ -11,7 +11,7 @@ from functools import partial
 from rich.text import Text
 
 from ..environments import testing
-from ..outcome import Problem, Refused, to_type
+from ..outcome import Refused, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from . import terminal
@@ -22,14 +22,10 @@ from .trees import show_check
 def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     is_tool_tested, chosen = _chosen(options, pins)
-    without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
-    if without and not options.all:
-        what, problems = "has no lock in upstream/locks/", list[Problem]()
-        for pin in without:
-            step = f"{to_type('pin', pin.tag, '--lock')} makes one"
-            problems.append(Problem("no-environment", pin.tag, what, step))
-        raise Refused(problems)
-    chosen = [pin for pin in chosen if pin not in without]
+    if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
+        what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
+        step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
+        raise Refused.of("no-environment", without[0].tag, what, step)
     names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
     OUT.print(f"to be tested: {', '.join(names)}")
     if is_tool_tested and not show_check(options.root, pins.all):
@@ -47,8 +43,6 @@ def _test(options: argparse.Namespace) -> int:
         failed = Text(f"failed (pytest exit code {code})", "red")
         edits = "(the tree has edits of yours)" if each.as_it_stands else ""
         OUT.print(f"{each.pin.tag}:", failed if code else Text("passed", "green"), edits)
-    for pin in without:
-        OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 1 if any(codes) else 0
 
 
