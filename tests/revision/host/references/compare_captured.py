@@ -1,16 +1,53 @@
 """A captured Mamba2 layer, and the states that it leaves for the prefix cache, its kernels
-interpreted: beside the release's mixer and the plain reference."""
+interpreted: beside the release's mixer and the plain reference.
 
+The layer is captured in a recorded graph, with a placeholder, and each batch is a replay.
+"""
+
+import contextlib
+import functools
 from types import SimpleNamespace
 
+import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.prefill_graph.captured import layers, tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
+from triton.runtime import interpreter
 
+from host import recorded
 from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
 NAN = float("nan")
+
+
+@contextlib.contextmanager
+def captures():
+    """Inside, captures record launches; what the interpreter does of its own is no part of them."""
+    with pytest.MonkeyPatch.context() as patch, recorded.recording(patch):
+        own = interpreter.GridExecutor.__call__
+
+        def call(self, *args, **kwargs):
+            recorder = recorded.Graph.recorder
+            graph, recorder.target = recorder.target, None
+            own(self, *args, **kwargs)
+            recorder.target = graph
+            if graph is not None:
+                graph.ops.append((functools.partial(own, self), args, kwargs, None))
+
+        patch.setattr(interpreter.GridExecutor, "__call__", call)
+        yield
+
+
+def capture(made, run):
+    """run() captured on tables that have a placeholder's batch, whose state goes to the slot that
+    no request owns; the graph and the result."""
+    made.fill([made.tokens], [False], made.slots)
+    graph = recorded.Graph()
+    graph.capture_begin()
+    result = run()
+    graph.capture_end()
+    return graph, result
 
 
 def row_by_row(projection, factors=1):
@@ -52,7 +89,7 @@ def said_of(lengths, prefixes, wanted):
 def compare(
     batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=None, eagerly=True
 ):
-    """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
+    """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the graph of one
     size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
     behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
 
@@ -71,30 +108,36 @@ def compare(
     plain, weight = mixer.in_proj.forward, mixer.in_proj.weight
     vector = torch.linspace(0.5, 2, len(weight))[None] if factors else torch.ones(1, 1)
     project = row_by_row(mixer.in_proj, vector)
-    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     worst, bits, others, left = dict.fromkeys(names, 0.0), 0, 0, 0
     made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=tracks)
+    hidden, pool = torch.zeros(rows, 128), compare_mamba2.drawn_pool(mixer, 2 * places + 3)
+    cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
+    given = mixer, cache, made, hidden, fuses_reduce, factors and vector
+    with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches, captures():
+        assert captured.why_not(mixer, cache, hidden.dtype) is None
+        graph, output = capture(made, lambda: captured.run(*given))
+    told = mixer.out_proj.forward.words
+    mixer.in_proj.forward = project
+    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     for number, (lengths, prefixes, *more) in enumerate(batches):
         torch.manual_seed(number)
         count, total, wanted = len(lengths), sum(lengths), more[0] if more else None
-        conv, ssm = before = compare_mamba2.drawn_pool(mixer, 2 * count + 3)
+        conv, ssm = before = compare_mamba2.drawn_pool(mixer, len(pool[0]))
         for slot, prefix in enumerate(prefixes, start=1):
             conv[slot], ssm[slot] = (conv[slot], ssm[slot]) if prefix else (NAN, NAN)
-        hidden = torch.randn(rows, 128)
-        hidden[total:] = NAN
+        drawn = torch.randn(rows, 128)
+        drawn[total:] = NAN
         said = {} if wanted is None else said_of(lengths, prefixes, wanted)
-        given = hidden[:total], lengths, prefixes, chunk, said, step
-        mixer.in_proj.forward = project
-        eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *given)
-        now, then = pool = conv.clone(), ssm.clone()
-        cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
-        with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:
-            assert captured.why_not(mixer, cache, hidden.dtype) is None
+        through = drawn[:total], lengths, prefixes, chunk, said, step
+        eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *through)
+        for static, new in zip((hidden, *pool), (drawn, *before)):
+            static.copy_(new)
+        with torch.no_grad():
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             if tracks:
                 layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
-            mixer.in_proj.forward = plain
-            output = captured.run(mixer, cache, made, hidden, fuses_reduce, factors and vector)
+            launches.seen.clear()
+            graph.replay()
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
@@ -106,9 +149,9 @@ def compare(
         for i, rows_behind in kept.items():
             own = hidden[sum(lengths[:i]) :][:rows_behind]
             _, *states = mamba2.behind(mixer, own, before, i + 1, prefixes[i])
-            apart = mamba2.apart((now[count + 1 + i], then[count + 1 + i]), states)
+            apart = mamba2.apart([part[count + 1 + i] for part in pool], states)
             _keep_worst(worst, dict(zip(names[3:], apart)))
-    told, mixer.in_proj.weight = mixer.out_proj.forward.words, weight
+    mixer.in_proj.forward, mixer.in_proj.weight = plain, weight
     return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
 
 
