@@ -274,18 +274,17 @@ def capture(monkeypatch, kind="llama", **changes):
 
     Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU up to 0.5.13.
     """
-    seen, hybrid = [], kind in ("nemotron_h", "qwen3_5")
-    attention = CausalAttention()
+    kind, seen, attention = kind.partition(",")[0], [], CausalAttention()
     if kind == "falcon_h1":
         attention = beside.backend(seen)
-    elif hybrid:
+    elif kind in ("nemotron_h", "qwen3_5"):
         seen = hybrids.on_cpu(monkeypatch)
         attention = hybrids.recurrent(attention, seen)
     if kind.startswith("qwen3_"):
         known = (*multimodal.KNOWN, "Qwen3VLForConditionalGeneration")
         monkeypatch.setattr(multimodal, "KNOWN", known)
         changes |= dict(is_multimodal=True)
-    model = models.build(kind.partition(",")[0], device="cpu", dtype=torch.float32)
+    model = models.build(kind, device="cpu", dtype=torch.float32)
     return of(model_runner(model, attention, **changes), monkeypatch, seen)
 
 
