@@ -177,33 +177,11 @@ REFUSED = {  # what of the server is changed, and why Mamba2 layers break then
         lambda runner, _: setattr(runner.server_args, "enable_unified_cache_external_linker", True),
         "the hierarchical cache brings states layer by layer",
     ),
-    "tiles": (
-        lambda _, patch: patch.setattr(mamba2, "why_not", lambda *_: "no tiles"),
-        "layer 0: no tiles",
-    ),
     "another": (
         lambda runner, _: setattr(
             runner.model, "another", type("MambaMixer2", (torch.nn.Module,), {})()
         ),
         "it has layers that do not ask",
-    ),
-}
-REFUSED_NETS = {
-    "another kernel": (
-        lambda made: setattr(
-            made.kernel_dispatcher, "extend_kernel", type("FlashInferGDNKernel", (), {})()
-        ),
-        "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
-    ),
-    "items": (
-        lambda made: setattr(made, "enable_mis", True),
-        "--enable-mis cuts prompts into items",
-    ),
-    "strides": (
-        lambda made: setattr(
-            made.req_to_token_pool.kept, "temporal", torch.zeros(3, 4, 32, 16)[:, :, ::2]
-        ),
-        "layer 0: its states are not in one piece",
     ),
 }
 
@@ -217,19 +195,18 @@ def assert_breaks(backend, reason, caplog):
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how):
-    """Under DP attention and HiCache, too: test_states_table.py."""
+    """Under DP attention and HiCache, too: test_states_table.py. Reasons of a kernel, a layer and
+    its states: test_captured_gdn.py."""
     change, reason = REFUSED[how]
     assert linear(runner).supports_prefill_graph_extend()
     change(runner, monkeypatch)
     assert_breaks(linear(runner), reason, caplog)
 
 
-@pytest.mark.parametrize("how", REFUSED_NETS)
-def test_nets_break_and_the_log_says_why(how, nets, caplog):
-    change, reason = REFUSED_NETS[how]
+def test_nets_break_where_prompts_are_cut_and_the_log_says_so(nets, caplog):
     assert nets.supports_prefill_graph_extend()
-    change(nets)
-    assert_breaks(nets, reason, caplog)
+    nets.enable_mis = True
+    assert_breaks(nets, "--enable-mis cuts prompts into items", caplog)
 
 
 @pytest.mark.parametrize("said", ["break", "capture", "all"])
