@@ -13,6 +13,7 @@ with late.modules():
     from sglang.srt.managers import schedule_batch
     from sglang.srt.model_executor import cuda_graph_config
     from sglang.srt.prefill_graph.breakable import mixers
+    from sglang.srt.prefill_graph.piecewise import op_function
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 TEXT = pytest.mark.revision(">=0.5.13,<0.5.16")  # of Qwen3.5
@@ -80,14 +81,14 @@ def test_a_breakable_decode_graph_calls_the_backend_itself():
     def forward(*rows, **given):
         seen.append(given)
 
-    def made_a_break(function):
+    def made_a_break(function, name):
         return lambda *_, **__: seen.append("a break")
 
     def batch(extends):
         return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: extends))
 
     assert mixers.beside_attention(forward) is forward
-    with mixers.broken_by(made_a_break):
+    with op_function.broken_by(made_a_break):
         run = mixers.beside_attention(forward)
         for one in (batch(extends=False), batch(extends=True)):
             run(None, torch.ones(1), torch.ones(1), layer_id=0, forward_batch=one)

@@ -132,7 +132,7 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
     states."""
     args = server_args or arguments()
     process.use_server_args(args)
-    table = model_layers.describe(stack.find(model).layers)
+    rows = model_layers.describe(stack.find(model).layers)
     pool = pool or SimpleNamespace(size=32)
     pool.req_to_token = torch.zeros(pool.size, 4096)
     made = Unsaid(
@@ -149,7 +149,7 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
         pp_group=SimpleNamespace(is_first_rank=True, is_last_rank=True),
         model_config=Unsaid(
             context_len=4096,
-            num_hidden_layers=len(table.rows),
+            num_hidden_layers=len(rows),
             hidden_size=128,
             vocab_size=256,
             hf_config=Unsaid(architectures=[type(model).__name__]),
@@ -158,9 +158,9 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
         req_to_token_pool=pool,
         is_generation=True,
         is_multimodal=False,
-        **graph.lists_of(table),
+        **graph.lists_of(rows),
         dsa_indexers=[],
-        mha_companion_layers=[None] * len(table.attention_layers),
+        mha_companion_layers=[None] * len(rows),
         attn_tp_sequence_sharded=lambda *_: False,  # from here on asked from 0.5.19 on
         ngram_embedding_manager=SimpleNamespace(enabled=False),
         kv_index_translator=SimpleNamespace(bind_runner_slots=lambda batch: None),
