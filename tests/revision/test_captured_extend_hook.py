@@ -48,13 +48,7 @@ def linear(runner):
 
 
 def batch_of(lengths, prefixes):
-    return graph.prefill_batch(
-        sum(lengths),
-        batch_size=len(lengths),
-        req_pool_indices=torch.arange(len(lengths)),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-    )
+    return graph.batch_of(lengths, prefixes, req_pool_indices=torch.arange(len(lengths)))
 
 
 def hybrid(backend, monkeypatch):
@@ -102,8 +96,6 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
     made = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([512], [0]))
     assert not made.plan.track_rows.any()
     asked = batch_of([200, 9, 128], [0, 5, 128])
-    asked.extend_seq_lens = torch.tensor([200, 9, 128])
-    asked.extend_prefix_lens = torch.tensor([0, 5, 128])
     asked.mamba_track_mask = torch.tensor([True, False, True])
     asked.mamba_track_seqlens = torch.tensor([200, -1, 256])
     asked.mamba_track_indices = torch.tensor([20, 21, 22])

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from host import late, logged, prefill, process
+from host import graph, late, logged, prefill, process
 from host.captures import BATCHES, arguments, assert_alike, batch_for, batch_of
 
 with late.modules():
@@ -127,15 +127,10 @@ def tracked(lengths, prefixes, wanted):
     -1: none; None: the batch says nothing."""
     if wanted is None:
         return batch_of(lengths)
-    asked, cached = torch.tensor(wanted), torch.tensor(prefixes)
-    said = dict(
-        mamba_track_mask=asked > 0,
-        mamba_track_seqlens=asked + cached,
-        mamba_track_indices=torch.arange(9, 9 + len(wanted)),
-    )
-    batch = batch_of(lengths, **said)
-    batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = cached, prefixes
-    return batch
+    cached = dict(extend_prefix_lens=torch.tensor(prefixes), extend_prefix_lens_cpu=prefixes)
+    said = graph.said_of(lengths, prefixes, wanted)
+    said["mamba_track_indices"] = torch.arange(9, 9 + len(wanted))
+    return batch_of(lengths, **said, **cached)
 
 
 KEPT = [  # lengths, cached tokens, what is wanted, and the rows behind which states are kept

@@ -6,16 +6,14 @@ The layer is captured in a recorded graph, with a placeholder, and each batch is
 
 import contextlib
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.prefill_graph.captured import layers, tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
 from triton.runtime import interpreter
 
-from host import recorded
+from host import graph, recorded
 from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
 NAN = float("nan")
@@ -29,11 +27,11 @@ def captures():
 
         def call(self, *args, **kwargs):
             recorder = recorded.Graph.recorder
-            graph, recorder.target = recorder.target, None
+            target, recorder.target = recorder.target, None
             own(self, *args, **kwargs)
-            recorder.target = graph
-            if graph is not None:
-                graph.ops.append((functools.partial(own, self), args, kwargs, None))
+            recorder.target = target
+            if target is not None:
+                target.ops.append((functools.partial(own, self), args, kwargs, None))
 
         patch.setattr(interpreter.GridExecutor, "__call__", call)
         yield
@@ -43,11 +41,11 @@ def capture(made, run):
     """run() captured on tables that have a placeholder's batch, whose state goes to the slot that
     no request owns; the graph and the result."""
     made.fill([made.tokens], [False], made.slots)
-    graph = recorded.Graph()
-    graph.capture_begin()
+    target = recorded.Graph()
+    target.capture_begin()
     result = run()
-    graph.capture_end()
-    return graph, result
+    target.capture_end()
+    return target, result
 
 
 def row_by_row(projection, factors=1):
@@ -70,28 +68,12 @@ def mixer_row_by_row():
     return mixer
 
 
-def said_of(lengths, prefixes, wanted):
-    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how
-    many of its new tokens, or one more where that is not the last whole chunk, as the scheduler
-    asks for it; -1: none."""
-    count = len(lengths)
-    asked = torch.tensor(wanted)
-    mask = asked > 0
-    ends = torch.where(mask, asked + torch.tensor(prefixes), -1)
-    slots = torch.arange(count + 1, 2 * count + 1)
-    said = dict(mamba_track_mask=mask, mamba_track_seqlens=ends, mamba_track_indices=slots)
-    if hasattr(ForwardBatch, "mamba_track_seqlens_cpu"):  # from 0.5.21
-        said["mamba_prefill_track_mask_cpu"] = mask.tolist()
-        said["mamba_track_seqlens_cpu"] = ends.tolist()
-    return said
-
-
 def compare(
     batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=None, eagerly=True
 ):
     """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the graph of one
-    size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
-    behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
+    size, one after the other. wanted: as in graph.said_of; None where the batch says nothing. NaN
+    is behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
 
     fuses_reduce: the next norm sums over the ranks. factors: the first projection's columns are
     multiplied, as Falcon-H1's are. eagerly: compare with the release's mixer, too.
@@ -115,7 +97,7 @@ def compare(
     given = mixer, cache, made, hidden, fuses_reduce, factors and vector
     with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches, captures():
         assert captured.why_not(mixer, cache, hidden.dtype) is None
-        graph, output = capture(made, lambda: captured.run(*given))
+        captured_graph, output = capture(made, lambda: captured.run(*given))
     told = mixer.out_proj.forward.words
     mixer.in_proj.forward = project
     mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
@@ -127,7 +109,7 @@ def compare(
             conv[slot], ssm[slot] = (conv[slot], ssm[slot]) if prefix else (NAN, NAN)
         drawn = torch.randn(rows, 128)
         drawn[total:] = NAN
-        said = {} if wanted is None else said_of(lengths, prefixes, wanted)
+        said = {} if wanted is None else graph.said_of(lengths, prefixes, wanted)
         through = drawn[:total], lengths, prefixes, chunk, said, step
         eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *through)
         for static, new in zip((hidden, *pool), (drawn, *before)):
@@ -135,9 +117,9 @@ def compare(
         with torch.no_grad():
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             if tracks:
-                layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
+                layers.Captured(None, step).track(made, graph.batch_of(lengths, prefixes, **said))
             launches.seen.clear()
-            graph.replay()
+            captured_graph.replay()
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
@@ -153,13 +135,6 @@ def compare(
             _keep_worst(worst, dict(zip(names[3:], apart)))
     mixer.in_proj.forward, mixer.in_proj.weight = plain, weight
     return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
-
-
-def _batch(lengths, prefixes, said):
-    fields = "mamba_track_mask", "mamba_track_seqlens", "mamba_track_indices"
-    lengths, prefixes = torch.tensor(lengths), torch.tensor(prefixes)
-    asked = dict.fromkeys(fields) | said
-    return SimpleNamespace(extend_prefix_lens=prefixes, extend_seq_lens=lengths, **asked)
 
 
 def _keep_worst(worst, found):

@@ -96,7 +96,7 @@ def said_of(lengths, prefixes, order, step, wanted=None):
     behind the requests' own are the cache's."""
     if step is None:
         return {}
-    said = compare_captured.said_of(lengths, prefixes, wanted)
+    said = graph.said_of(lengths, prefixes, wanted)
     said["mamba_track_indices"] = order[len(lengths) : 2 * len(lengths)]
     return said
 
