@@ -1,12 +1,11 @@
 """The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in
 float64; and how it launches them."""
 
-import importlib
 import inspect
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers.attention.mamba import mamba
+from sglang.srt.layers.attention.mamba import mamba, mamba2_metadata
 from sglang.srt.prefill_graph.kernels import tiles
 from triton.runtime import autotuner, interpreter
 
@@ -44,17 +43,6 @@ class Launches:
 
     def of_scan(self):
         return [name for name in self.names() if "conv1d" not in name and "norm" not in name]
-
-
-def metadata_class():
-    for name in ("mamba2_metadata", "mamba"):
-        try:
-            return importlib.import_module(
-                f"sglang.srt.layers.attention.mamba.{name}"
-            ).Mamba2Metadata
-        except (ImportError, AttributeError):
-            pass
-    raise ImportError("no Mamba2Metadata")
 
 
 def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
@@ -101,7 +89,7 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
     warm = any(prefixes)
     indices = offsets = None
     if warm:
-        indices, offsets = metadata_class()._query_start_loc_to_chunk_indices_offsets(
+        indices, offsets = mamba2_metadata.Mamba2Metadata._query_start_loc_to_chunk_indices_offsets(
             cu, chunk, sum(lengths)
         )
     out = torch.full_like(x, float("nan"))
