@@ -16,7 +16,6 @@ with late.modules():
 
 # before, a Mamba2 layer has no method of its own that could be stood in for
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.22")
-OVERLAYS = pytest.mark.revision("<0.5.14")
 OWN = pytest.mark.revision(">=0.5.14")
 # the first that keeps states of Mamba2 prefills
 KEEPS = pytest.mark.revision(">=0.5.13")
