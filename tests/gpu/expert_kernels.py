@@ -51,7 +51,7 @@ class Experts:
 
     @property
     def seconds(self) -> float:
-        """How long a sweep is estimated to take."""
+        """How long a sweep of all tiles is estimated to take."""
         return SECONDS + SECONDS_PER_GB * self.bytes_of_weights / 1e9
 
 
