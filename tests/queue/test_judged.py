@@ -1,8 +1,6 @@
 """What tests/gpu takes of two engines' answers, by images, agree, the questions and a log; and of
 compiled kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

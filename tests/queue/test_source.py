@@ -1,8 +1,6 @@
 """The pristine release: wheel or git, checked, cached, offline; and its tree hash, which sha256sum
 gives too."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
@@ -12,13 +10,13 @@ import zipfile
 
 import fakes
 import pytest
-from fakes import RELEASE, TAG, git, refused
+from fakes import RELEASE, TAG, git, refused, unchanged
 from served import Site
 
 from patchqueue.files import run, tree
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.handover.repository import open_repository
-from patchqueue.upstream import index, pins, release, source
+from patchqueue.upstream import index, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -78,7 +76,7 @@ def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said, tmp_p
     assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
     assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256 and not left.exists()
     project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
-    origin.pin = pins.load(project.root).find(TAG)
+    origin.pin = project.pins.find(TAG)
     assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
 
 
@@ -288,10 +286,9 @@ def test_a_tag_that_was_moved_is_refused(project, checkout):
     (checkout / "python/sglang/version.py").write_text("moved\n")
     git(checkout, "commit", "-q", "-a", "-m", "moved")
     git(checkout, "tag", "-f", TAG)
-    before = fakes.snapshot(project.cache / "archives")
-    name, text = refused(source.fetch, project.pin, str(checkout))
-    assert name == "tree mismatch" and TAG in text and project.pin.tree in text
-    assert fakes.snapshot(project.cache / "archives") == before
+    with unchanged(project.cache / "archives"):
+        name, text = refused(source.fetch, project.pin, str(checkout))
+        assert name == "tree mismatch" and TAG in text and project.pin.tree in text
 
 
 @pytest.mark.parametrize(

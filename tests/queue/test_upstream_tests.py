@@ -1,8 +1,6 @@
 """`test --upstream` on a made-up checkout: real pytest processes on a pristine and on a patched
 tree."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import TAG
+from fakes import TAG, unchanged
 
 from patchqueue.environments import testing, upstream_tests
 from patchqueue.environments.testing import Environment
@@ -60,15 +58,15 @@ def ran(project, tmp_path, monkeypatch, tool):
     monkeypatch.setattr(testing, "build", lambda *_: here)
     checkout = project.checkout(tmp_path / "checkout")
 
+    def write(files: dict[str, str]) -> None:
+        fakes.write_all(checkout / UNIT, files)
+
     def call(files: dict[str, str], *words: str) -> tuple[int, str]:
-        for name, text in files.items():
-            path = checkout / (name if "/" in name else f"{UNIT}/{name}")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        write(files)
         code, out, err = tool(project, "test", TAG, "--upstream", checkout, *words)
         return code, out + err
 
-    call.checkout, call.monkeypatch = checkout, monkeypatch
+    call.checkout, call.monkeypatch, call.write = checkout, monkeypatch, write
     return call
 
 
@@ -88,15 +86,11 @@ def test_a_test_that_the_patch_breaks_is_listed(ran):
 
 
 def test_all_is_well_where_none_is(ran):
-    before = fakes.snapshot(ran.checkout)
-    code, said = ran({"test_steps.py": STEPS + NEITHER})
+    ran.write({"test_steps.py": STEPS + NEITHER})
+    with unchanged(ran.checkout):
+        code, said = ran({})
     assert code == 0, said
     assert counts(said) == (2, 0) and "Passed on the pristine tree alone" not in said
-    after = fakes.snapshot(ran.checkout)
-    changed = {name for name in after if after[name] != before.get(name)}
-    written = {str(ran.checkout / UNIT / "test_steps.py")}
-    folders = {str(path) for path in (ran.checkout / UNIT).parents} | {str(ran.checkout / UNIT)}
-    assert changed - folders == written, "the tool writes nothing into the checkout"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,7 @@ def test_finds_its_release():
 
 def test_only_some_files(ran):
     files = {"mem_cache/test_one.py": STEPS, "test_other.py": STEPS + BROKEN}
-    code, said = ran({f"{UNIT}/{name}": text for name, text in files.items()}, "-k", "mem_")
+    code, said = ran(files, "-k", "mem_")
     assert code == 0 and "1 file of upstream's unit tests" in said
     code, said = ran({}, "-k", "nothing")
     assert code == 1
@@ -169,9 +163,7 @@ FILE = f"{UNIT}/test_steps.py"
     ],
 )
 def test_what_cannot_be_compared_is_said_in_a_sentence(ran, make, name):
-    path = ran.checkout / FILE
-    path.parent.mkdir(parents=True)
-    path.write_text(STEPS)
+    ran.write({"test_steps.py": STEPS})
     make(ran.checkout)
     code, said = ran({})
     assert code == 1 and f"{name}]" in said
@@ -199,9 +191,7 @@ def test_upstreams_marks_select(tmp_path):
         "test/registered/models/test_marked_too.py": MARK + "def helper(): pass\n",
         "test/manual/test_by_hand.py": MARK + test,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    fakes.write_all(tmp_path, files)
     assert upstream_tests.find(tmp_path) == [
         "test/registered/models/test_marked_too.py",
         f"{UNIT}/test_broken.py",
