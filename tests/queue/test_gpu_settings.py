@@ -170,6 +170,9 @@ FOLLOW = "def follow(a, b=1): raise ValueError\n"
 EAGER = "sglang/srt/prefill_graph/compat/eager"
 
 
+RULE = "def chunk_gated_delta_rule(q, use_cp='auto'):\n    return q, use_cp\n"
+
+
 @pytest.mark.parametrize(
     ("code", "variables", "said"),
     [
@@ -180,13 +183,19 @@ EAGER = "sglang/srt/prefill_graph/compat/eager"
             {"REASONS": "1"},
             "few few",
         ),
+        (
+            "from flashinfer.gdn_prefill import chunk_gated_delta_rule as rule; print(rule(1))",
+            {"KEEP_EAGER": "1"},
+            "(1, False)",
+        ),
     ],
-    ids=["left out", "the queue's word"],
+    ids=["left out", "the queue's word", "a reference's delta rule"],
 )
 def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     """As in an engine's own processes, with modules of a folder."""
-    fakes.write(tmp_path / "package.py", FOLLOW)
-    fakes.write(tmp_path / f"{EAGER}.py", "def why(runner, batch):\n    return 'few'\n")
+    eager = "def why(runner, batch):\n    return 'few'\n"
+    files = {"package": FOLLOW, EAGER: eager, "flashinfer/gdn_prefill": RULE}
+    fakes.write_all(tmp_path, {f"{name}.py": text for name, text in files.items()})
     known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}"}
     known |= {"PREFILL_WATCH": str(tmp_path / "watch")}
     known |= {f"PREFILL_{name}": value for name, value in variables.items()}
