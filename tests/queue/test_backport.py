@@ -65,8 +65,14 @@ def worktree(checkout: Path, folder: Path) -> Path:
     return folder
 
 
-def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp_path):
-    made = make(project, checkout)
+def test_one_commit_for_each_patch_and_what_is_checked_out_is_left_alone(
+    project, checkout, tmp_path
+):
+    # a file that git does not know is nobody's business
+    (checkout / "notes.txt").write_text("mine")
+    own = [path for path in checkout.iterdir() if path.name != ".git"]
+    with unchanged(*own, checkout / ".git/HEAD", checkout / ".git/index"):
+        made = make(project, checkout)
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
     listed = ("diff-tree", "-r", "--no-commit-id", "--name-only")
     names = [git(checkout, *listed, commit).split() for commit in made.commits]
@@ -210,14 +216,6 @@ def test_commits_are_of_the_releases_day_and_never_older_than_their_base(
     made = make(project, checkout)
     dates = git(checkout, "show", "--no-patch", "--format=%at %ct", *made.commits)
     assert set(dates.split()) == {str(max(base, day))}
-
-
-def test_what_is_checked_out_is_left_alone(project, checkout):
-    # a file that git does not know is nobody's business
-    (checkout / "notes.txt").write_text("mine")
-    own = [path for path in checkout.iterdir() if path.name != ".git"]
-    with unchanged(*own, checkout / ".git/HEAD", checkout / ".git/index"):
-        make(project, checkout)
 
 
 def test_a_bare_repository_and_a_folder_inside_of_a_checkout_will_do(project, checkout, tmp_path):

@@ -46,15 +46,12 @@ def members_of_the_tree(*without: str) -> set[str]:
     return {f"python/{name}" for name in names}
 
 
-def test_reads_a_wheel_in_gits_layout(project):
+def test_reads_a_wheel_in_gits_layout_fetched_by_pip_once_and_offline_after(project, said):
     origin = source.fetch(project.pin, None)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
     assert origin.read("python/sglang/nothing.py") is origin.read("sglang/version.py") is None
     assert set(origin.listing()) == members_of_the_tree(".so")
     assert hash_python(origin.listing()) == project.pin.tree
-
-
-def test_fetched_by_pip_once_and_offline_after(project, said):
     shutil.rmtree(project.cache / "archives")
     source.fetch(project.pin, None)
     assert said == [f"fetching {WHEEL}"] and cached(project).stat().st_mode & 0o222 == 0
