@@ -208,7 +208,7 @@ class Project:
         """Make a wheel of a release, and pin it. changes: as of `newer`, without `files`."""
         name = f"sglang-{version}-py3-none-any.whl"
         wheel = write_wheel(self.wheels / name, files) if files else self.newer(version, **changes)
-        releases.add_pin(self.root, version, str(self.wheels))
+        releases.add_pin(self.root, version, self.wheels)
         return wheel
 
     def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
@@ -223,20 +223,19 @@ class Project:
     def warm(self) -> None:
         """Put every release into the cache."""
         for each in self.pins.all:
-            source.fetch(each, str(self.wheels))
+            source.fetch(each, self.wheels)
 
     def place(self) -> None:
         """Write the tree that the queue makes of every release; their wheels are in the cache, or
         come into it."""
         self.warm()
-        check.write(self.root, self.pins.all, None)
+        check.write(self.root, self.pins.all)
 
     def check(self) -> check.CheckReport:
-        return check.check(self.root, self.pins.all, None)
+        return check.check(self.root, self.pins.all)
 
-    def apply(self, origin: object = None, tag: str = TAG, **options) -> apply.Report:
-        pin = self.pins.find(tag)
-        return apply.apply(self.root, pin, str(origin) if origin else None, **options)
+    def apply(self, origin: Path | None = None, tag: str = TAG, **options) -> apply.Report:
+        return apply.apply(self.root, self.pins.find(tag), origin, **options)
 
     def refresh(self, tag: str = TAG, add: bool = False) -> tuple:
         """What is written, and the report of the apply behind it."""

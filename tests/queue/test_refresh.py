@@ -51,14 +51,15 @@ def test_add_takes_it_into_the_top_patch(applied):
     assert (applied.tree / VERSION).read_text() == '__version__ = "9.9.2"\n'
 
 
-def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
+def test_popped_patches_are_named_and_pushed_first(applied):
     fakes.quilt(applied.tree, "pop")
     applied.edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
-    applied.edit(applied.tree / CUT, " four = 4", " four = 5")
     problem = fakes.problem_of(applied.refresh)
-    cut = "python/sglang/srt/cut.py"
-    assert problem.where == f"{CUT} on work/{TAG}: {cut}: hunk 1" and problem.name == "conflict"
+    assert (problem.name, problem.where) == ("popped-tree", f"work/{TAG}")
+    assert fakes.CUT in problem.what and f"`scripts/nox quilt {TAG} push -a`" in problem.hint
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
+    fakes.quilt(applied.tree, "push")
+    assert COUNT in paths(applied.refresh()[0])
 
 
 def without(project, name: str) -> None:
@@ -91,8 +92,7 @@ def test_a_dropped_patch_takes_its_overlay_along(applied):
     assert not (applied.tree / STEPS).exists()
 
 
-def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
-    fakes.quilt(applied.tree, "pop")
+def test_a_renamed_patch_is_the_same_patch(applied):
     (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
     applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
     assert applied.refresh()[0] == []
@@ -101,7 +101,6 @@ def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
-    fakes.quilt(applied.tree, "pop")
     file.write_text(fakes.header())
     assert applied.refresh()[0] == []
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
@@ -203,6 +202,7 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
     with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
         new(applied.root, applied.pin, "steps/in-between")
     applied.edit(applied.tree / VERSION, "9.9.1", "9.9.3")
+    fakes.quilt(applied.tree, "push")
     applied.refresh()
     _, *entries = (applied.root / "series").read_text().splitlines()
     names = [entry.split()[0] for entry in entries]

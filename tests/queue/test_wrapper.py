@@ -38,8 +38,8 @@ def call(tmp_path):
         (("apply", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
         (("apply", "--", "v0.5.9"), ("-s", "apply", "--", "v0.5.9")),
         (
-            ("install", "--site-packages", "a folder", "--verify"),
-            ("-s", "install", "--", "--site-packages", "a folder", "--verify"),
+            ("install", "--site-packages", "a folder", "--check"),
+            ("-s", "install", "--", "--site-packages", "a folder", "--check"),
         ),
         (("refresh", "v0.5.9", "--add", "-e"), ("-s", "refresh", "--", "v0.5.9", "--add", "-e")),
         (("rebase", "0.5.24", "--skip", ""), ("-s", "rebase", "--", "0.5.24", "--skip", "")),
@@ -154,12 +154,10 @@ def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypat
 
 
 def test_a_word_is_a_path_where_it_is_written_as_one(tmp_path, monkeypatch):
-    """As the user typed it and can type it, and neither an address nor a program's name."""
+    """As the user typed it and can type it; a program's name is none."""
     monkeypatch.chdir(tmp_path)
     for text, meant in (("mails", "mails"), ("~/mine", str(tmp_path / "home/mine"))):
-        assert (terminal.path(text), terminal.place(text)) == (Path(meant), meant)
-    for address in ("https://example.org/sglang.git", "git@example.org:sglang.git", "host:a", ""):
-        assert terminal.place(address) == address
+        assert terminal.path(text) == Path(meant)
     assert terminal.program("python3") == "python3"
     assert terminal.program("venv/bin/python") == str(tmp_path / "venv/bin/python")
     assert terminal.shown(tmp_path / "dist/a.whl") == "dist/a.whl"
