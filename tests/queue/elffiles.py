@@ -1,7 +1,5 @@
 """Small ELF files with sections, symbols and code for GPUs: made here, without a compiler."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +25,7 @@ import pytest
 from evidence import commands as proving
 from evidence import harness as rules
 from patchqueue import RELEASE as QUEUE
-from patchqueue.applying import apply, check
+from patchqueue.applying import apply, check, refresh
 from patchqueue.commands import cli
 from patchqueue.files.run import find_quilt
 from patchqueue.outcome import Problem, Refused
@@ -39,6 +41,20 @@ RUNNER = "python/sglang/srt/runner.py"
 COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
 # how `quilt refresh` writes a patch in the form of the queue
 QUILT_FORM = ("-p", "ab", "--no-timestamps", "--no-index", "--sort")
+
+
+def write(path: Path, content: str | bytes = "") -> Path:
+    """Write a file as it is, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def write_all(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """Write these files below a folder."""
+    for name, content in files.items():
+        write(folder / name, content)
+    return folder
 
 
 def numbered(count: int, name: str = "step") -> str:
@@ -149,15 +165,16 @@ class Project:
         return self.root / "work" / TAG
 
     @property
-    def pin(self) -> pins.Pin:
-        return pins.load(self.root).find(TAG)
+    def pins(self) -> pins.Pins:
+        return pins.load(self.root)
 
-    def write(self, name: str, content: str | bytes) -> Path:
-        """Write one file of the project, as it is."""
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
+    @property
+    def pin(self) -> pins.Pin:
+        return self.pins.find(TAG)
+
+    def write(self, name: str | Path, content: str | bytes) -> Path:
+        """Write one file, as it is. name: below the project's folder, or a whole path."""
+        return write(self.root / name, content)
 
     def guards(self, count: str, cut: str) -> None:
         """Write the series: its two patches with these guards."""
@@ -178,8 +195,8 @@ class Project:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
 
-    def edit(self, name: str, old: str, new: str) -> None:
-        """Replace text that must be there."""
+    def edit(self, name: str | Path, old: str, new: str) -> None:
+        """Replace text that must be there. name: as of `write`."""
         path = self.root / name
         text = path.read_bytes().decode()
         assert old in text, f"{old!r} is not in {name}"
@@ -205,17 +222,24 @@ class Project:
 
     def warm(self) -> None:
         """Put every release into the cache."""
-        for each in pins.load(self.root).all:
+        for each in self.pins.all:
             source.fetch(each, self.wheels)
 
     def place(self) -> None:
         """Write the tree that the queue makes of every release; their wheels are in the cache, or
         come into it."""
         self.warm()
-        check.write(self.root, pins.load(self.root).all)
+        check.write(self.root, self.pins.all)
 
-    def apply(self, origin: Path | None = None, **options) -> apply.Report:
-        return apply.apply(self.root, self.pin, origin, **options)
+    def check(self) -> check.CheckReport:
+        return check.check(self.root, self.pins.all)
+
+    def apply(self, origin: Path | None = None, tag: str = TAG, **options) -> apply.Report:
+        return apply.apply(self.root, self.pins.find(tag), origin, **options)
+
+    def refresh(self, tag: str = TAG, add: bool = False) -> tuple:
+        """What is written, and the report of the apply behind it."""
+        return refresh.refresh(self.root, self.pins, self.pins.find(tag), add)
 
     def unapply(self) -> apply.Report:
         return apply.unapply(self.root, self.pin)
@@ -225,10 +249,8 @@ class Project:
     ) -> Path:
         """The release as a git checkout with upstream's layout; a further call is a commit."""
         for name, content in files.items():
-            path = folder / "python" / name
             if name.startswith("sglang/") and name != "sglang/_version.py":
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
+                write(folder / "python" / name, content)
         git(folder, "init", "-q")
         git(folder, "add", "-A")
         git(folder, "commit", "-q", "-m", "release")
@@ -275,24 +297,33 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def snapshot(*folders: Path) -> dict[str, object]:
-    """Every name below the folders, with its bytes and the time it was written."""
+def exactly(*places: Path) -> dict[str, object]:
+    """All files and folders there: bytes, times and inodes of files (a restored file is the file
+    itself), modes and owners of both."""
     found: dict[str, object] = {}
-    for folder in folders:
-        for path in folder.rglob("*"):
-            status = path.lstat()
-            found[str(path)] = (
-                (path.read_bytes(), status.st_mtime_ns) if path.is_file() else "folder"
-            )
+    walked = (
+        (top, [*folders, *files]) for place in places for top, folders, files in os.walk(place)
+    )
+    below = (os.path.join(top, name) for top, names in walked for name in names)
+    for path in filter(os.path.lexists, map(str, (*places, *below))):
+        status, is_file = os.lstat(path), os.path.isfile(path)
+        file = is_file and (Path(path).read_bytes(), status.st_mtime_ns, status.st_ino)
+        owner = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        found[path] = (file or "folder", *owner)
     return found
+
+
+@contextmanager
+def unchanged(*places: Path) -> Iterator[None]:
+    """Within it nothing is written in these places."""
+    before = exactly(*places)
+    yield
+    assert exactly(*places) == before
 
 
 def install(site: Path, files: Mapping[str, str] | None = None, version: str = VERSION) -> Path:
     """The release as pip would leave it in a folder of packages, byte code and RECORD included."""
-    for name, content in (files or release_of(version)).items():
-        path = site / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+    write_all(site, files or release_of(version))
     code = site / "sglang/srt/__pycache__"
     code.mkdir()
     for name in ("runner.cpython-312.pyc", "runner.cpython-312.opt-1.pyc", "page.cpython-312.pyc"):

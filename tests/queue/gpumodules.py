@@ -1,7 +1,5 @@
 """Modules of tests/gpu for a test: their names are as plain as `run`, and gone again after it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
@@ -20,11 +18,11 @@ def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def fixture(name: str) -> object:
-    """A fixture that is this module."""
+def fixture(name: str, module: str = "") -> object:
+    """A fixture that is this module, which may have another name."""
 
     @pytest.fixture(name=name)
     def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-        return load(monkeypatch, name)
+        return load(monkeypatch, module or name)
 
     return loaded

@@ -1,7 +1,5 @@
 """The commands that the pages of this project show, as a reader would type them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,19 +9,8 @@ from pathlib import Path
 BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
 # what a block of commands says it is; other blocks show files and logs
 SHELLS = ("sh", "bash", "dockerfile")
-PROGRAMS = [
-    "scripts/nox",
-    "nox",
-    "python",
-    "python3",
-    "pip",
-    "uv",
-    "quilt",
-    "git",
-    "sed",
-    "cd",
-    "pre-commit",
-]
+PROGRAMS = ("scripts/nox", "nox", "python", "python3", "pip", "uv", "quilt", "git", "sed", "cd")
+PROGRAMS += ("pre-commit",)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """The queue as commits on a user's checkout: the right trees, the same hashes, and nothing of the
 user's touched."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import re
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT
+from fakes import ROOT, git, unchanged
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.files.tree import hash_python, list_folder, list_package, python_part
@@ -22,7 +20,6 @@ from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
 RUNNER = fakes.RUNNER
-UNSIGNED = ("-c", "commit.gpgSign=false", "commit", "-q")
 
 
 @pytest.fixture
@@ -36,24 +33,15 @@ def author(tmp_path: Path) -> None:
 @pytest.fixture
 def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
     """The release as git has it: no generated file, and folders that no wheel has."""
-    folder = tmp_path / "sglang"
-    for name, content in {
-        "README.md": "SGLang\n",
-        "test/srt/test_a.py": "a = 1\n",
-        "python/pyproject.toml": "[project]\n",
-    }.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return project.checkout(folder)
+    for name in ("README.md", "test/srt/test_a.py", "python/pyproject.toml"):
+        project.write(tmp_path / "sglang" / name, "SGLang = 1\n")
+    return project.checkout(tmp_path / "sglang")
 
 
 def make(
     project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options
 ) -> backport.Branch:
-    return backport.backport(
-        project.root, pins.load(project.root), str(checkout), branch, base, **options
-    )
+    return backport.backport(project.root, project.pins, str(checkout), branch, base, **options)
 
 
 def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
@@ -67,7 +55,7 @@ def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
 def forked(checkout: Path, file: str = RUNNER) -> None:
     """Commit an edit, by default of a line that the queue changes."""
     (checkout / file).write_text("step = 2\n")
-    git(checkout, *UNSIGNED, "-am", "ours")
+    git(checkout, "commit", "-q", "-am", "ours")
 
 
 def worktree(checkout: Path, folder: Path) -> Path:
@@ -76,13 +64,14 @@ def worktree(checkout: Path, folder: Path) -> Path:
     return folder
 
 
-def git(folder: Path, *words: str) -> str:
-    """git as the user has it."""
-    return fakes.run("git", *words, cwd=folder, check=True).stdout
-
-
-def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp_path):
-    made = make(project, checkout)
+def test_one_commit_for_each_patch_and_what_is_checked_out_is_left_alone(
+    project, checkout, tmp_path
+):
+    # a file that git does not know is nobody's business
+    (checkout / "notes.txt").write_text("mine")
+    own = [path for path in checkout.iterdir() if path.name != ".git"]
+    with unchanged(*own, checkout / ".git/HEAD", checkout / ".git/index"):
+        made = make(project, checkout)
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
     listed = ("diff-tree", "-r", "--no-commit-id", "--name-only")
     names = [git(checkout, *listed, commit).split() for commit in made.commits]
@@ -219,7 +208,7 @@ def test_commits_are_of_the_releases_day_and_never_older_than_their_base(
     project, checkout, monkeypatch, when
 ):
     monkeypatch.setenv("GIT_COMMITTER_DATE", when)
-    git(checkout, *UNSIGNED, "--amend", "--no-edit")
+    git(checkout, "commit", "-q", "--amend", "--no-edit")
     base = int(git(checkout, "show", "--no-patch", "--format=%ct", "HEAD"))
     midnight = datetime.time(tzinfo=datetime.timezone.utc)
     day = int(datetime.datetime.combine(project.pin.released, midnight).timestamp())
@@ -228,23 +217,10 @@ def test_commits_are_of_the_releases_day_and_never_older_than_their_base(
     assert set(dates.split()) == {str(max(base, day))}
 
 
-def test_what_is_checked_out_is_left_alone(project, checkout):
-    def state() -> list[object]:
-        found = fakes.snapshot(checkout)
-        own = {name: value for name, value in found.items() if "/.git/" not in name}
-        return [own, *((checkout / ".git" / name).read_bytes() for name in ("HEAD", "index"))]
-
-    # a file that git does not know is nobody's business
-    (checkout / "notes.txt").write_text("mine")
-    before = state()
-    make(project, checkout)
-    assert state() == before
-
-
 def test_a_bare_repository_and_a_folder_inside_of_a_checkout_will_do(project, checkout, tmp_path):
     """And one without tags, by its tree; modes stay, and the repository's settings run nothing."""
     git(checkout, "update-index", "--chmod=+x", RUNNER)
-    git(checkout, *UNSIGNED, "-m", "a program")
+    git(checkout, "commit", "-q", "-m", "a program")
     git(checkout, "checkout", "-q", "--", ".")
     git(checkout, "tag", "-f", fakes.TAG)
     git(tmp_path, "clone", "-q", "--bare", str(checkout), "bare.git")

@@ -1,7 +1,6 @@
-"""Patched wheels: what is in them and what they say of themselves, that the same queue gives the
-same bytes, and the queue's name in upstream's list of plugins."""
-
-from __future__ import annotations
+"""Patched wheels: what is in them and what they say of themselves, and the queue's name in
+upstream's list of plugins. The files of a release of the queue: the same bytes twice, nothing else
+under a tagged number; and pip and uv take a wheel from its page of links."""
 
 import base64
 import csv
@@ -9,17 +8,23 @@ import email
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import fakes
 import pytest
-from fakes import ROOT
+from fakes import QUEUE, ROOT, contents
+from served import Site
 
 from patchqueue import wheels
 from patchqueue.files import tree as trees
+from patchqueue.files.run import find_uv
+from patchqueue.handover import release
 from patchqueue.upstream import pins, source
 
 ANY = wheels.Target("3.12", "x86_64")
@@ -28,8 +33,8 @@ NAME = f"sglang-{LOCAL}-py3-none-any.whl"
 INFO = f"sglang-{LOCAL}.dist-info/"
 
 
-def make(project, out="dist", target=ANY, origin=None):
-    return wheels.build(project.root, project.pin, target, origin, project.root / out)
+def make(project, pin=None, target=ANY, origin=None):
+    return wheels.build(project.root, pin or project.pin, target, origin, project.root / "dist")
 
 
 def members(path) -> dict[str, bytes]:
@@ -77,11 +82,10 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
     file = project.root / pins.FILE
     listed = f"wheels = [{', '.join(entries)}]"
     file.write_text(re.sub(r"(?s)wheels = \[.*?\]", listed, file.read_text()))
-    pin = pins.load(project.root).default
+    pin = project.pins.default
     for wheel in pin.wheels:
         source.fetch(pin, project.wheels / wheel.file)
-    target = wheels.Target("3.99", "x86_64")
-    made = wheels.build(project.root, pin, target, None, project.root / "dist")
+    made = make(project, pin, wheels.Target("3.99", "x86_64"))
     named = json.loads(members(made.path)[f"{INFO}{wheels.PROVENANCE}"])["source"]
     assert (named["name"], named["sha256"]) == (made.origin, pin.wheels[1].sha256)
     assert "cp399" in made.origin
@@ -106,8 +110,8 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     del files["sglang/_version.py"]
     project.release("9.9.2", files)
     project.edit("series", "==9.9.1", ">=9.9")
-    pin = pins.load(project.root).find("9.9.2")
-    made = wheels.build(project.root, pin, ANY, project.wheels, project.root / "dist")
+    pin = project.pins.find("9.9.2")
+    made = make(project, pin, origin=project.wheels)
     found = members(made.path)["sglang/version.py"].decode()
     assert found == f'__version__ = "9.9.2+{fakes.LABEL}"\n'
 
@@ -156,13 +160,10 @@ def address(request, monkeypatch) -> str:
     return request.param
 
 
-def test_the_summary_says_that_it_is_patched():
+def test_the_summary_says_that_it_is_patched_and_reports_do_not_go_to_upstream(address):
     said = "Patched by the sglang patch queue, release 7"
     assert fields()["Summary"] == f"{said}: Serves models."
     assert fields("Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.1\n")["Summary"] == said
-
-
-def test_reports_do_not_go_to_upstream_and_all_else_stays(address):
     urls = dict(url.split(", ") for url in fields().get_all("Project-URL"))
     own = {"Homepage": OURS, "Bug Tracker": f"{OURS}/issues"} if address else {}
     assert urls == {**own, "Upstream Homepage": "https://example.org/sglang"}
@@ -171,19 +172,17 @@ def test_reports_do_not_go_to_upstream_and_all_else_stays(address):
     assert fields().get_all("License-File") == ["LICENSE", wheels.NOTICE]
 
 
-def test_the_notice_names_every_changed_file(project):
-    found = members(make(project).path)
+def test_a_wheel_names_what_it_is_made_of(project):
+    """The notice every changed file; the bill of materials upstream's wheel and every patch."""
+    made = make(project)
+    found = members(made.path)
     told = found[f"{INFO}{wheels.NOTICE}"].decode()
     assert f"version {LOCAL}, not the sglang project's own 9.9.1" in told
     changed, added = told.partition("\nChanged:\n")[2].split("\nAdded:\n")
     assert changed.split() == ["sglang/_version.py", "sglang/srt/cut.py", "sglang/srt/runner.py"]
     assert added.split() == ["sglang/srt/steps/__init__.py"] and "Removed" not in told
     assert "section 4(b)" in told and "http" not in told
-
-
-def test_the_bill_of_materials_names_upstreams_wheel_and_every_patch(project):
-    made = make(project)
-    bill = json.loads(members(made.path)[f"{INFO}{wheels.BILL}"])
+    bill = json.loads(found[f"{INFO}{wheels.BILL}"])
     component = bill["metadata"]["component"]
     (upstream,) = component["pedigree"]["ancestors"]
     assert (component["purl"], upstream["purl"]) == (
@@ -279,7 +278,75 @@ def test_a_wheel_names_it_and_its_record_is_right(project, tmp_path):
     rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
     name = f"{INFO}entry_points.txt"
     assert rows[name] == wheels.record_row(name, found)
-    path = tmp_path / "made.whl"
-    fakes.write_wheel(path, {name: content.decode() for name, content in made.items()})
+    texts = {name: content.decode() for name, content in made.items()}
+    path = fakes.write_wheel(tmp_path / "made.whl", texts)
     zipfile.ZipFile(path).extractall(tmp_path / "site")
     assert named(tmp_path / "site") == [f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}"]
+
+
+# --- a release of the queue
+
+PATCH = f"sglang-{LOCAL}.patch"
+FOLDER = f"dist/release-{QUEUE}"
+
+
+def test_the_folder_has_all_that_is_published(project, tool):
+    code, said, _ = tool(project, "build", "--release")
+    assert code == 0 and f"{FOLDER}: 1 wheel, 1 patch file" in said
+    assert f"--find-links {project.root / FOLDER} sglang=={LOCAL}" in said
+    folder = project.root / FOLDER
+    made = contents(folder)
+    assert sorted(made) == ["SHA256SUMS", "index.html", NAME, PATCH]
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, check=True)
+    assert len(made["SHA256SUMS"].splitlines()) == len(made) - 1
+    for path in project.root.rglob("*"):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    again = release.make(project.root, project.pins.all)
+    assert contents(again) == made, "the same queue gives the same bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (f"patches/{fakes.COUNT}", ""),
+        ("overlay/python/sglang/srt/steps/more.py", "more = 1\n"),
+        ("", ""),
+    ],
+    ids=["a patch", "an overlay file", "nothing"],
+)
+def test_other_content_under_a_tagged_number_is_refused(project, tool, tmp_path, name, text):
+    fakes.to_repository(project, tmp_path / "home")
+    fakes.git(project.root, "tag", f"pcg-{QUEUE}")
+    if text:
+        project.write(name, text)
+    elif name:
+        project.edit(name, "Why: without it a user saw", "Why: without it users saw")
+    code, _, err = tool(project, "build", "--release")
+    assert code == bool(name), err
+    if name:
+        assert "[released]" in err and Path(name).name in err
+        assert not (project.root / FOLDER).exists()
+
+
+PIP = (sys.executable, "-m", "pip", "install", "--isolated", "--no-cache-dir", "--no-input")
+UV = (find_uv(), "--no-config", "pip", "install", "--no-cache", "--python", sys.executable)
+
+
+@pytest.mark.parametrize("client", [PIP, UV], ids=["pip", "uv"])
+def test_a_wheel_is_taken_from_the_page_of_links_where_it_is_the_pages(project, tmp_path, client):
+    folder = release.make(project.root, project.pins.all)
+    steering = ("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV", "HTTP", "NO_PROXY", "ALL_PROXY")
+    kept = {name: os.environ[name] for name in os.environ if not name.upper().startswith(steering)}
+    words = ("--no-index", "--target", tmp_path / "target", f"sglang=={LOCAL}")
+
+    def install() -> int:
+        command = [*client, "--find-links", f"{site.url}/index.html", *words]
+        return fakes.run(*command, cwd=tmp_path, env=kept).returncode
+
+    with Site.started(folder) as site:
+        assert install() == 0
+        assert "added_step" in (tmp_path / "target/sglang/srt/runner.py").read_text()
+        shutil.rmtree(tmp_path / "target")
+        with (folder / NAME).open("ab") as wheel:
+            wheel.write(b"more")
+        assert install() != 0 and not (tmp_path / "target/sglang").exists()

@@ -1,7 +1,5 @@
 """Bundles: equal content packs equally, parts come together again, a description that is wrong is
-named."""
-
-from __future__ import annotations
+named. The release's own package, made out of a patched one: byte for byte, or not at all."""
 
 import json
 import os
@@ -9,27 +7,27 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
+import fakes
 import gpumodules
 import pytest
+from fakes import contents
 from packaging.version import Version
 
 from bundle import assemble as bundle
-from bundle import host, packing
+from bundle import host, packing, untouched
 from bundle.rules import RULES, Trimmed
+from patchqueue.files.tree import hash_python, list_package
 from patchqueue.outcome import Refused
-from patchqueue.upstream import pins
+from patchqueue.wheels import Target, build
 
 
 @pytest.fixture
 def folder(tmp_path):
-    made = tmp_path / "made"
-    (made / "deep/__pycache__").mkdir(parents=True)
-    (made / "b.py").write_text("b = 1\n")
-    (made / "deep/a.so").write_bytes(b"\x7fELF")
-    (made / "deep/__pycache__/a.pyc").write_bytes(b"x")
-    return made
+    files = {"b.py": "b = 1\n", "deep/a.so": b"\x7fELF", "deep/__pycache__/a.pyc": b"x"}
+    return fakes.write_all(tmp_path / "made", files)
 
 
 def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
@@ -85,8 +83,7 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
     unpack(out, there, check=True)
     assert not (there / "tree/gone.py").exists() and not (there / "untouched").exists()
     assert (there / "tree/b.py").exists()
-    (tmp_path / "own/tree").mkdir(parents=True)
-    (tmp_path / "own/tree/mine.py").touch()
+    fakes.write(tmp_path / "own/tree/mine.py")
     unpack(out, tmp_path / "own", check=True)
     assert (tmp_path / "own/tree/mine.py").exists()
     damaged = out / parts[0]["file"]
@@ -107,8 +104,7 @@ def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
 def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
     """Else every process of the first engines does, on one core each."""
     (folder / "deep/template.py").write_text("def {name}():\n")
-    (tmp_path / "host/torch").mkdir(parents=True)
-    (tmp_path / "host/torch/__init__.py").touch()
+    fakes.write(tmp_path / "host/torch/__init__.py")
     write(tmp_path / "bundle", folder)
     known = {**os.environ, "PYTHONPATH": str(tmp_path / "host")}
     done = unpack(tmp_path / "bundle", tmp_path / "there", env=known)
@@ -127,9 +123,8 @@ def test_trimming_says_how_much_it_took(folder):
 
 def test_flash_attention_is_packed_where_it_is_asked_for(project):
     """And nothing stands in for it then."""
-    pin = pins.load(project.root).default
     for flash in (False, True):
-        rules = RULES.release.of(pin.version, flash)
+        rules = RULES.release.of(project.pin.version, flash)
         patterns = [one for rule in bundle.trim_rules(rules, 90) for one in rule.patterns]
         assert ("sgl_kernel/flash_ops*" in patterns) != flash
         assert ("sgl_kernel.flash_ops" in rules.stand_ins) != flash
@@ -156,9 +151,7 @@ def test_the_host_files_stand_in_for_what_was_left_out(tmp_path):
 def test_a_package_that_adds_to_the_path_itself_is_found(tmp_path):
     """nvidia-cutlass-dsl has a .pth file, which Python runs in site-packages alone."""
     bundle.lay_host_files(tmp_path / "hostsite", [])
-    inner = tmp_path / "site/outer/inner"
-    inner.mkdir(parents=True)
-    (inner / "found.py").write_text("print('found')")
+    fakes.write(tmp_path / "site/outer/inner/found.py", "print('found')")
     line = "import sys, os, outer; sys.path.append(os.path.join(outer.__path__[0], 'inner'))"
     (tmp_path / "site/outer.pth").write_text(line)
     assert ran("import found", tmp_path / "hostsite", tmp_path / "site") == "found\n"
@@ -193,3 +186,55 @@ def test_a_wrong_host_description_is_named(tmp_path, text, named):
         file.write_text(text)
     with pytest.raises(Refused, match=named):
         host.load(file)
+
+
+# --- the untouched release
+
+
+maker = gpumodules.fixture("maker", "untouched")
+
+
+@pytest.fixture
+def patched(project, tmp_path):
+    """The unpacked patched wheel, and what is laid beside it."""
+    built = build(project.root, project.pin, Target("3.12", "x86_64"), None, tmp_path / "dist")
+    with zipfile.ZipFile(built.path) as wheel:
+        wheel.extractall(tmp_path / "tree")
+    return tmp_path / "tree", untouched.lay(built, tmp_path / "laid")
+
+
+def test_the_release_comes_back_byte_for_byte_and_the_patched_tree_stays(
+    project, patched, maker, tmp_path
+):
+    tree, laid = patched
+    plan = json.loads((laid / "plan.json").read_text())
+    files = contents(laid / "files").keys()
+    assert files == set(plan["replace"]) and "sglang/srt/steps/__init__.py" in plan["remove"]
+    own = {f"sglang/{name}" for name in ("_version.py", "srt/cut.py", "srt/runner.py")}
+    assert {name for name in files if name.startswith("sglang/")} == own, "what was changed"
+    (tree / "sglang/__pycache__").mkdir()
+    (tree / "sglang/__pycache__/runner.pyc").write_bytes(b"x")
+    (tree / "another_package").mkdir()  # an environment's own folder of packages
+    (tree / f"sglang-9.9.1+{fakes.LABEL}.dist-info/INSTALLER").write_text("uv")
+    before = contents(tree)
+    found = maker.make(tree, laid, tmp_path / "out")
+    assert contents(tmp_path / "out") == {
+        name: text.encode() for name, text in fakes.RELEASE.items()
+    }
+    assert found == project.pin.tree == hash_python(list_package(tmp_path / "out"))
+    assert contents(tree) == before
+    same = "sglang/srt/kernels.so"
+    assert (tmp_path / "out" / same).stat().st_ino == (tree / same).stat().st_ino, (
+        "what the queue leaves alone is linked"
+    )
+
+
+def test_a_tree_that_is_not_the_release_is_refused(patched, maker, tmp_path):
+    tree, laid = patched
+    (tree / "sglang/srt/edited.py").write_text("an edit\n")
+    said = "without the queue is sha256:.*, the release is sha256:"
+    with pytest.raises(maker.Unmade, match=said):
+        maker.make(tree, laid, tmp_path / "out")
+    (laid / "files/sglang/srt/cut.py").write_text("damaged\n")
+    with pytest.raises(maker.Unmade, match="cut.py is not the release's own"):
+        maker.make(tree, laid, tmp_path / "more")

@@ -1,7 +1,7 @@
-"""A bundle that carries torch: which libraries come along, and the whole way with small wheels."""
+"""A bundle that carries torch, or another engine for a host without an index: which libraries come
+along, and the whole way with small wheels."""
 
-from __future__ import annotations
-
+import argparse
 import ctypes
 import json
 import os
@@ -20,7 +20,7 @@ from elffiles import CODE, PTX, fat_binary, linked
 from fakes import ROOT, TAG
 from served import Site
 
-from bundle import carried, host
+from bundle import carried, host, peer
 from bundle.carried import Library, Origin
 from patchqueue.outcome import Refused
 from patchqueue.upstream.source import file_sha256
@@ -198,9 +198,7 @@ def host_packages(tmp_path):
     """What the host's Python has: its own torch's CUDA libraries."""
     folder = tmp_path / "host-packages"
     for _, files, _ in HOST_TORCH[1:]:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+        fakes.write_all(folder, files)
     (folder / "nvidia/__init__.py").unlink()
     return folder
 
@@ -248,11 +246,16 @@ def test_a_release_runs_on_its_own_torch_on_a_host_with_another(
     assert not (tmp_path / "other/site/nvidia/cu13").exists()
 
 
-def require(index, monkeypatch, requires: str) -> None:
+def publish(index, requires: str) -> None:
     """Let the release require these."""
     folder = index.root.parent / "index/sglang"
     wheel(folder, f"sglang=={fakes.VERSION}", {}, requires)
     list_files(folder)
+
+
+def require(index, monkeypatch, requires: str) -> None:
+    """The same, for a uv that has not seen the release yet."""
+    publish(index, requires)
     monkeypatch.setenv("UV_CACHE_DIR", str(index.root.parent / f"uv-cache-{requires[-1]}"))
 
 
@@ -360,3 +363,110 @@ def test_engines_find_both_cudas_where_torch_is_of_another(tmp_path, monkeypatch
     own.mkdir(parents=True)
     wanted = ":".join([str(own), "/cuda/lib64", *filter(None, [before])])
     assert place.environment()["LD_LIBRARY_PATH"] == wanted
+
+
+# --- peers
+
+PLAN = {"model": "m", "watch": ""}
+EARLY, LATE = "2026-07-25T02:00:00Z", "2026-07-30T00:00:00Z"
+
+
+@pytest.fixture
+def peers(project, monkeypatch):
+    """An index with three releases of vllm, two of them for another torch, and a package that has
+    a later version than the release."""
+    code, more = linked((), (), (), CODES), linked(["libcusolver.so.12"], (), (), CODES)
+    own = {"vllm/__init__.py": b"", "vllm/kernels.so": code, "vllm/vllm-rs": b"x" * 99}
+    made = [
+        ("vllm==0.26.0", own, "torch==2.11.0 plain mcp"),
+        ("vllm==0.28.0", own, "torch==2.13.0 plain"),
+        ("vllm==0.29.0", own | {"vllm/more.so": more}, "torch==2.13.0 plain"),
+        *HOST_TORCH,
+        *(torch(version, 13, "2.30 ncclNew")[0] for version in ("2.13.0", "2.13.1")),
+        *torch("", 13, "2.30 ncclNew")[-1:],
+        ("dill==1", {}, ""),
+        *((f"plain=={version}", {"plain.py": b"kept = 1\n"}, "") for version in (1, 2)),
+        ("mcp==1", {"mcp.py": b""}, ""),
+    ]
+    day = lambda name: LATE if name.startswith("plain-2") else EARLY  # noqa: E731
+    with served(project, monkeypatch, made, upload_time=day) as made:
+        yield made
+
+
+def test_a_peer_is_packed_as_of_its_release_less_what_the_host_has(peers, tmp_path, tool):
+    code, out, err = tool(peers, "bundle", "--peer", "vllm==0.26.0", "--part-size", "0.0005")
+    assert code == 0, out + err
+    folder = peers.root / "dist/bundle/vllm-0.26.0"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["packages"] == ["plain==1", "vllm==0.26.0"]
+    assert manifest["resolved_as_of"] == "2026-07-28" and manifest["zeroed"]["zeroed"] > 0
+    assert len(manifest["parts"]) > 1 and "2 packages as of 2026-07-28" in out
+    there = tmp_path / "there"
+    done = unpack(folder, there, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert is_trimmed(there / "site/vllm/kernels.so")
+    assert not (there / "site/vllm/vllm-rs").exists() and not (there / "site/torch").exists()
+    words = ["python3", ROOT / "tests/gpu/gain.py", "--out", tmp_path / "out", "--limit", "none"]
+    said = subprocess.run([*words, "--peer", f"vllm={there}"], capture_output=True, text=True)
+    assert "argument --limit: invalid float" in said.stderr, "its folder is taken as it is unpacked"
+
+
+def torch_parts(index, tag: str) -> list[Path]:
+    return sorted((index.root / "dist/bundle" / tag).glob("torch.tar.xz.*"))
+
+
+def lock_torch(index, version: str) -> None:
+    """Let the pinned release require this torch, on the index and in its lock."""
+    index.write(
+        f"upstream/locks/{fakes.VERSION}.txt", f"torch=={version} \\\n    --hash=sha256:0\n"
+    )
+    publish(index, f"torch=={version} plain")
+
+
+def test_a_peer_for_another_torch_brings_the_archive_of_a_release(
+    peers, host_packages, tmp_path, monkeypatch, tool
+):
+    """vllm requires 2.13.0 and the release 2.13.1: extensions of one fit the other."""
+    module = gpumodules.load(monkeypatch, "peers")
+    lock_torch(peers, "2.13.1")
+    words = ("--carry-torch", "--part-size", "0.0005")
+    assert tool(peers, "bundle", TAG, *words)[0] == 0
+    parts = {path.name: path.read_bytes() for path in torch_parts(peers, TAG)}
+    code, out, err = tool(peers, "bundle", "--peer", "vllm==0.28.0", *words)
+    assert code == 0, out + err
+    assert "torch 2.13.1 is carried; the host has 2.11.0" in out
+    own = {path.name: path.read_bytes() for path in torch_parts(peers, "vllm-0.28.0")}
+    assert own == parts != {}
+    there = tmp_path / "there"
+    done = unpack(peers.root / "dist/bundle/vllm-0.28.0", there, host_packages)
+    assert done.returncode == 0, done.stderr
+    assert "2.13.1" in (there / "site/torch/__init__.py").read_text()
+    assert (there / "site" / CUBLAS).is_symlink()
+    (there / "site/added.pth").write_text("import os; os.environ['PTH'] = 'run'\n")
+    options = argparse.Namespace(out=tmp_path)
+    job, _ = module.ready(module.read(f"vllm={there}"), options, "vllm", PLAN)
+    code = "import json, os, vllm, torch; print(json.dumps([torch.__version__, os.environ['PTH']]))"
+    assert job.place.ask(code) == ["2.13.1", "run"]
+
+
+@pytest.mark.parametrize(
+    ("locked", "words", "said"),
+    [
+        ("", "--peer vllm==0.28.0 --carry-torch", "no pinned release has a torch as 2.13.0"),
+        ("2.13.1", "--peer vllm==0.29.0 --carry-torch", "want libcusolver.so.12, which torch"),
+        ("", f"{TAG} --peer vllm==0.26.0", "a peer is packed on its own"),
+        ("", "--flash --peer vllm==0.26.0", "a peer is packed on its own"),
+    ],
+)
+def test_a_peer_that_cannot_be_packed_is_refused(peers, tool, locked, words, said):
+    if locked:
+        lock_torch(peers, locked)
+    code, out, err = tool(peers, "bundle", *words.split())
+    assert code == 1 and said in out + err
+
+
+@pytest.mark.parametrize("text", ["vllm", "vllm>=0.26.0", "sglang==0.5.23", "vllm==x", "==1", ""])
+def test_what_names_no_peer_is_refused(text):
+    with pytest.raises(ValueError, match="names no release.*: as vllm==0.33.0"):
+        peer.read(text)
+    assert peer.read("vllm==0.26.0") == peer.Peer("vllm", "0.26.0")

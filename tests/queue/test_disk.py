@@ -1,8 +1,6 @@
 """A full disk, and places that cannot be written: one sentence, the path and what to do, in every
 command that writes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -126,7 +124,8 @@ def run_in(folder: Path, number: int, words: list[str], said: Path) -> int:
 
 def files(folder: Path) -> dict[str, object]:
     """What is there; an empty folder takes no space, and the next run goes on with it."""
-    return {name: found for name, found in fakes.snapshot(folder).items() if found != "folder"}
+    found = fakes.exactly(folder).items()
+    return {name: held for name, (held, *_) in found if held != "folder"}
 
 
 def no_tree(project, folder):

@@ -1,8 +1,6 @@
 """Trees that carry edits of others: each kind is laid, or refused by both sides; what was found
 comes back byte for byte; and a tree tells whose edits are whose."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -15,8 +13,8 @@ from pathlib import Path
 import fakes
 import pytest
 import tomlkit
-from fakes import ROOT, RUNNER, refused, verified
-from test_install import edit, exactly, killed_at, nameless
+from fakes import ROOT, RUNNER, exactly, refused, unchanged, verified
+from test_install import edit, killed_at, nameless
 
 from patchqueue.applying import own_changes
 from patchqueue.applying.matching import nearest
@@ -26,7 +24,6 @@ from patchqueue.install import inplace, undo
 from patchqueue.install.patched import Differing, InPlace
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
-from patchqueue.upstream import pins
 from patchqueue.upstream import release as edits
 
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
@@ -44,11 +41,6 @@ def edited(project) -> fakes.Project:
     both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
     project.edit(f"patches/{fakes.COUNT}", "sglang/srt/steps/", both)
     return project
-
-
-@pytest.fixture
-def site(tmp_path) -> Path:
-    return fakes.install(tmp_path / "site-packages")
 
 
 @pytest.fixture
@@ -136,23 +128,21 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_each_kind_is_laid_or_refused_by_name(edited, site, kind):
     kind.make(site)
-    before = exactly(site)
-    if kind.said:
-        name, text = refused(inplace.install, edited.root, site)
-        assert name == "conflict" and kind.said in text and "next: " in text, text
-        assert not re.search(r"reinstall|restore|discard", text), "theirs are not to go"
-        assert exactly(site) == before
-        return
-    report = inplace.install(edited.root, site)
-    assert report.outcome is Outcome.APPLIED
-    assert len(report.before) == 1 and "added_step" in (site / PATCHED).read_text()
-    again = inplace.install(edited.root, site)
-    assert (again.outcome, again.others) == (Outcome.ALREADY_APPLIED, ())
-    assert again.before == report.before and differing(site) == ((), ())
-    found = verified(site)
-    assert found["intact"] and found["before"] == list(report.before) and not found["others"]
-    inplace.uninstall(edited.root, site)
-    assert exactly(site) == before
+    with unchanged(site):
+        if kind.said:
+            name, text = refused(inplace.install, edited.root, site)
+            assert name == "conflict" and kind.said in text and "next: " in text, text
+            assert not re.search(r"reinstall|restore|discard", text), "theirs are not to go"
+            return
+        report = inplace.install(edited.root, site)
+        assert report.outcome is Outcome.APPLIED
+        assert len(report.before) == 1 and "added_step" in (site / PATCHED).read_text()
+        again = inplace.install(edited.root, site)
+        assert (again.outcome, again.others) == (Outcome.ALREADY_APPLIED, ())
+        assert again.before == report.before and differing(site) == ((), ())
+        found = verified(site)
+        assert found["intact"] and found["before"] == list(report.before) and not found["others"]
+        inplace.uninstall(edited.root, site)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "line ends"])
@@ -170,9 +160,8 @@ def test_the_queue_first_then_theirs(edited, site, alone, name):
     assert faults or others
     assert found["intact"] is (not faults)
     if faults:
-        before = exactly(site)
-        assert refused(inplace.uninstall, edited.root, site)[0] == "edited-install"
-        assert exactly(site) == before
+        with unchanged(site):
+            assert refused(inplace.uninstall, edited.root, site)[0] == "edited-install"
         return
     try:
         done = inplace.uninstall(edited.root, site)
@@ -203,32 +192,29 @@ def test_the_queue_is_laid_anew_below_their_later_edits(edited, site, alone):
 def test_an_upgrade_that_does_not_fit_leaves_the_older_queue(edited, site):
     inplace.install(edited.root, site)
     KINDS["before our hunks"].make(site)
-    before = exactly(site)
-    edited.edit(f"patches/{fakes.COUNT}", "step_18 = 18", "step_19 = 18")
-    name, said = refused(inplace.install, edited.root, site)
-    assert name == "conflict" and "the queue's patch needs 'step_19 = 18'" in said
-    assert exactly(site) == before
+    with unchanged(site):
+        edited.edit(f"patches/{fakes.COUNT}", "step_18 = 18", "step_19 = 18")
+        name, said = refused(inplace.install, edited.root, site)
+        assert name == "conflict" and "the queue's patch needs 'step_19 = 18'" in said
 
 
 def test_a_change_that_the_tree_has_already_is_left_out(edited, site, tool):
     replaced(PATCHED, "step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")(site)
-    before = exactly(site)
-    code, out, _ = tool(edited, "install", "--site-packages", site)
-    assert code == 0
-    assert "steps/count-once-more: these files have that change already" in out
-    assert (site / PATCHED).read_text().count("added_step") == 1
-    assert inplace.install(edited.root, site).outcome is Outcome.ALREADY_APPLIED
-    inplace.uninstall(edited.root, site)
-    assert exactly(site) == before
+    with unchanged(site):
+        code, out, _ = tool(edited, "install", "--site-packages", site)
+        assert code == 0
+        assert "steps/count-once-more: these files have that change already" in out
+        assert (site / PATCHED).read_text().count("added_step") == 1
+        assert inplace.install(edited.root, site).outcome is Outcome.ALREADY_APPLIED
+        inplace.uninstall(edited.root, site)
 
 
 def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch):
     """Another release than the one that the files are is refused, named or not."""
     edited.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/new.py": "new = 1\n"})
-    before = exactly(site)
-    name, text = refused(inplace.install, edited.root, site, release="9.9.3")
-    assert name == "other-release" and "is v9.9.1, by its files, and not 9.9.3" in text
-    assert exactly(site) == before
+    with unchanged(site):
+        name, text = refused(inplace.install, edited.root, site, release="9.9.3")
+        assert name == "other-release" and "is v9.9.1, by its files, and not 9.9.3" in text
     nameless(site)
     edit(PATCHED, fakes.RELEASE[PATCHED])(site)
     edit(PAGE, "mine = 1\n")(site)
@@ -290,12 +276,13 @@ def checkout(edited, tmp_path) -> Path:
 
 
 def branch(edited, checkout, **options) -> backport.Branch:
-    every = pins.load(edited.root)
+    every = edited.pins
     return backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", **options)
 
 
-def forked(checkout: Path, kind: str) -> None:
-    KINDS[kind].make(checkout / "python")
+def forked(checkout: Path, edit: Callable[[Path], object]) -> None:
+    """Commit an edit of others."""
+    edit(checkout / "python")
     fakes.git(checkout, "add", "-A")
     fakes.git(checkout, "commit", "-q", "-m", "ours")
 
@@ -304,7 +291,7 @@ def forked(checkout: Path, kind: str) -> None:
     "name", ["before our hunks", "a new file", "a file that we do not touch gone"]
 )
 def test_a_branch_begins_at_a_fork(edited, checkout, name):
-    forked(checkout, name)
+    forked(checkout, KINDS[name].make)
     made = branch(edited, checkout)
     assert made.pin.tag == fakes.TAG and len(made.edits.paths) == 1
     fakes.git(checkout, "switch", "-q", "graphs")
@@ -317,7 +304,7 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
 
 
 def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
-    forked(checkout, "inside our hunks")
+    forked(checkout, KINDS["inside our hunks"].make)
     refs = fakes.git(checkout, "for-each-ref")
     name, text = refused(branch, edited, checkout)
     assert name == "conflict" and KINDS["inside our hunks"].said in text
@@ -328,8 +315,8 @@ def test_a_fork_that_conflicts_makes_no_branch(edited, checkout):
 # --- one file
 
 
-def one_file(project: fakes.Project, out: Path, **options) -> backport.PatchFile:
-    return backport.write_patch(project.root, project.pin, options.get("base"), out)
+def one_file(project: fakes.Project, out: Path) -> backport.PatchFile:
+    return backport.write_patch(project.root, project.pin, None, out)
 
 
 def test_one_file_makes_the_work_tree(edited, checkout, tmp_path):
@@ -372,7 +359,7 @@ def test_one_file_and_a_forks_patch_go_in_either_order(edited, checkout, tmp_pat
 
 def test_one_file_lays_a_conflict_out(edited, checkout, tmp_path):
     """By the hashes of the release's files, which a checkout has: both sides, to be solved."""
-    forked(checkout, "inside our hunks")
+    forked(checkout, KINDS["inside our hunks"].make)
     made = one_file(edited, tmp_path / "queue.patch")
     done = fakes.run("git", "apply", "--3way", made.path, cwd=checkout)
     assert done.returncode == 1 and "with conflicts" in done.stderr
@@ -444,23 +431,20 @@ def with_any_names(folder: Path) -> list[str]:
 def test_any_name_of_a_file_can_be_taken_back(edited, site):
     """A listing has a line for each file, and a name may hold what ends a line."""
     names = with_any_names(site)
-    before = exactly(site)
     words, there = ["--root", edited.root], ["--site-packages", site]
-    assert list(inplace.install(edited.root, site).before) == names
-    assert "already applied" in printed(*words, "install", *there)
-    found = verified(site)
-    assert found["intact"] and not found["others"] and found["before"] == names
-    listed = (site / trees.LISTING.removeprefix("python/")).read_bytes()
-    assert trees.from_sha256sum(listed).keys() >= {f"python/{name}" for name in names}
-    printed(*words, "uninstall", *there)
-    assert exactly(site) == before
+    with unchanged(site):
+        assert list(inplace.install(edited.root, site).before) == names
+        assert "already applied" in printed(*words, "install", *there)
+        found = verified(site)
+        assert found["intact"] and not found["others"] and found["before"] == names
+        listed = (site / trees.LISTING.removeprefix("python/")).read_bytes()
+        assert trees.from_sha256sum(listed).keys() >= {f"python/{name}" for name in names}
+        printed(*words, "uninstall", *there)
 
 
 def test_a_fork_may_have_any_name(edited, checkout):
     """In a branch the rest of a tree is known by one hash."""
-    with_any_names(checkout / "python")
-    fakes.git(checkout, "add", "-A")
-    fakes.git(checkout, "commit", "-q", "-m", "ours")
+    forked(checkout, with_any_names)
     branch(edited, checkout)
     fakes.git(checkout, "switch", "-q", "graphs")
     assert verified(checkout / "python")["intact"]
@@ -492,10 +476,20 @@ def test_a_kept_module_that_imports_what_went_is_named(edited, site, tool):
 
 # --- the edits of slime and other frameworks, in releases that the machine's cache has
 
-HUNKS = tomlkit.parse(Path(__file__).with_name("slime_hunks.toml").read_text()).unwrap()
-OTHERS = tomlkit.parse(Path(__file__).with_name("framework_hunks.toml").read_text()).unwrap()
-OWN_EDITS = (ROOT / "docs/your-own-edits.md").read_text(encoding="utf-8")
-LEFT_OUT = ("memory-saver/pause-index-keys", "moe/return-routed-experts-of-own-rank")
+
+def hunks_in(file: str) -> dict[str, dict[str, str]]:
+    return tomlkit.parse(Path(__file__).with_name(file).read_text()).unwrap()
+
+
+OWN_EDITS, FRAMEWORKS = (
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for name in ("your-own-edits", "frameworks")
+)
+OF_SLIME = "memory-saver/pause-index-keys moe/return-routed-experts-of-own-rank"
+SLIME = {f"slime {version}": hunks for version, hunks in hunks_in("slime_hunks.toml").items()}
+# framework and release -> file -> hunks; left_out: the patches that the framework has itself
+EDITS = {name: {**hunks, "left_out": OF_SLIME} for name, hunks in SLIME.items()}
+EDITS |= hunks_in("framework_hunks.toml")
 
 
 def edit_hunks(site: Path, name: str, hunks: str) -> None:
@@ -511,19 +505,6 @@ def edit_hunks(site: Path, name: str, hunks: str) -> None:
     file.write_text("".join(lines))
 
 
-@pytest.fixture
-def release_with(unpacked_release) -> Callable[[str, dict[str, str]], Path]:
-    """A release with these edits: the folder that has it."""
-
-    def make(version: str, hunks: dict[str, str]) -> Path:
-        _, site = unpacked_release(version)
-        for name, text in hunks.items():
-            edit_hunks(site, name, text)
-        return site
-
-    return make
-
-
 def conflicts(site: Path) -> set[str]:
     """The patches that an installation names, without their variants."""
     with pytest.raises(Refused) as caught:
@@ -533,40 +514,34 @@ def conflicts(site: Path) -> set[str]:
     return {re.sub(r"patches/|(@[\d.]+)?\.patch", "", patch) for patch in where}
 
 
-@pytest.mark.parametrize("version", HUNKS)
-def test_all_but_two_patches_apply_and_every_edit_comes_back(release_with, tool, version):
-    site = release_with(version, HUNKS[version])
-    before = exactly(site)
-    files, hunks = len(HUNKS[version]), len(" ".join(HUNKS[version].values()).split())
-    assert f"\n| {version} | {files} | {hunks} | " in OWN_EDITS
-    assert conflicts(site) == {*LEFT_OUT} and exactly(site) == before
-    words = [word for patch in LEFT_OUT for word in ("--without", patch)]
-    there = ("--site-packages", site, *words, "--check")
-    code, out, _ = tool(fakes.Project(ROOT, site, site), "install", *there)
-    assert code == 0 and f"{site} {' '.join(words)}` does that" in out and exactly(site) == before
-    report = inplace.install(ROOT, site, without=LEFT_OUT)
-    names = {f"sglang/srt/{name}" for name in HUNKS[version]}
-    assert report.outcome is Outcome.APPLIED and set(report.before) == names
-    theirs = sum(content.count(b"# slime ") for (content, *_), *_ in map(before.get, names))
-    kept = sum((site / name).read_bytes().count(b"# slime ") for name in names)
-    assert kept == theirs > 500
-    assert inplace.install(ROOT, site, without=LEFT_OUT).outcome is Outcome.ALREADY_APPLIED
-    inplace.uninstall(ROOT, site)
-    assert exactly(site) == before
+@pytest.mark.parametrize("name", EDITS)
+def test_the_edits_of_a_framework_stay_and_few_patches_are_left_out(name, unpacked_release, tool):
+    hunks, version = dict(EDITS[name]), name.partition(" ")[2]
+    left_out = hunks.pop("left_out", "").split()
+    names = {f"sglang/srt/{file}" for file in hunks}
+    _, site = unpacked_release(version)
+    for file, text in hunks.items():
+        edit_hunks(site, file, text)
 
+    def kept() -> int:
+        return sum((site / name).read_bytes().count(b"# slime ") for name in names)
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_edits_of_other_frameworks_stay(name, release_with):
-    """docs/frameworks.md leaves out the patches that a framework has itself."""
-    hunks = dict(OTHERS[name])
-    left_out = tuple(hunks.pop("left_out", "").split())
-    site = release_with(name.partition(" ")[2], hunks)
-    before, page = exactly(site), (ROOT / "docs/frameworks.md").read_text(encoding="utf-8")
+    theirs, before = kept(), exactly(site)
+    words = [word for patch in left_out for word in ("--without", patch)]
     if left_out:
-        assert conflicts(site) == {*left_out}
-        assert f"`scripts/nox install --without {' --without '.join(left_out)}`" in page
+        assert conflicts(site) == {*left_out} and exactly(site) == before
     report = inplace.install(ROOT, site, without=left_out)
-    assert set(report.before) == {f"sglang/srt/{file}" for file in hunks}
+    assert report.outcome is Outcome.APPLIED and set(report.before) == names
+    assert kept() == theirs
     assert inplace.install(ROOT, site, without=left_out).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before
+    if name in SLIME:
+        there = ("--site-packages", site, *words, "--check")
+        code, out, _ = tool(fakes.Project(ROOT, site, site), "install", *there)
+        assert code == 0 and f"{site} {' '.join(words)}` does that" in out
+        assert exactly(site) == before
+        count = len(" ".join(hunks.values()).split())
+        assert theirs > 500 and f"\n| {version} | {len(hunks)} | {count} | " in OWN_EDITS
+    elif left_out:
+        assert f"`scripts/nox install {' '.join(words)}`" in FRAMEWORKS

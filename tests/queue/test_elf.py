@@ -1,7 +1,5 @@
 """What is zeroed in a library for one kind of GPU, and what has to stay: on made-up ELF files."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from pathlib import Path

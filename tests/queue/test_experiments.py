@@ -1,8 +1,6 @@
 """The table of experiments that run.py has: each row from its words to what it writes, without the
 engines."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
@@ -25,7 +23,7 @@ ROWS = subprocess.run(
     text=True,
     check=True,
 ).stdout.split()
-SERVERS = {"next_turn": test_judged.Decoded, "mixed_states": test_judged.Mixed}
+SERVERS = test_judged.SERVERS
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
 KNOWN |= {"json_model_override_args"}

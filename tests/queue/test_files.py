@@ -1,8 +1,6 @@
 """Files, locks, records and programs: written whole or not at all, one writer at a time, and what
 of the caller's environment reaches a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -54,7 +52,7 @@ def test_a_link_stays_and_its_file_is_written(tmp_path):
         assert link.is_symlink() and (tmp_path / "folder" / name).read_bytes() == b"new"
 
 
-def test_a_pipe_takes_the_content_and_stays(tmp_path):
+def test_a_pipe_and_a_terminal_take_the_content_and_stay(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
@@ -62,9 +60,6 @@ def test_a_pipe_takes_the_content_and_stays(tmp_path):
     atomic.write(pipe, b"content")
     reader.join(10)
     assert read == [b"content"] and pipe.is_fifo()
-
-
-def test_a_terminal_takes_the_content(tmp_path):
     ours, theirs = os.openpty()
     os.set_blocking(ours, False)
     (tmp_path / "out").symlink_to(os.ttyname(theirs))
@@ -168,7 +163,11 @@ KEPT = {
 
 
 @pytest.mark.parametrize("tool", KEPT, ids=lambda tool: tool.name)
-def test_what_steers_a_program_does_not_reach_it(tool, tmp_path, monkeypatch):
+def test_what_steers_a_program_does_not_reach_it_and_a_missing_one_is_named(
+    tool, tmp_path, monkeypatch
+):
+    problem = fakes.problem_of(run.run, tool, program=str(tmp_path / "none"))
+    assert problem.name == f"no-{tool.name}" and problem.hint == tool.install
     for name in (*STEERING.get(tool, ()), KEPT[tool]):
         monkeypatch.setenv(name, "the user's")
     fakes.program(tmp_path / "tool", "env")
@@ -184,11 +183,3 @@ def test_a_failure_is_told_by_its_last_line(tmp_path):
         run.run(run.GIT, program=str(tmp_path / "git"))
     assert failure.value.said == "first\nfatal: last" and failure.value.done.returncode == 3
     assert run.run(run.GIT, program=str(tmp_path / "git"), good=(3,)).returncode == 3
-
-
-@pytest.mark.parametrize("tool", KEPT, ids=lambda tool: tool.name)
-def test_what_is_missing_is_named_with_the_way_to_have_it(tool, tmp_path):
-    with pytest.raises(Refused) as refusal:
-        run.run(tool, program=str(tmp_path / "none"))
-    (problem,) = refusal.value.problems
-    assert problem.name == f"no-{tool.name}" and problem.hint == tool.install

@@ -1,9 +1,6 @@
 """A run is about today's queue while the files on which it depended are the same: planted errors
 outside of its footprint change nothing, and inside of it both the run and the row fail."""
 
-from __future__ import annotations
-
-import json
 import lzma
 import os
 import subprocess
@@ -14,7 +11,7 @@ import fakes
 import pytest
 from fakes import ROOT, RUNNER
 from msgspec.structs import replace
-from test_results import ROW, result, run
+from test_results import ROW, result, run, take
 
 from evidence import footprints, harness, incoming, matrix, results
 from evidence.footprints import Tree, changed, footprint
@@ -64,7 +61,7 @@ def test_code_is_read_where_bytes_differ_alone(monkeypatch):
         changed(tree(a=b"x = 9  # that nobody has read\n"), then)
 
 
-def test_a_file_that_was_opened_counts_by_its_bytes():
+def test_a_file_that_was_opened_counts_by_its_bytes_unless_it_lists_the_patches():
     """Triton reads the source of its kernels."""
     then = footprint(TREE, [*NOTES, "o sglang/a.py"])
     assert changed(TREE, then) == ""
@@ -73,9 +70,7 @@ def test_a_file_that_was_opened_counts_by_its_bytes():
     assert changed(now, footprint(TREE, NOTES)) == "python/sglang/data.json is patched since"
     assert changed(now, footprint(TREE, NOTES[:-1])) == ""
 
-
-def test_the_list_of_all_patches_that_a_server_shows_does_not_count():
-    """It is another one with every change of the queue: no row would outlive its tree."""
+    # the list of all patches is another one with each change: no row would outlive its tree
     now, later = (Tree(TREE.pristine, LAID | {PROVENANCE: text}) for text in (b"{}", b"[]"))
     then = footprint(now, [*NOTES, f"o {PROVENANCE.removeprefix('python/')}"])
     assert changed(later, then) == ""
@@ -131,7 +126,7 @@ def test_a_planted_error_fails_the_run_where_the_footprint_says_so(applied, tmp_
     """Canaries: in a file outside of the footprint, and in one inside of it."""
     package = applied.tree / "python"
     _, notes = ran(package, tmp_path)
-    now = footprints.tree_of(load_queue(applied.root), pins.load(applied.root).find(fakes.TAG))
+    now = footprints.tree_of(load_queue(applied.root), applied.pins.find(fakes.TAG))
     then = footprint(now, notes)
     assert changed(now, then) == ""
     for path in now.laid:
@@ -151,10 +146,8 @@ def taken(project, tmp_path, **changes) -> list[results.Row]:
     """The rows after a result with notes."""
     own = ["m sglang.srt.runner"]
     runs = [run("reference", loaded=own), run("eager", loaded=own, **changes.pop("run", {}))]
-    found = result(project, runs=runs, loaded=["m sglang"], **changes)
-    file = tmp_path / incoming.PROOF
-    file.write_text(json.dumps(found | {"harness": harness.identity(project.root)}))
-    [gathered] = incoming.take(project.root, pins.load(project.root), [file])
+    about = {"loaded": ["m sglang"], "harness": harness.identity(project.root)}
+    gathered = take(project, tmp_path, result(project, runs=runs, **about, **changes))
     assert gathered.fate is incoming.Fate.TAKEN, gathered.why
     return results.load(project.root)
 

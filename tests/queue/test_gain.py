@@ -1,7 +1,5 @@
 """The untouched release and the patched one in one run, on engines that need no GPU; and traces."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json
@@ -39,9 +37,7 @@ def laid(gpu, tmp_path) -> Path:
     arguments = "".join(line for line in lines if "breakable" not in line)
     own = {"sglang/srt/slow.py": "SLOW = 1.5\n", ARGS: arguments}
     made, maker = tmp_path / "laid", load("untouched")
-    for name, text in own.items():
-        (made / "files" / name).parent.mkdir(parents=True, exist_ok=True)
-        (made / "files" / name).write_text(text)
+    fakes.write_all(made / "files", own)
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in own.items()}
     plan = {"schema": 1, "remove": ["sglang/srt/model_executor/__init__.py"], "replace": digests}
 
@@ -258,15 +254,11 @@ def test_the_first_quartile_lies_between_its_neighbours(gpu):
     assert spread(values) == ends | {"all": values}
 
 
-def test_what_overlaps_is_busy_once(gpu):
+def test_what_overlaps_is_busy_once_and_a_profile_is_of_one_call(gpu):
     module = load("gputrace")
     spans = ((0, 10), (5, 10), (6, 2), (20, 5), (25, 5))
     assert module.busy_us([module.Event("k", *each) for each in spans]) == 25
     assert module.busy_us([]) == 0
-
-
-def test_a_profile_is_of_one_call(gpu):
-    module = load("gputrace")
     one, other, scan = "void gemm<1>(int)", "void gemm<2>(int)", "_scan_kernel"
     began = ((0, one), (1000, other), (5000, one), (6000, scan))
     found = module.profile([module.Event(name, at, 1000.0) for at, name in began], 2)
@@ -324,8 +316,7 @@ open(journal, "a").write("kernels made\\n")
 
 def test_the_first_engine_starts_while_attention_kernels_compile(gain, tmp_path):
     """Both take a minute on a fresh host. Nothing is timed before they are done."""
-    (tmp_path / "compiler/flashinfer").mkdir(parents=True)
-    (tmp_path / "compiler/flashinfer/__init__.py").write_text(COMPILES)
+    fakes.write(tmp_path / "compiler/flashinfer/__init__.py", COMPILES)
     journal = tmp_path / "journal"
     code, _ = gain(*SHORT, "--site", str(tmp_path / "compiler"), FAKE_JOURNAL=str(journal))
     lines = journal.read_text().splitlines()

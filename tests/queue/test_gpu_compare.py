@@ -1,8 +1,6 @@
 """tests/gpu, on an engine that needs no GPU: what is right passes, and each planted fault is caught
 and named."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools
@@ -14,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import fakes
 import gpumodules
@@ -53,9 +50,7 @@ def gpu_host(**variables: str) -> dict[str, str]:
 
 def weights(out: Path) -> None:
     """The fake engine has none."""
-    folder = out / "scratch/models" / MODEL
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").touch()
+    fakes.write(out / "scratch/models" / MODEL / "model.safetensors")
 
 
 def started(
@@ -125,34 +120,14 @@ def test_an_unpacked_bundle_needs_no_word_of_where_it_lies(tmp_path):
     assert found["passed"] and found["packages"] == ["sglang-kernel==1"]
 
 
-class Whole(NamedTuple):
-    """A run of every mode without a fault: its folder, exit code, evidence and words."""
-
-    out: Path
-    code: int
-    found: dict
-    said: str
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Whole:
-    """One for all tests that only read it: it takes five engines."""
-    out = tmp_path_factory.mktemp("whole")
-    (out / "scratch").mkdir()
-    (out / "scratch/bytecode").symlink_to(engine_bytecode)
-    home = tmp_path_factory.mktemp("home")
-    words = ("--model", MODEL, "--port-base", "40000")
-    return Whole(out, *run(out, *words, HOME=str(home)))
-
-
-def test_engines_that_agree_pass(whole):
-    _, code, found, said = whole
+def test_engines_that_agree_pass(tmp_path):
+    """Of every mode, without a fault."""
+    code, found, said = run(tmp_path, "--model", MODEL, "--port-base", "40000")
     runs = {entry["mode"]: entry for entry in found["runs"]}
     assert code == 0 and {entry["verdict"] for entry in runs.values()} == {"passed"}, said
     assert [*runs] == ["reference", "breakable", "piecewise", "piecewise-inductor", "eager"]
-    assert runs["piecewise"]["captured"] == [
-        {"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}
-    ]
+    captured = {"what": "piecewise CUDA graph", "seconds": 5.36, "gb": 0.12}
+    assert runs["piecewise"]["captured"] == [captured]
     facts = (found["version"], found["tree_untouched"], found["gpu"]["name"], found["gpus"])
     assert facts == ("0.5.9", True, "NVIDIA Fake", 1) and found["torch"]["off_pin"]
     used = {mode: entry["checks"][0]["numbers"] for mode, entry in runs.items()}
@@ -294,6 +269,7 @@ def verdict(compare, mine: dict, reference: dict, **limits):
 
 
 NAN = float("nan")
+FAR_BEHIND, NAN_BEHIND = [-1.0] * 9 + [-9.0] * 2, [-1.0] * 9 + [NAN]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +282,7 @@ NAN = float("nan")
         (answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=0.31), "STRICT", False),
         # nothing is compared behind such a tie, and what is compared must be enough
         (
-            answer([1] * 9 + [2, 3], [-1.0] * 9 + [-9.0] * 2),
+            answer([1] * 9 + [2, 3], FAR_BEHIND),
             answer([1] * 9 + [9, 4], margin=0.1),
             "STRICT",
             True,
@@ -326,12 +302,7 @@ NAN = float("nan")
         # no limits and no tie excuse what is not a number, on either side
         (ones((19, -1.0), (1, NAN)), ones((20, -1.0)), "STRICT", False),
         (ones((99, -1.0), (1, NAN)), ones((100, -1.0)), "ROUTED", False),
-        (
-            answer([1] * 9 + [0], [-1.0] * 9 + [NAN]),
-            answer([1] * 9 + [9], margin=0.1),
-            "ROUTED",
-            False,
-        ),
+        (answer([1] * 9 + [0], NAN_BEHIND), answer([1] * 9 + [9], margin=0.1), "ROUTED", False),
         (ones((9, -1.0)), ones((8, -1.0), (1, NAN)), "ROUTED", False),
     ],
 )
@@ -375,10 +346,7 @@ def test_limits_follow_from_the_model_and_its_control(compare, router, inductor,
 )
 def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far, off, good):
     assert compare.against_itself(tallied(compare, far, off=off), router).good is good
-
-
-def test_a_pass_that_lacks_an_answer_is_no_comparison(compare):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # a pass that lacks an answer
         compare.tally(({"call": {"answers": []}}, {"call": {"answers": [answer([1])]}}))
 
 
@@ -399,24 +367,6 @@ NONE_WRONG = {kind: (count, 0) for kind, count in PROMPTS.items()}
 FEW_WRONG = dict(single=3, fill=11, batch=3, chunked=2, prefix=2, memory=1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"chunked": 6}, "6 of 6 prompts of kind chunked"),
-        ({"prefix": 7}, "7 of 7 prompts of kind prefix"),
-        ({"chunked": 6, "prefix": 7}, "6 of 6 prompts of kind chunked"),
-        ({"size": 31}, "31 of 31 prompts of kind size"),
-        ({"memory": 2}, "2 of 4 prompts of kind memory"),
-        (FEW_WRONG, ""),
-    ],
-)
-def test_inductor_may_move_no_kind_of_call_as_a_whole(compare, wrong, named):
-    kinds = NONE_WRONG | {kind: (PROMPTS[kind], count) for kind, count in wrong.items()}
-    limits = compare.limits(True, True, tallied(compare, 3))
-    found = compare.same_answers("same", *asked(compare, kinds), limits)
-    assert found.good is (not named) and (found.good or named in found.why), found.why
-
-
 def control_of(compare, **moved: int):
     """Eager prefill against itself: 1499 tokens, of which one in each of `moved` prompts of a kind
     is far off."""
@@ -429,22 +379,30 @@ def control_of(compare, **moved: int):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "good"),
+    ("inductor", "wrong", "named"),
     [
-        ({"chunked": 3}, False),
-        ({"fill": 2, "batch": 1}, True),
-        ({"size": 1}, True),
-        ({"size": 2}, False),
-        ({"prefix": 2}, False),
+        # inductor may move no kind of call as a whole
+        (True, {"chunked": 6}, "6 of 6 prompts of kind chunked"),
+        (True, {"prefix": 7}, "7 of 7 prompts of kind prefix"),
+        (True, {"chunked": 6, "prefix": 7}, "6 of 6 prompts of kind chunked"),
+        (True, {"size": 31}, "31 of 31 prompts of kind size"),
+        (True, {"memory": 2}, "2 of 4 prompts of kind memory"),
+        (True, FEW_WRONG, ""),
+        # another graph twice the prompts that eager prefill moves of a kind: six tokens of some 900
+        # are within the share, three chunked prompts of three are not
+        (False, {"chunked": 3}, "3 of 6 prompts of kind chunked"),
+        (False, {"fill": 2, "batch": 1}, ""),
+        (False, {"size": 1}, ""),
+        (False, {"size": 2}, "2 of 31 prompts of kind size"),
+        (False, {"prefix": 2}, "2 of 7 prompts of kind prefix"),
     ],
 )
-def test_a_graph_may_move_twice_the_prompts_that_eager_prefill_moves_of_a_kind(
-    compare, wrong, good
-):
-    """Six tokens of some 900 are within the share; three chunked prompts of three are not."""
+def test_a_graph_may_move_few_prompts_of_a_kind(compare, inductor, wrong, named):
     kinds = NONE_WRONG | {kind: (PROMPTS[kind], count) for kind, count in wrong.items()}
-    limits = compare.limits(True, False, control_of(compare, fill=2, batch=1))
-    assert compare.same_answers("same", *asked(compare, kinds), limits).good is good
+    control = tallied(compare, 3) if inductor else control_of(compare, fill=2, batch=1)
+    limits = compare.limits(True, inductor, control)
+    found = compare.same_answers("same", *asked(compare, kinds), limits)
+    assert found.good is (not named) and (found.good or named in found.why), found.why
 
 
 def seen(tokens: int, requests: int = 2, **more) -> dict:
@@ -483,15 +441,13 @@ def test_every_prefill_that_fits_ran_on_the_graph(compare, prefills, sizes, word
     assert found.numbers.get("refused", 0) == (good and "refusing" in words)
 
 
-def test_one_captured_size_is_filled_by_one_to_sixteen_uneven_requests(cases):
+def test_captured_sizes_are_filled_by_uneven_requests_and_come_in_every_order(cases):
     calls = [call for call in cases.calls() if call.name.startswith("fill-")]
     filling = [[len(prompt) for prompt in call.prompts] for call in calls]
     wanted = [(count, total) for count in (1, 2, 8, 16) for total in (253, 256)]
     assert sorted({(len(sizes), sum(sizes)) for sizes in filling}) == wanted
     assert all(len(set(sizes)) > len(sizes) / 2 for sizes in filling)
-
-
-def test_every_captured_size_comes_once_behind_every_other(cases):
+    # every captured size comes once behind every other
     lengths = [len(call.prompts[0]) for call in cases.size_calls()]
     padded = [min(size for size in cases.CAPTURE if size >= length) for length in lengths]
     steps = list(itertools.pairwise(padded))
@@ -523,8 +479,6 @@ def wanted(known: set[str], *words: str) -> list[tuple[str, str]]:
 
 
 BACKENDS = {"cuda_graph_backend_prefill", "cuda_graph_bs_prefill"}
-
-
 BY_BACKEND = BACKENDS | {"cuda_graph_tc_compiler"}
 BACKEND, SIZE = "cuda_graph_backend_prefill", {"cuda_graph_bs_prefill": [16]}
 FEW = {"piecewise_cuda_graph_tokens": [16]}
@@ -648,9 +602,7 @@ def test_asked_again_without_log_probabilities_eager_prefill_says_what_is_a_tie(
 
 MOE = "nemotron-h-moe"
 BROUGHT = [{"name": "nsa/split-indexer-and-attention@0.5.12.patch"}]
-
-
-commandline = gpumodules.fixture("commandline")
+commandline, proof = map(gpumodules.fixture, ("commandline", "proof"))
 
 
 @pytest.mark.parametrize(
@@ -666,16 +618,11 @@ def test_sparse_attention_is_tried_where_the_tree_and_its_packages_have_it(
     commandline, tmp_path, patches, op, trimmed, takes
 ):
     """From 0.5.13 on it asks for kernels that a bundle trims."""
-    op_file = tmp_path / "tree/sglang/srt/layers/radix_attention.py"
-    op_file.parent.mkdir(parents=True)
-    op_file.write_text(op)
+    fakes.write(tmp_path / "tree/sglang/srt/layers/radix_attention.py", op)
     manifest = {"trimmed": [{"reason": "1 GB", "patterns": trimmed}]}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     options = argparse.Namespace(tree=tmp_path / "tree", site=[tmp_path])
     assert commandline.takes_sparse(options, patches) is takes
-
-
-proof = gpumodules.fixture("proof")
 
 
 @pytest.mark.parametrize(
@@ -691,9 +638,8 @@ def test_experts_are_left_out_where_the_trees_nemotron_has_none(proof, tmp_path,
     """0.5.5's died of the letter E while it was made. A tree without that file says nothing."""
     options = argparse.Namespace(tree=tmp_path)
     if layers is not None:
-        file = tmp_path / "sglang/srt/models/nemotron_h.py"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"ALL_DECODER_LAYER_TYPES = {{\n    {layers}\n}}\n")
+        text = f"ALL_DECODER_LAYER_TYPES = {{\n    {layers}\n}}\n"
+        fakes.write(tmp_path / "sglang/srt/models/nemotron_h.py", text)
     assert proof.left_out(options, ["llama", MOE, "nemotron-h"], []) == why
 
 

@@ -1,7 +1,5 @@
 """tests/gpu/settings.py, on an engine that needs no GPU, and what it compares and tabulates."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -10,18 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fakes
 import gpumodules
 import pytest
 from gpumodules import GPU
-from test_gpu_compare import MODEL, Whole, kept_bytecode, run  # noqa: F401
+from test_gpu_compare import MODEL, kept_bytecode, run  # noqa: F401
 
 settings = gpumodules.fixture("settings")
-
-
-@pytest.fixture
-def checks(settings):
-    """setting_checks.py, as settings.py has it."""
-    return settings.setting_checks
+checks = gpumodules.fixture("checks", "setting_checks")
 
 
 def asked(tmp_path: Path, *names: str, fault: str = "", **words: str) -> tuple[int, dict, str]:
@@ -37,17 +31,8 @@ def rows(*values: float) -> dict:
 AGREED = ("context-flag", "context-config", "returns", "mixed-chunk")
 
 
-@pytest.fixture(scope="module")
-def agreed(tmp_path_factory: pytest.TempPathFactory, engine_bytecode: Path) -> Whole:
-    """A run of four settings without a fault, for all tests that only read it."""
-    out = tmp_path_factory.mktemp("agreed")
-    (out / "scratch").mkdir()
-    (out / "scratch/bytecode").symlink_to(engine_bytecode)
-    return Whole(out, *asked(out, *AGREED, HOME=str(tmp_path_factory.mktemp("home"))))
-
-
-def test_servers_that_agree_pass_in_every_setting(agreed):
-    _, code, found, said = agreed
+def test_servers_that_agree_pass_in_every_setting(tmp_path):
+    code, found, said = asked(tmp_path, *AGREED)
     runs = {(one["experiment"], one["mode"]): one["verdict"] + one["why"] for one in found["runs"]}
     modes = ("reference", "breakable", "piecewise")
     assert runs == {(name, mode): "passed" for name in AGREED for mode in modes} and code == 0
@@ -208,14 +193,9 @@ RULE = "def chunk_gated_delta_rule(q, use_cp='auto'):\n    return q, use_cp\n"
 )
 def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     """As in an engine's own processes, with modules of a folder."""
-    for name, text in {
-        "package": FOLLOW,
-        EAGER: "def why(runner, batch):\n    return 'few'\n",
-        "flashinfer/gdn_prefill": RULE,
-    }.items():
-        file = tmp_path / f"{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    eager = "def why(runner, batch):\n    return 'few'\n"
+    files = {"package": FOLLOW, EAGER: eager, "flashinfer/gdn_prefill": RULE}
+    fakes.write_all(tmp_path, {f"{name}.py": text for name, text in files.items()})
     known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}"}
     known |= {"PREFILL_WATCH": str(tmp_path / "watch")}
     known |= {f"PREFILL_{name}": value for name, value in variables.items()}
@@ -336,8 +316,7 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_serves_none(
     settings, tmp_path, file, text, served
 ):
     if file:
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).write_text(text)
+        fakes.write(tmp_path / file, text)
     told, modes = importlib.import_module("commandline"), settings.modes
     graphs = (modes.BREAKABLE, modes.PIECEWISE, modes.INDUCTOR)
     options = SimpleNamespace(tree=tmp_path)

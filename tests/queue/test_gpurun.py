@@ -1,8 +1,6 @@
 """Running tests/gpu on a host: on the built wheel's own files, with the packages given, and nothing
 where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from fakes import unchanged
 
 from evidence import gpurun
 from patchqueue.outcome import Refused
@@ -74,10 +73,9 @@ def test_every_command_looks_for_a_gpu_first(host, tmp_path, monkeypatch, tool, 
     smi(tmp_path, str(said))
     if said is None:
         monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    before = fakes.snapshot(host.root)
-    code, _, err = tool(host, *words)
-    assert code == 1 and "[no-gpu]" in err and "scripts/nox test v9.9.1" in err
-    assert fakes.snapshot(host.root) == before
+    with unchanged(host.root):
+        code, _, err = tool(host, *words)
+        assert code == 1 and "[no-gpu]" in err and "scripts/nox test v9.9.1" in err
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,9 @@ def test_what_a_script_is_told_by_a_command(host, tmp_path, tool, words, script)
 )
 def test_a_model_or_mode_that_is_none_is_refused_first(host, tool, words, says):
     fakes.harness(host)
-    before = fakes.snapshot(host.root)
-    code, _, err = tool(host, "gpu", *words)
-    assert code == 1 and says in err and "name one of " in err
-    assert fakes.snapshot(host.root) == before
+    with unchanged(host.root):
+        code, _, err = tool(host, "gpu", *words)
+        assert code == 1 and says in err and "name one of " in err
 
 
 def test_a_folder_with_files_is_not_cleared(host, tmp_path):

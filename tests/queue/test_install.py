@@ -2,8 +2,6 @@
 time of the release; a kill at any moment leaves what the next call makes good; and what is not
 known is refused."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -24,7 +22,7 @@ from pathlib import Path
 import fakes
 import pytest
 import test_build
-from fakes import ROOT, RUNNER, contents, in_child, refused, verified
+from fakes import ROOT, RUNNER, contents, exactly, in_child, refused, unchanged, verified
 from packaging.version import Version
 
 from patchqueue import wheels
@@ -39,12 +37,6 @@ INFO = f"sglang-{fakes.VERSION}.dist-info"
 STEPS = "sglang/srt/steps/__init__.py"
 PATCHED = RUNNER.removeprefix("python/")
 CALLED = f"{wheels.PLUGIN_NAME} -> {wheels.PLUGIN_CALL}"
-
-
-@pytest.fixture
-def site(project, tmp_path) -> Path:
-    """The tiny release, installed."""
-    return fakes.install(tmp_path / "site-packages")
 
 
 @pytest.fixture
@@ -65,20 +57,6 @@ def command(project, site, tool):
     return run
 
 
-def exactly(folder: Path) -> dict[str, object]:
-    """All that a folder holds: bytes, modes, owners, times and inodes of its files (a restored file
-    is the file itself)."""
-    found: dict[str, object] = {}
-    for path in folder.rglob("*"):
-        status = path.lstat()
-        kind = (
-            (path.read_bytes(), status.st_mtime_ns, status.st_ino) if path.is_file() else "folder"
-        )
-        owner = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
-        found[path.relative_to(folder).as_posix()] = (kind, *owner)
-    return found
-
-
 def test_install_makes_the_bytes_of_the_work_tree_and_uninstall_gives_all_back(project, site, do):
     (site / PATCHED).chmod(0o640)
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
@@ -92,8 +70,8 @@ def test_install_makes_the_bytes_of_the_work_tree_and_uninstall_gives_all_back(p
     status = (site / PATCHED).stat()
     assert stat.S_IMODE(status.st_mode) == 0o640
     assert status.st_mtime_ns != 1_600_000_000_123_456_789
-    before = exactly(site)
-    assert do["install"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == before
+    with unchanged(site):
+        assert do["install"]().outcome is Outcome.ALREADY_APPLIED
     assert do["uninstall"]().outcome is Outcome.APPLIED
     assert exactly(site) == pristine
     assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == pristine
@@ -101,16 +79,16 @@ def test_install_makes_the_bytes_of_the_work_tree_and_uninstall_gives_all_back(p
 
 def test_a_profile_is_installed_widened_and_removed(project, site, do):
     project.edit("patches/steps/name-the-cut.patch", "Probe: ", "Profile: speed\nProbe: ")
-    before, whole = exactly(site), project.apply()
-    report = do["install"](only="fixes")
-    assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 1, 1)
-    assert trees.hash_python(trees.list_package(site)) == report.record["tree"]["after"]
-    assert (site / PATCHED).read_bytes() == (whole.path / RUNNER).read_bytes()
-    assert (site / "sglang/srt/cut.py").read_text() == fakes.RELEASE["sglang/srt/cut.py"]
-    assert do["install"](only="fixes").outcome is Outcome.ALREADY_APPLIED
-    assert do["install"]().record["tree"] == whole.record["tree"]
-    do["uninstall"]()
-    assert exactly(site) == before
+    whole = project.apply()
+    with unchanged(site):
+        report = do["install"](only="fixes")
+        assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 1, 1)
+        assert trees.hash_python(trees.list_package(site)) == report.record["tree"]["after"]
+        assert (site / PATCHED).read_bytes() == (whole.path / RUNNER).read_bytes()
+        assert (site / "sglang/srt/cut.py").read_text() == fakes.RELEASE["sglang/srt/cut.py"]
+        assert do["install"](only="fixes").outcome is Outcome.ALREADY_APPLIED
+        assert do["install"]().record["tree"] == whole.record["tree"]
+        do["uninstall"]()
     assert refused(do["install"], only="rl")[0] == "nothing-to-do"
 
 
@@ -143,8 +121,7 @@ def test_where_links_cannot_be_made_copies_serve(site, do, monkeypatch):
         raise OSError("no links here")
 
     def without_inodes() -> dict[str, object]:
-        found = exactly(site)
-        return {name: (kind[:2], *rest) for name, (kind, *rest) in found.items()}
+        return {name: (kind[:2], *rest) for name, (kind, *rest) in exactly(site).items()}
 
     monkeypatch.setattr(os, "link", link)
     os.utime(site / PATCHED, ns=(1, 1_600_000_000_123_456_789))
@@ -223,14 +200,13 @@ def test_the_files_say_which_release_it_is(site, do, version, own, noted, edited
     for name, text in own.items():
         (site / name).write_text(text)
     as_version(site, version)
-    before = exactly(site)
-    report = do["install"]()
-    assert report.outcome is Outcome.APPLIED and report.record["version"] == "9.9.1"
-    assert [version in note for note in report.notes] == [True] * noted
-    assert report.before == edited
-    assert all((site / name).read_text() == text for name, text in own.items())
-    do["uninstall"]()
-    assert exactly(site) == before
+    with unchanged(site):
+        report = do["install"]()
+        assert report.outcome is Outcome.APPLIED and report.record["version"] == "9.9.1"
+        assert [version in note for note in report.notes] == [True] * noted
+        assert report.before == edited
+        assert all((site / name).read_text() == text for name, text in own.items())
+        do["uninstall"]()
 
 
 def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
@@ -243,11 +219,7 @@ def test_metadata_that_contradicts_the_files_is_refused(project, site, do):
 
 
 def edit(name, content="edited = 1\n"):
-    def make(site):
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(content)
-
-    return make
+    return lambda site: fakes.write(site / name, content)
 
 
 def edited_as(version):
@@ -311,10 +283,9 @@ BAD = {
 @pytest.mark.parametrize("make, name", BAD.values(), ids=BAD.keys())
 def test_refused_and_nothing_is_written(site, do, make, name):
     make(site)
-    before = exactly(site)
-    found, text = refused(do["install"])
-    assert found == name and "next:" in text
-    assert exactly(site) == before
+    with unchanged(site):
+        found, text = refused(do["install"])
+        assert found == name and "next:" in text
 
 
 @pytest.mark.parametrize(
@@ -358,10 +329,10 @@ SINCE = {  # what has happened since an install -> the problem, its place, verbs
 def test_refused_and_nothing_is_taken_off(site, do, make, name, place, verbs, options):
     do["install"]()
     make(site)
-    before = exactly(site)
     for verb in verbs:
-        found, text = refused(do[verb], **options)
-        assert found == name and place in text and "next:" in text and exactly(site) == before
+        with unchanged(site):
+            found, text = refused(do[verb], **options)
+            assert found == name and place in text and "next:" in text
 
 
 @pytest.mark.parametrize("damaged", ["links", "before"])
@@ -455,26 +426,24 @@ def test_a_journal_reaches_no_file_outside_of_its_folder(site, do, kind):
     (victim / "empty").mkdir(parents=True)
     (victim / "secret").write_text("secret\n")
     HOSTILE[kind](site)
-    before = exactly(victim), exactly(site)
     for verb in ("install", "uninstall"):
-        assert refused(do[verb])[0] == "bad-journal"
-        assert (exactly(victim), exactly(site)) == before
+        with unchanged(victim, site):
+            assert refused(do[verb])[0] == "bad-journal"
 
 
 def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     """They say which files others edited since, and the queue's changes are taken off such."""
-    before, secret = exactly(site), tmp_path / "victim/secret"
-    do["install"]()
+    secret = tmp_path / "victim/secret"
     edit("../victim/secret", "secret\n")(site)
 
     def noted(written: dict) -> None:
         written["notes"]["found"][f"python/{secret}"] = "0" * 64
         written["notes"]["laid"]["files"][str(secret)] = []
 
-    rewritten(site, noted)
-    found = exactly(secret.parent)
-    do["uninstall"]()
-    assert exactly(secret.parent) == found and exactly(site) == before
+    with unchanged(secret.parent, site):
+        do["install"]()
+        rewritten(site, noted)
+        do["uninstall"]()
 
 
 @pytest.mark.parametrize(
@@ -494,33 +463,31 @@ def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
 
 
 def test_what_an_install_prepares_goes_through_no_link(site, do, tmp_path):
-    before = exactly(site)
-    (tmp_path / "victim").mkdir()
-    (site / undo.PREPARING).symlink_to(tmp_path / "victim")
-    do["install"]()
-    assert exactly(tmp_path / "victim") == {}
-    do["uninstall"]()
-    assert exactly(site) == before
+    with unchanged(site):
+        (tmp_path / "victim").mkdir()
+        (site / undo.PREPARING).symlink_to(tmp_path / "victim")
+        do["install"]()
+        assert [*(tmp_path / "victim").iterdir()] == []
+        do["uninstall"]()
 
 
 def test_byte_code_behind_a_link_is_not_the_packages(site, do, tmp_path):
     kept = site / "sglang/srt/__pycache__"
     kept.rename(tmp_path / "elsewhere")
     kept.symlink_to(tmp_path / "elsewhere")
-    before = exactly(tmp_path / "elsewhere")
     for verb in ("install", "uninstall"):
-        do[verb]()
-        assert exactly(tmp_path / "elsewhere") == before
+        with unchanged(tmp_path / "elsewhere"):
+            do[verb]()
 
 
 def test_a_folder_of_the_package_that_is_a_link_is_not_patched(site, do, tmp_path):
     """Its files would be changed where they are, and the journal could not name them."""
     (site / "sglang/srt").rename(tmp_path / "srt")
     (site / "sglang/srt").symlink_to(tmp_path / "srt")
-    before = exactly(tmp_path / "srt")
-    name, text = refused(do["install"], release="9.9.1")
+    with unchanged(tmp_path / "srt"):
+        name, text = refused(do["install"], release="9.9.1")
     assert name == "linked-install" and "sglang/srt is a link" in text
-    assert exactly(tmp_path / "srt") == before and not (site / undo.FOLDER).exists()
+    assert not (site / undo.FOLDER).exists()
 
 
 def test_an_unwritable_folder_is_named(project, site):
@@ -530,7 +497,6 @@ def test_an_unwritable_folder_is_named(project, site):
     for path in [site.parent, *site.parent.parents]:
         if path.stat().st_uid == 0 and not path.stat().st_mode & stat.S_IXOTH:
             path.chmod(path.stat().st_mode | stat.S_IXOTH)
-    before = exactly(site)
 
     def as_nobody(folder: Path, words: str) -> None:
         os.setgid(65534)
@@ -538,13 +504,13 @@ def test_an_unwritable_folder_is_named(project, site):
         said = refused(inplace.install, project.root, folder)[1]
         assert words in said and "next: run it as root" in said, said
 
-    assert in_child(lambda: as_nobody(site, "[not-writable]")) == 0
-    shutil.copytree(site, site.parent / "open", copy_function=shutil.copy2)
-    for path in (site.parent / "open").rglob("*"):
-        path.chmod(0o777 if path.is_dir() else 0o666)
-    (site.parent / "open").chmod(0o777)
-    assert in_child(lambda: as_nobody(site.parent / "open", "then belong to user 65534")) == 0
-    assert exactly(site) == before
+    with unchanged(site):
+        assert in_child(lambda: as_nobody(site, "[not-writable]")) == 0
+        shutil.copytree(site, site.parent / "open", copy_function=shutil.copy2)
+        for path in (site.parent / "open").rglob("*"):
+            path.chmod(0o777 if path.is_dir() else 0o666)
+        (site.parent / "open").chmod(0o777)
+        assert in_child(lambda: as_nobody(site.parent / "open", "then belong to user 65534")) == 0
 
 
 def test_owners_and_modes_are_kept(project, site, do):
@@ -552,18 +518,17 @@ def test_owners_and_modes_are_kept(project, site, do):
         pytest.skip("needs root, to give files away")
     for path in [site, *site.rglob("*")]:
         os.chown(path, 1234, 1234)
-    before = exactly(site)
-    old = os.umask(0o077)
-    try:
-        do["install"]()
-    finally:
-        os.umask(old)
-    for name in (PATCHED, STEPS, "sglang/srt/steps", f"{INFO}/RECORD"):
-        status = (site / name).stat()
-        assert (status.st_uid, status.st_gid) == (1234, 1234), name
-        assert stat.S_IMODE(status.st_mode) & 0o444 == 0o444, name
-    do["uninstall"]()
-    assert exactly(site) == before
+    with unchanged(site):
+        old = os.umask(0o077)
+        try:
+            do["install"]()
+        finally:
+            os.umask(old)
+        for name in (PATCHED, STEPS, "sglang/srt/steps", f"{INFO}/RECORD"):
+            status = (site / name).stat()
+            assert (status.st_uid, status.st_gid) == (1234, 1234), name
+            assert stat.S_IMODE(status.st_mode) & 0o444 == 0o444, name
+        do["uninstall"]()
 
 
 @pytest.mark.parametrize(
@@ -571,7 +536,7 @@ def test_owners_and_modes_are_kept(project, site, do):
 )
 def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, module, name, last):
     """One call fails, once: what was done is taken back."""
-    before, calls, original = exactly(site), [], getattr(module, name)
+    calls, original = [], getattr(module, name)
 
     def fail(*arguments, **options):
         calls.append(arguments)
@@ -579,25 +544,23 @@ def test_a_full_or_failing_disk_leaves_the_release(site, do, monkeypatch, module
             raise OSError(28, "No space left on device", str(arguments[0]))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(module, name, fail)
-    found = refused(do["install"])
-    monkeypatch.undo()
-    assert found[0] == "disk-full" and "as root" not in found[1]
-    assert exactly(site) == before
+    with unchanged(site), monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        found = refused(do["install"])
+        assert found[0] == "disk-full" and "as root" not in found[1]
 
 
 # --- other ways in which a release can be patched
 
 
 def test_another_queue_is_taken_off_first(project, site, do, said):
-    before = exactly(site)
-    do["install"]()
-    project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert do["install"]().outcome is Outcome.APPLIED
-    assert "added_step = 21" in (site / PATCHED).read_text()
-    assert f"queue release {fakes.QUEUE} is taken off first" in said
-    do["uninstall"]()
-    assert exactly(site) == before
+    with unchanged(site):
+        do["install"]()
+        project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+        assert do["install"]().outcome is Outcome.APPLIED
+        assert "added_step = 21" in (site / PATCHED).read_text()
+        assert f"queue release {fakes.QUEUE} is taken off first" in said
+        do["uninstall"]()
 
 
 @pytest.fixture
@@ -614,15 +577,14 @@ def wheel_site(project, tmp_path) -> Path:
 
 
 def test_the_patched_wheel_is_known(project, wheel_site):
-    before = exactly(wheel_site)
-    report = inplace.install(project.root, wheel_site)
-    assert report.outcome is Outcome.ALREADY_APPLIED and len(report.notes) == 1
-    assert refused(inplace.uninstall, project.root, wheel_site)[0] == "patched-wheel"
-    less = {"without": ["steps/name-the-cut"]}  # which the wheel has
-    assert refused(inplace.install, project.root, wheel_site, **less)[0] == "patched-wheel"
-    project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
-    assert refused(inplace.install, project.root, wheel_site)[0] == "patched-wheel"
-    assert exactly(wheel_site) == before
+    with unchanged(wheel_site):
+        report = inplace.install(project.root, wheel_site)
+        assert report.outcome is Outcome.ALREADY_APPLIED and len(report.notes) == 1
+        assert refused(inplace.uninstall, project.root, wheel_site)[0] == "patched-wheel"
+        less = {"without": ["steps/name-the-cut"]}  # which the wheel has
+        assert refused(inplace.install, project.root, wheel_site, **less)[0] == "patched-wheel"
+        project.edit("patches/steps/count-once-more.patch", "+added_step = 20", "+added_step = 21")
+        assert refused(inplace.install, project.root, wheel_site)[0] == "patched-wheel"
 
 
 def test_the_patched_wheel_is_verified(project, wheel_site):
@@ -680,12 +642,11 @@ def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(
     text = fakes.patch_text(f"python/{table}", "[1]\n", "[2]\n", Probe=f"python/{table} :: [2]")
     project.write("patches/steps/count-the-table.patch", text)
     site = fakes.install(tmp_path / "other", files, version="9.9.2")
-    before = exactly(site)
-    inplace.install(project.root, site)
-    assert (site / table).read_text() == "[2]\n"
-    assert inplace.install(project.root, site).outcome is Outcome.ALREADY_APPLIED
-    inplace.uninstall(project.root, site)
-    assert exactly(site) == before
+    with unchanged(site):
+        inplace.install(project.root, site)
+        assert (site / table).read_text() == "[2]\n"
+        assert inplace.install(project.root, site).outcome is Outcome.ALREADY_APPLIED
+        inplace.uninstall(project.root, site)
 
 
 def test_a_checkout_that_is_installed_editable(project, tmp_path):
@@ -695,13 +656,12 @@ def test_a_checkout_that_is_installed_editable(project, tmp_path):
     folder = checkout / "python"
     edit("sglang/_version.py", "__version__ = version = '0.0.0.dev1+g123'\n")(folder)
     edit("sglang/not_in_the_wheel.txt", "text\n")(folder)
-    before = exactly(folder)
-    assert inplace.install(project.root, folder).outcome is Outcome.APPLIED
-    assert "added_step" in (folder / PATCHED).read_text()
-    assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
-    assert inplace.install(project.root, folder).outcome is Outcome.ALREADY_APPLIED
-    inplace.uninstall(project.root, folder)
-    assert exactly(folder) == before
+    with unchanged(folder):
+        assert inplace.install(project.root, folder).outcome is Outcome.APPLIED
+        assert "added_step" in (folder / PATCHED).read_text()
+        assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
+        assert inplace.install(project.root, folder).outcome is Outcome.ALREADY_APPLIED
+        inplace.uninstall(project.root, folder)
 
 
 # --- kills
@@ -859,9 +819,9 @@ def test_edits_in_a_killed_install_are_refused(site, do):
         assert in_child(do["install"]) == -signal.SIGKILL
     with open(site / PATCHED, "a") as file:
         file.write("mine = 1\n")
-    before = exactly(site)
-    name, text = refused(do["uninstall"])
-    assert name == "edited-install" and PATCHED in text and exactly(site) == before
+    with unchanged(site):
+        name, text = refused(do["uninstall"])
+        assert name == "edited-install" and PATCHED in text
 
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
@@ -942,20 +902,15 @@ def test_a_real_release(unpacked_release):
 
 
 def test_check_writes_nothing(site, command):
-    before = exactly(site)
-    code, said = command("install", "--check")
-    assert code == 0 and exactly(site) == before
-    assert "would apply 2 patches, change 2 files and add 1; nothing was written" in said
-    code, said = command("install")
-    assert code == 0 and "2 patches, 2 files changed, 1 added" in said
-    patched = exactly(site)
-    code, said = command("install", "--check")
-    assert code == 0 and "is patched already" in said and exactly(site) == patched
-    command("uninstall")
-    edit(PATCHED)(site)
-    before = exactly(site)
-    code, said = command("install", "--check")
-    assert code == 1 and "[conflict]" in said and exactly(site) == before
+    for before, expected, words in (
+        (lambda: None, 0, "would apply 2 patches, change 2 files and add 1; nothing was written"),
+        (lambda: command("install"), 0, "is patched already"),
+        (lambda: (command("uninstall"), edit(PATCHED)(site)), 1, "[conflict]"),
+    ):
+        before()
+        with unchanged(site):
+            code, said = command("install", "--check")
+            assert code == expected and words in said
 
 
 def python(folder: Path, site: Path | None) -> str:
@@ -1021,7 +976,8 @@ def test_the_launch_line_is_the_page_s():
 
 def test_the_command_line(site, command):
     code, said = command("install")
-    assert code == 0 and "next: start the server: the graph is on" in said
+    assert code == 0 and "2 patches, 2 files changed, 1 added" in said
+    assert "next: start the server: the graph is on" in said
     assert command("install")[1].startswith("already applied")
     edit(STEPS)(site)
     edit("sglang/srt/page.py")(site)

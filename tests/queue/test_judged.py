@@ -1,8 +1,6 @@
 """What tests/gpu takes of two engines' answers, by images, agree, the questions and a log; and of
 compiled kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -311,16 +309,13 @@ UPSTREAMS = (  # 0.5.12.post1, 0.5.23
 judging = gpumodules.fixture("judging")
 
 
-def test_releases_say_it_in_their_words(judging):
+@pytest.mark.parametrize("kind", ["breakable", "piecewise"])
+def test_releases_and_the_queues_runners_are_understood(judging, kind):
+    """The words are those of the overlay: a page that shows no seconds has lost them."""
     assert judging.captures("\n".join(UPSTREAMS)) == [
         judging.Capture("cuda graph", 60.44, 0.08),
         judging.Capture("target prefill CUDA graph", 19.93, 1.29),
     ]
-
-
-@pytest.mark.parametrize("kind", ["breakable", "piecewise"])
-def test_the_queues_runners_are_understood(judging, kind):
-    """The words are those of the overlay: a page that shows no seconds has lost them."""
     said = re.search(r'"(Captured the %s [^"]*)"', OURS.read_text(encoding="utf-8"))[1]
     log = f"{UPSTREAMS[0]}\n[2026-11-24 20:27:14] {said % (kind, 5.65, -0.05, 136.98)}\n"
     assert judging.captures(log)[1:] == [judging.Capture(f"{kind} prefill graph", 5.65, -0.05)]

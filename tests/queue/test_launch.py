@@ -1,8 +1,6 @@
 """tests/gpu/launch.py: the order in which engines start, and those that take too long say where
 they are."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

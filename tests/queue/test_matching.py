@@ -1,29 +1,22 @@
 """The queue applied in memory: exact text at one place, every misfit named, and the same bytes as
 quilt makes; the text that releases share, and what each of them makes of it."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
 import fakes
 import pytest
-from fakes import COUNT, CUT, RUNNER, diff, numbered
+from fakes import COUNT, CUT, RUNNER, diff, numbered, unchanged
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from patchqueue.applying import matching
-from patchqueue.applying.apply import apply
-from patchqueue.applying.check import check
 from patchqueue.applying.matching import replay
-from patchqueue.applying.refresh import refresh
 from patchqueue.applying.worktree import write_patches
 from patchqueue.outcome import Outcome
 from patchqueue.queue import patchfile
 from patchqueue.queue.header import Header
-from patchqueue.upstream import pins, source
 
-CACHE = source.cache_folder()  # the machine's own, read before it is redirected
 BASE = numbered(40)
 EDITED = BASE.replace("step_20 = 20\n", "step_20 = 20\nadded = 1\n")
 
@@ -148,14 +141,14 @@ REAL_EDITS = edits().filter(
 
 @settings(max_examples=6)
 @given(st.lists(REAL_EDITS, min_size=1, max_size=9))
-def test_quilt_makes_the_same_bytes(several):
+def test_quilt_makes_the_same_bytes(real_cache, several):
     """Many files in one push: dozens of edits in the time of six."""
     before = {f"python/sglang/f{n}.py": old for n, (old, _) in enumerate(several)}
     after = {f"python/sglang/f{n}.py": new.encode() for n, (_, new) in enumerate(several)}
     text = "".join(diff(path, old, after[path].decode()) for path, old in before.items())
     replayed = replay([patch(text)], {}, lambda path: before[path].encode(), "v9.9.1")
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patches:
-        patches.setenv("PATCHQUEUE_CACHE", str(CACHE))
+        patches.setenv("PATCHQUEUE_CACHE", str(real_cache))
         tree = Path(name)
         (tree / "python/sglang").mkdir(parents=True)
         for path, old in before.items():
@@ -186,16 +179,13 @@ def added(text: str, at: int = 20) -> str:
     return text.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded_step = {at}\n")
 
 
-def test_text_that_overlaps_itself_stands_at_every_line_where_it_begins():
+def test_text_that_overlaps_itself_stands_at_every_line_and_a_line_ends_at_a_line_feed_alone():
+    lines = ["a\r b\n", "\f\n", "c\x0bd\x1ce\u2028f\n", "end\r"]
+    assert matching.split_lines("".join(lines)) == lines
     text, wanted = "x\nx\nx\n", "x\nx\n"
     assert [*matching.find(text, wanted, 0)] == [0, 2]
     row = matching.apply_patch(change(wanted, "x\nnew\nx\n"), {RUNNER: text.encode()}.get)
     assert (row.outcome, row.ambiguous) == (Outcome.CONFLICT, True)
-
-
-def test_a_line_ends_at_a_line_feed_alone():
-    lines = ["a\r b\n", "\f\n", "c\x0bd\x1ce\u2028f\n", "end\r"]
-    assert matching.split_lines("".join(lines)) == lines
 
 
 @st.composite
@@ -258,14 +248,11 @@ def test_a_change_is_found_on_another_release(old, new, fits):
     other = BASE.replace(old, new)
     trees = [{RUNNER: text.encode()} for text in (BASE, other)]
     text = matching.shared(change(BASE, added(BASE)), trees)
+    assert matching.shared(change(BASE, added(BASE)), [trees[0], {}]) is None, "it lacks the file"
     after = other.replace("step_21 = 21\n", "added_step = 20\nstep_21 = 21\n")
     assert (text is not None) is fits
     if fits:
         assert matching.apply_patch(text, trees[1].get).after == {RUNNER: after.encode()}
-
-
-def test_a_release_without_the_file_shares_nothing():
-    assert matching.shared(change(BASE, added(BASE)), [{RUNNER: BASE.encode()}, {}]) is None
 
 
 @pytest.fixture
@@ -282,15 +269,11 @@ def two(project: fakes.Project) -> fakes.Project:
     return project
 
 
-def every(project: fakes.Project) -> pins.Pins:
-    return pins.load(project.root)
-
-
 def test_one_text_serves_two_releases(two):
-    assert check(two.root, every(two).all).all_problems == ()
+    assert two.check().all_problems == ()
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
         # which holds quilt's tree against the replay's, byte for byte
-        apply(two.root, every(two).find(tag), None)
+        two.apply(tag=tag)
         file = two.root / "work" / tag / "patches" / COUNT
         before = file.read_text()
         assert f"@@ -{line},6 +{line},7 @@\n {lead}\n step_19 = 19\n" in before
@@ -302,14 +285,12 @@ def test_one_text_serves_two_releases(two):
 
 @pytest.mark.parametrize("tag", ["v9.9.1", f"v{SHORT}"])
 def test_refresh_with_nothing_edited_changes_no_file(two, tag):
-    folders = [two.root / name for name in ("patches", "overlay", "upstream")]
-    before = fakes.snapshot(*folders), (two.root / "series").read_bytes()
-    for _ in range(2):  # without a tree, then with one
-        written, report = refresh(two.root, every(two), every(two).find(tag), False)
-        assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-    fakes.quilt(two.root / "work" / tag, "pop", "-a")
-    assert refresh(two.root, every(two), every(two).find(tag), False)[0] == []
-    assert (fakes.snapshot(*folders), (two.root / "series").read_bytes()) == before
+    with unchanged(*(two.root / name for name in ("patches", "overlay", "upstream", "series"))):
+        for _ in range(2):  # without a tree, then with one
+            written, report = two.refresh(tag)
+            assert written == [] and report.outcome in (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
+        fakes.quilt(two.root / "work" / tag, "pop", "-a")
+        assert two.refresh(tag)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -323,11 +304,11 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
 )
 def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
     two.edit(*edit)
-    problems = check(two.root, every(two).all).all_problems
+    problems = two.check().all_problems
     wanted = [("tree mismatch", f"upstream/pins.toml: {tag}") for tag in tags]
     assert [(problem.name, problem.where) for problem in problems] == wanted
     two.place()
-    assert check(two.root, every(two).all).all_problems == ()
+    assert two.check().all_problems == ()
 
 
 @pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
@@ -337,8 +318,8 @@ def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
     start = int(line.split()[1].split(",")[0][1:])
     other = line.replace(f"{start},", f"{start + shift},")
     two.edit(f"patches/{COUNT}", line, other)
-    assert check(two.root, every(two).all).all_problems == ()
-    assert refresh(two.root, every(two), two.pin, False)[0] == []
+    assert two.check().all_problems == ()
+    assert two.refresh()[0] == []
     assert "@@ -18,6 +18,7 @@" in (two.tree / "patches" / COUNT).read_text(), "quilt has its lines"
 
 

@@ -1,7 +1,5 @@
 """The matrix says what evidence shows, and why the rest is not shown."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -16,15 +14,15 @@ from evidence import cells, harness, matrix, results
 from evidence.footprints import Validity
 from evidence.pages import bench, status
 from evidence.results import Row
+from patchqueue.applying.apply import load_queue
 from patchqueue.files import atomic
 from patchqueue.outcome import Refused
-from patchqueue.queue import series
 from patchqueue.upstream import pins
 
 
 @pytest.fixture(scope="module")
 def queue():
-    return series.read(ROOT)[0]
+    return load_queue(ROOT)
 
 
 PINS = pins.load(ROOT)
@@ -39,8 +37,8 @@ def judge(rows: list[Row], feature: cells.Feature, tag: str = "v0.5.9"):
     return matrix.judge(rows, PINS.find(tag), feature, validity(tag))
 
 
-def cell(rows: list[Row], queue) -> matrix.Cell:
-    return matrix.cell(rows, queue, PINS.find("v0.5.9"), NEMOTRON, validity())
+def cell(rows: list[Row], queue, feature=NEMOTRON, tag: str = "v0.5.9") -> matrix.Cell:
+    return matrix.cell(rows, queue, PINS.find(tag), feature, validity(tag))
 
 
 def validity(tag: str = "v0.5.9") -> Validity:
@@ -50,14 +48,16 @@ def validity(tag: str = "v0.5.9") -> Validity:
 def proofs(feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
     """A passed run of each model of a feature, with today's queue."""
     pin = PINS.find(tag)
-    about = {"kind": "proof", "release": str(pin.version), "name": feature.mode}
+    kind = "question" if feature.asked else "proof"
+    about = {"kind": kind, "release": str(pin.version), "name": feature.mode}
     host = {"gpu": "NVIDIA Fake", "torch": "2.11.0", "torch_pin": "2.9.1", "date": "2030-01-02"}
     row = Row(**about, **host, verdict="passed", why="the reason", queue=pin.patched, rules=RULES)
     return [replace(row, model=model, **changes) for model in feature.models]
 
 
-FAILED, STALE, NOT_APPLICABLE, NOT_RUN = (
-    matrix.State[name] for name in ("FAILED", "STALE", "NOT_APPLICABLE", "NOT_RUN")
+STATES = matrix.State
+FAILED, STALE, NOT_RUN, NOT_APPLICABLE = (
+    STATES[name] for name in ("FAILED", "STALE", "NOT_RUN", "NOT_APPLICABLE")
 )
 OLD = {"queue": "sha256:0"}
 
@@ -65,8 +65,8 @@ OLD = {"queue": "sha256:0"}
 @pytest.mark.parametrize(
     ("changes", "state", "told"),
     [
-        ({}, matrix.State.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
-        ({"rules": "sha256:0"}, matrix.State.PROVEN, "by an earlier harness"),
+        ({}, STATES.PROVEN, "on NVIDIA Fake with torch 2.11.0, off the release's pin 2.9.1"),
+        ({"rules": "sha256:0"}, STATES.PROVEN, "by an earlier harness"),
         ({"verdict": "failed"}, FAILED, "the reason"),
         ({"verdict": "not applicable"}, NOT_APPLICABLE, "the reason"),
         (OLD, STALE, "the queue has changed since the run of 2030-01-02, which said proven: "),
@@ -99,7 +99,30 @@ def test_what_the_queue_alone_shows(queue, feature, tag, state, reason):
     assert shown.state is state and reason in shown.reason
     if state is NOT_APPLICABLE:
         rows = proofs(tag=tag, verdict="not applicable", queue="sha256:0")
-        assert matrix.cell(rows, queue, PINS.find(tag), feature, validity(tag)) == shown
+        assert cell(rows, queue, feature, tag) == shown
+
+
+ASKED = next(feature for feature in CELLS.features if feature.mode == "mixed_states")
+ALIKE = {"control": True, "verdict": "failed", "why": "alike"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "state", "why"),
+    [
+        ([], NOT_RUN, ""),
+        ([{}], STATES.PROVEN, ""),
+        ([{"control": True}], NOT_RUN, ""),
+        ([{}, {"control": True}], STATES.PROVEN, ""),
+        ([{}, ALIKE], STATES.INCONCLUSIVE, ""),
+        ([{}, ALIKE | {"gpu": "another"}], STATES.PROVEN, ""),
+        ([{"verdict": "failed", "why": "5 of 24"}, {"gpu": "another"}], FAILED, "5 of 24"),
+        ([{"queue": "sha256:old"}], STALE, "since the run of 2030-01-02"),
+    ],
+)
+def test_what_an_answer_shows(queue, rows, state, why):
+    made = [proofs(ASKED, "v0.5.16", **{"why": ""} | row)[0] for row in rows]
+    shown = cell(made, queue, ASKED, "v0.5.16")
+    assert shown.state is state and why in shown.reason
 
 
 def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
@@ -109,7 +132,7 @@ def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
     lost = replace(today[0], verdict="not run", why="its reference failed: 2 of 4 prompts moved")
     rows = [*earlier, lost, *today[1:]]
     shown = cell(rows, queue)
-    assert shown.state is matrix.State.INCONCLUSIVE
+    assert shown.state is STATES.INCONCLUSIVE
     assert f"the reference of {NEMOTRON.models[0]} failed" in shown.reason
     # of a run that found no time, nothing is known
     idle = replace(lost, why="its reference did not run")
@@ -126,7 +149,7 @@ def test_a_stale_cell_reports_the_latest_run(queue, attentions):
         *proofs(queue="sha256:1", date="2026-11-26", attention=after),
     ]
     shown = cell(rows, queue)
-    assert shown.state is matrix.State.STALE
+    assert shown.state is STATES.STALE
     assert "since the run of 2026-11-26, which said proven" in shown.reason
 
 
@@ -136,18 +159,15 @@ def test_a_model_that_a_release_does_not_know_keeps_no_cell_from_being_proven():
     assert (dense.model, experts.model) == ("nemotron-h", "nemotron-h-moe")
     for rows in ([dense], [dense, replace(experts, verdict="failed")]):
         shown = judge(rows, NEMOTRON, "v0.5.5.post3")
-        assert shown.state is matrix.State.PROVEN
+        assert shown.state is STATES.PROVEN
         assert shown.reason.endswith(f"; the release does not know {experts.model}")
     assert judge([experts], NEMOTRON, "v0.5.5.post3") is None
 
 
-def test_the_page_has_the_matrix_of_today():
+def test_the_pages_are_those_of_today_and_no_pair_wraps():
     text = (ROOT / status.PAGE).read_text(encoding="utf-8")
     tables = status.tables(ROOT, matrix.matrix(ROOT, PINS))
     assert status.in_page(text, tables) == text, "`scripts/nox status` writes it"
-
-
-def test_the_benchmarks_are_those_of_today_and_no_pair_wraps():
     text = bench.page(results.load(ROOT))
     assert (ROOT / bench.PAGE).read_text(encoding="utf-8") == text
     assert not re.search(r"\d → \d", text)
@@ -162,7 +182,7 @@ def test_any_of_a_features_patches_leaves_it_to_be_proven(queue):
         ("v0.5.7", NOT_APPLICABLE, "no such graph"),
         ("v0.5.8.post1", NOT_APPLICABLE, ""),
         ("v0.5.9", NOT_RUN, ""),  # the queue brings it
-        ("v0.5.11", matrix.State.UPSTREAM, ""),
+        ("v0.5.11", STATES.UPSTREAM, ""),
         ("v0.5.13.post1", NOT_RUN, ""),  # the queue repairs it
     ):
         shown = matrix.expected(queue, PINS.find(tag), feature)

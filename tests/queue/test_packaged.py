@@ -1,7 +1,5 @@
 """The tool of a wheel, as pyproject.toml lays it: the queue's files are in the package."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

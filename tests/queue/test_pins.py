@@ -1,12 +1,10 @@
 """upstream/pins.toml: what is refused in it, how a revision is found, and how one is added."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import fakes
 import pytest
-from fakes import RELEASE, refused
+from fakes import RELEASE, refused, unchanged
 
 from patchqueue.files.tree import hash_python
 from patchqueue.upstream import pins, release, source
@@ -67,12 +65,12 @@ def test_a_file_without_releases_or_with_one_twice(project):
 
 @pytest.mark.parametrize("name", ["v9.9.1", "9.9.1", "9.9.1+cu130", "V9.9.1"])
 def test_finds(project, name):
-    assert pins.load(project.root).find(name).tag == "v9.9.1"
+    assert project.pins.find(name).tag == "v9.9.1"
 
 
 @pytest.mark.parametrize("name", ["9.9.2", "v9.9", "main", "", "../v9.9.1"])
 def test_unknown_revision_names_the_known(project, name):
-    problem, text = refused(pins.load(project.root).find, name)
+    problem, text = refused(project.pins.find, name)
     assert problem == "unknown-release" and repr(name) in text and "pinned are v9.9.1" in text
     assert "scripts/nox pin" not in text
 
@@ -80,7 +78,7 @@ def test_unknown_revision_names_the_known(project, name):
 @pytest.mark.parametrize("name", ["9.9", "v9.9", "9.9.0.post1"])
 def test_a_release_that_was_mended_is_answered_with_its_mended_one(project, name):
     project.release("9.9.0.post2")
-    problem, text = refused(pins.load(project.root).find, name)
+    problem, text = refused(project.pins.find, name)
     assert problem == "unknown-release" and "did you mean v9.9.0.post2?" in text
     assert "v9.9.1" not in text
 
@@ -95,7 +93,7 @@ def test_add_describes_the_release_and_keeps_comments_and_order(project):
     file.write_text(file.read_text() + "# the end\n")
     for version in ("9.10.0", "9.9.1.post1", "9.9.2", "9.8.3"):
         project.release(version)
-    tags = [each.tag for each in pins.load(project.root).all]
+    tags = [each.tag for each in project.pins.all]
     assert tags == ["v9.8.3", "v9.9.1", "v9.9.1.post1", "v9.9.2", "v9.10.0"]
     text = file.read_text()
     assert "# the end" in text and text.startswith("# The pinned releases")
@@ -114,7 +112,7 @@ def test_many_at_once_are_all_kept(project):
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0] * len(names)
-    assert {str(each.version) for each in pins.load(project.root).all} >= set(names)
+    assert {str(each.version) for each in project.pins.all} >= set(names)
 
 
 def test_add_takes_every_wheel_for_linux(project):
@@ -184,6 +182,5 @@ def nothing(project):
 )
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
-    before = fakes.snapshot(project.root)
-    assert refused(release.add_pin, project.root, version, project.wheels)[0] == name
-    assert fakes.snapshot(project.root) == before
+    with unchanged(project.root):
+        assert refused(release.add_pin, project.root, version, project.wheels)[0] == name

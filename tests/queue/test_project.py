@@ -1,8 +1,6 @@
 """The project itself: its budgets, its functions' lengths, the texts of the real queue, and
 compare_releases.py."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections import Counter

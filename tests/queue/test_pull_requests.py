@@ -1,7 +1,5 @@
 """Pull requests from patches that are Pending: their branches, files, form, text and mails."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -33,7 +31,7 @@ def sent(project: fakes.Project, tmp_path: Path) -> fakes.Project:
 
 def send(project: fakes.Project, *words: str, base: str = "HEAD") -> pull_requests.Made:
     checkout = str(project.root.parent / "sglang")
-    return pull_requests.make(project.root, pins.load(project.root), checkout, words, base)
+    return pull_requests.make(project.root, project.pins, checkout, words, base)
 
 
 def git(project: fakes.Project, *words: str) -> str:
@@ -140,18 +138,14 @@ def test_a_draft_without_a_patch_is_sent_alone_and_below_others(sent):
     assert parts(again.requests[0]) == [(COUNT, True)]
 
 
-def test_a_draft_without_a_patch_may_bring_files_alone(sent):
-    draft(sent)
-    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
-    [request] = send(sent, FIRST).requests
-    assert names(sent, request.branch) == ["python/sglang/srt/counting.py"]
-
-
-def test_a_release_gets_no_draft_without_a_change(sent):
+def test_a_release_gets_no_draft_without_a_change_which_may_be_a_file_alone(sent):
     draft(sent)
     assert parts(send(sent).requests[0]) == [(COUNT, True)]
     (sent.root / f"pull-requests/{COUNT}/{WRITTEN}").unlink()
     assert refused(sent, FIRST).name == "unknown-topic"
+    sent.write(f"pull-requests/{FIRST}/python/sglang/srt/counting.py", "count = 1\n")
+    [request] = send(sent, FIRST).requests
+    assert names(sent, request.branch) == ["python/sglang/srt/counting.py"]
 
 
 @pytest.mark.parametrize("fields", [{"title": ""}, {"probe": ""}, {"probe": "since = 9"}])
@@ -228,21 +222,19 @@ def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 
 
-def test_a_text_is_sent_as_it_is_written(sent):
+def test_a_text_is_sent_as_it_is_written_and_without_one_the_header_speaks(sent):
+    text = body(sent, send(sent, COUNT))
+    assert text.startswith("## Motivation\n\nWhy: without it a user saw too few steps.")
+    assert text.endswith("## Modifications\n\nCount the steps once more.\n")
     text = 'title = "[Fix] Count once more"\nbody = "## Motivation\\n\\nLate.\\n"\n'
     sent.write(f"pull-requests/{COUNT}/{WRITTEN}", text)
+    git(sent, "branch", "-D", "prefill-graph/steps-count-once-more")
     done = send(sent, COUNT)
     [request] = done.requests
     assert body(sent, done) == "## Motivation\n\nLate.\n"
     assert request.draft.title == "[Fix] Count once more"
     message = git(sent, "show", "--no-patch", "--format=%B", request.tip)
     assert message.startswith("[Fix] Count once more\n\nWhy: without it a user saw")
-
-
-def test_without_a_text_the_header_speaks(sent):
-    text = body(sent, send(sent, COUNT))
-    assert text.startswith("## Motivation\n\nWhy: without it a user saw too few steps.")
-    assert text.endswith("## Modifications\n\nCount the steps once more.\n")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What the queue does on another release, and how it is carried there, conflict by conflict."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil
@@ -10,12 +8,10 @@ from pathlib import Path
 
 import fakes
 import pytest
-from fakes import COUNT, CUT
+from fakes import COUNT, CUT, unchanged
 from packaging.version import Version
 
-from patchqueue.applying import apply, refresh
 from patchqueue.applying.apply import load_queue
-from patchqueue.applying.check import check
 from patchqueue.commands import cli
 from patchqueue.handover.forecast import Forecast, forecast
 from patchqueue.handover.repository import Repository
@@ -28,7 +24,7 @@ REBASED = f"work/rebase-{NEXT}"
 
 
 def foresee(project: fakes.Project, name: str, origin: Path | None = None) -> Forecast:
-    known = pins.load(project.root)
+    known = project.pins
     release = find(known, pins.version(name), origin)
     return forecast(load_queue(project.root), known, release)
 
@@ -37,15 +33,6 @@ def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
     found = foresee(project, NEXT, project.wheels)
     assert found.nearest.tag == fakes.TAG
     return {row.patch: (row.outcome, row.why) for row in found.rows}
-
-
-def count_twice(project: fakes.Project, old: str, new: str, guard: str) -> None:
-    """A second patch, which changes a line that the first one adds."""
-    before = fakes.numbered(40).replace("step_20 = 20\n", f"step_20 = 20\n{old}\n")
-    after = before.replace(old, new)
-    text = fakes.patch_text(before=before, after=after, Probe=f"{fakes.RUNNER} :: {new} #")
-    project.write("patches/steps/count-twice.patch", text)
-    project.edit("series", CUT, f"steps/count-twice.patch  # {guard}\n{CUT}")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +65,23 @@ def test_what_is_refused(project, monkeypatch, tmp_path, name, origin, code):
     monkeypatch.chdir(tmp_path)
     Path("bad.whl").write_text("no archive")
     assert fakes.refused(foresee, project, name, origin)[0] == code
+
+
+def test_each_new_release_is_reported(project, tool):
+    """No prerelease is."""
+    code, out, _ = tool(project, "rebase", "--newer")
+    assert (code, out) == (0, f"no release is newer than {fakes.TAG}, the newest pin\n")
+    project.newer(NEXT, runner=fakes.numbered(40, "_other_"))
+    for version in ("9.9.0", "9.9.3rc1", "10.0"):
+        project.newer(version)
+    code, out, _ = tool(project, "rebase", "--newer")
+    assert code == 0
+    named = [line.split()[1] for line in out.splitlines() if line.startswith("sglang ")]
+    assert named == [f"{NEXT},", "10.0,"]
+    counts = "1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict"
+    assert f"sglang {NEXT}, with the patches of {fakes.TAG}: {counts}\n" in out
+    assert "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere;" in out
+    assert out.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
 
 
 # Carrying the queue there. RIVAL conflicts with count-once-more: the line that the patch stands
@@ -124,13 +128,10 @@ def conflict(project) -> Path:
 def applies(project: fakes.Project, **changes: str) -> None:
     """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
     otherwise."""
-    if all(str(pin.version) != NEXT for pin in pins.load(project.root).all):
-        project.release(NEXT, **changes)
+    project.release(NEXT, **changes)
     project.warm()
-    every = pins.load(project.root)
-    made = apply.apply(project.root, every.find(NEXT), None)
-    assert made.outcome in (Outcome.APPLIED, Outcome.EMPTY)
-    written = refresh.refresh(project.root, every, every.find(NEXT), False)[0]
+    assert project.apply(tag=NEXT).outcome in (Outcome.APPLIED, Outcome.EMPTY)
+    written, _ = project.refresh(NEXT)
     assert {change.path for change in written} <= {"upstream/pins.toml"}, "its tree alone"
     assert project.apply().outcome is Outcome.APPLIED, "the old pin has what it had"
 
@@ -222,13 +223,12 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     project.newer(runner=moved)
     assert run(project, NEXT) == 0
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
-    texts = fakes.snapshot(project.root / "patches")
-    assert run(project, NEXT, "--continue") == 0
-    assert "series: guards\nNo conflict is left." in capsys.readouterr().out
-    assert guards_of(project)[COUNT] == ">=9.9,<10"
-    assert fakes.snapshot(project.root / "patches") == texts
+    with unchanged(project.root / "patches"):
+        assert run(project, NEXT, "--continue") == 0
+        assert "series: guards\nNo conflict is left." in capsys.readouterr().out
+        assert guards_of(project)[COUNT] == ">=9.9,<10"
     applies(project, runner=moved)
-    assert check(project.root, pins.load(project.root).all).all_problems == ()
+    assert project.check().all_problems == ()
     assert not (project.root / REBASED).exists()
     assert run(project, NEXT) == run(project, NEXT, "--continue") == 0
     assert "nothing to write" in capsys.readouterr().out
@@ -246,7 +246,7 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
     assert "@@ -19,5 +19,6 @@\n step_19 = 19\n" in (project.root / "patches" / COUNT).read_text()
     assert guards_of(project)[COUNT] == ">=9.9,<10"
     applies(project, runner=near)
-    assert check(project.root, pins.load(project.root).all).all_problems == ()
+    assert project.check().all_problems == ()
 
 
 def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project):
@@ -403,7 +403,11 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
 ):
     """count-twice changes the line that count-once-more adds. Killed at the fifth rename, which
     says what the repository is about, the next conflict is laid out again."""
-    count_twice(project, "added_step = 20", "added_step = 2", ">=9.9")
+    before = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    after = before.replace("added_step = 20", "added_step = 2")
+    text = fakes.patch_text(before=before, after=after, Probe=f"{fakes.RUNNER} :: added_step = 2 #")
+    project.write("patches/steps/count-twice.patch", text)
+    project.edit("series", CUT, f"steps/count-twice.patch  # >=9.9\n{CUT}")
     project.newer(runner=RIVAL)
     assert run(project, NEXT) == 0
     folder = project.root / REBASED
@@ -466,16 +470,14 @@ def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, 
     assert run(project, NEXT, "--from", str(checkout)) == 0
     (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
     project.release(NEXT)
-    before = queue_of(project)
     said = refused(project, capsys, NEXT, "--continue")
     assert "[tree mismatch]" in said and f"`scripts/nox rebase {NEXT} --abort`, then" in said
-    assert queue_of(project) == before
 
 
 def test_an_unpacked_wheel_is_taken_like_the_wheel(project, tmp_path, capsys):
     wheel, unpacked = project.newer(runner=RIVAL), tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)
-    known, version = pins.load(project.root), Version(NEXT)
+    known, version = project.pins, Version(NEXT)
     taken, packed = (find(known, version, origin) for origin in (unpacked, wheel))
     assert taken.files == packed.files
     (tmp_path / "home/sglang/python/sglang").mkdir(parents=True)  # a checkout in the folder

@@ -1,11 +1,5 @@
 """The real queue on real releases: carried from 0.5.16 to 0.5.18 once more, it must come out as it
-was written by hand.
-
-Takes the releases from the machine's own cache (`scripts/nox check` fills it), and is skipped where
-that has none.
-"""
-
-from __future__ import annotations
+was written by hand. Skipped where the machine's cache lacks a release."""
 
 import re
 import shutil
@@ -31,25 +25,12 @@ from patchqueue.queue.patchfile import split
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import find
 
-CACHE = source.cache_folder()  # read before it is redirected
 OLD, NEW = Version("0.5.16"), Version("0.5.18")
 # these begin with 0.5.17 and 0.5.18: nothing to carry
 LATER = ("breakable/activate-kda-beta.patch", "breakable/return-result-when-no-size-fits.patch")
 
 # Its older text stands there too, with a hunk that 0.5.18 does not need: a person left that out.
 NARROWED = "mamba2/offset-rows-in-64-bits.patch"
-
-
-@pytest.fixture(scope="module")
-def filled() -> None:
-    wanted = [wheel.sha256 for pin in pins.load(ROOT).all for wheel in pin.wheels]
-    if sum((CACHE / "archives" / digest).is_dir() for digest in wanted) < len(pins.load(ROOT).all):
-        pytest.skip(f"{CACHE} does not hold every pinned release; `scripts/nox check` fetches them")
-
-
-@pytest.fixture(autouse=True)
-def real_cache(filled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATCHQUEUE_CACHE", str(CACHE))
 
 
 def cut(folder: Path) -> Path:
@@ -89,24 +70,16 @@ def cut(folder: Path) -> Path:
     return root
 
 
-def real_files() -> dict[str, dict[str, bytes]]:
-    """What each patch of the real queue leaves on 0.5.18, by the name its variants share."""
-    every = pins.load(ROOT)
-    return {
-        base: after
-        for base, (_, after) in Stages(load_queue(ROOT), every.find(str(NEW))).of.items()
-    }
-
-
 def carry(root: Path) -> Iterator[rebase.Progress]:
     """Rebase onto 0.5.18, each conflict solved as the real variant has it."""
-    known, solutions = pins.load(root), real_files()
-    release = find(pins.load(ROOT), NEW, None)
+    known, every = pins.load(root), pins.load(ROOT)
+    stages = Stages(load_queue(ROOT), every.find(str(NEW)))
+    release = find(every, NEW, None)
     progress = rebase.begin(root, known, release, lambda found: None)
     while progress.folder:
         yield progress
         row = progress.found.conflict
-        solved = solutions[load_queue(root).base(row.patch)]
+        _, solved = stages.of[load_queue(root).base(row.patch)]
         merged = fakes.git(progress.folder, "diff", "--name-only", "HEAD").split()
         for path in set(merged) - solved.keys():  # the real variant leaves it alone
             fakes.git(progress.folder, "checkout", "HEAD", "--", path)
@@ -116,7 +89,8 @@ def carry(root: Path) -> Iterator[rebase.Progress]:
     yield progress
 
 
-def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path):
+def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path, real_release):
+    pristine = {pin.version: real_release(pin) for pin in pins.load(ROOT).all}[NEW]
     root = cut(tmp_path)
     before = {path.name for path in (root / "patches").rglob("*.patch")}
     steps = list(carry(root))
@@ -125,9 +99,7 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path):
     assert all("@0.5.18" in name for name in added), "variants are for what is other code"
     assert steps[-1].found.count(Outcome.MERGED_UPSTREAM) >= 1
     queue, real = load_queue(root), load_queue(ROOT)
-    pristine = source.fetch(pins.load(ROOT).find(str(NEW)), None)
-    earlier = tuple(entry for entry in real.entries if entry.base not in LATER)
-    real = replace(real, entries=earlier)
+    real = replace(real, entries=tuple(one for one in real.entries if one.base not in LATER))
     made, wanted = queue.select(NEW), real.select(NEW)
     assert [queue.base(patch.name) for patch in made] == [real.base(patch.name) for patch in wanted]
     pairs = [pair for pair in zip(made, wanted) if real.base(pair[1].name) != NARROWED]
@@ -136,41 +108,35 @@ def test_the_queue_comes_to_0_5_18_as_it_was_carried_by_hand(tmp_path):
     replayed, hand = (Selection(each, pristine.pin).replay(pristine.read) for each in (queue, real))
     assert replayed.problems == () == hand.problems
     changed = {file.path for _, patch in pairs for file in patch.files}
-    assert {path: replayed.files[path] for path in changed} == {
-        path: hand.files[path] for path in changed
-    }
+    assert all(replayed.files[path] == hand.files[path] for path in changed)
     assert not (root / "work/rebase-0.5.18").exists()
 
 
-def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path):
+def planned(tree: Path, pristine: source.Source) -> Selection:
+    """A release with the queue's patches beside it, to be pushed."""
+    pristine.unpack(tree)
+    selection = select(load_queue(ROOT), pristine.pin)
+    write_patches(tree, selection.plan(pristine.read, pristine.origin).texts())
+    return selection
+
+
+def test_a_diff_has_the_bytes_that_quilt_refresh_writes(tmp_path, real_release):
     """On 0.5.23, whose queue has files with many equal lines."""
-    queue, pin = load_queue(ROOT), pins.load(ROOT).all[-1]
-    stages = Stages(queue, pin)
-    stages.pristine.unpack(tmp_path)
-    selection = select(queue, pin)
-    patches = selection.patches
-    planned = selection.plan(stages.pristine.read, stages.pristine.origin)
-    write_patches(tmp_path, planned.texts())
+    pin = pins.load(ROOT).all[-1]
+    selection = planned(tmp_path, real_release(pin))
+    queue, stages = load_queue(ROOT), Stages(load_queue(ROOT), pin)
     while (done := fakes.quilt(tmp_path, "push", "--fuzz=0")).returncode == 0:
-        assert b"(offset" not in done.stdout and b"fuzz" not in done.stdout, (
-            "it has the release's own lines"
-        )
+        said = done.stdout
+        assert b"(offset" not in said and b"fuzz" not in said, "it has the release's own lines"
         fakes.quilt(tmp_path, "refresh", *fakes.QUILT_FORM)
-    written = {
-        patch.name: split((tmp_path / "patches" / patch.name).read_text())[1] for patch in patches
-    }
-    assert (
-        len(written) > 3
-        and {patch.name: unified(*stages.of[queue.base(patch.name)]) for patch in patches}
-        == written
-    )
+    assert len(selection.patches) > 3
+    for patch in selection.patches:
+        _, written = split((tmp_path / "patches" / patch.name).read_text())
+        assert unified(*stages.of[queue.base(patch.name)]) == written
 
 
 @pytest.mark.parametrize("pin", pins.load(ROOT).all, ids=lambda pin: pin.tag)
-def test_quilt_makes_the_pinned_tree(pin, tmp_path):
-    pristine = source.fetch(pin, None)
-    pristine.unpack(tmp_path)
-    planned = select(load_queue(ROOT), pin).plan(pristine.read, pristine.origin)
-    write_patches(tmp_path, planned.texts())
+def test_quilt_makes_the_pinned_tree(pin, tmp_path, real_release):
+    planned(tmp_path, real_release(pin))
     fakes.quilt(tmp_path, "push", "-a", "--fuzz=0")
     assert hash_python(list_folder(tmp_path)) == pin.patched

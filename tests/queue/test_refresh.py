@@ -1,40 +1,26 @@
 """What a person does in a work tree comes back to the queue whole, in one fixed form, or is refused
 and kept."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import fakes
 import pytest
-from fakes import RUNNER, TAG, numbered
+from fakes import RUNNER, TAG, contents, numbered, unchanged
 from test_install import killed_at
 
 from patchqueue.applying import worktree
-from patchqueue.applying.apply import apply, new
-from patchqueue.applying.check import check
-from patchqueue.applying.refresh import refresh
+from patchqueue.applying.apply import new
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.outcome import Outcome, Refused
-from patchqueue.upstream import pins
 
 COUNT, CUT = f"patches/{fakes.COUNT}", f"patches/{fakes.CUT}"
 TREES, VERSION = "upstream/pins.toml", "python/sglang/version.py"
 STEPS, SHORT = "python/sglang/srt/steps/__init__.py", "python/sglang/srt/cut.py"
 
 
-def run(project, add: bool = False, tag: str = TAG):
-    all_pins = pins.load(project.root)
-    return refresh(project.root, all_pins, all_pins.find(tag), add)
-
-
 def paths(written) -> list[str]:
     return [change.path for change in written]
-
-
-def refused(project, **options) -> list[str]:
-    return [fakes.problem_of(run, project, **options).name]
 
 
 def tree_state(root: Path) -> dict[str, bytes | None]:
@@ -45,27 +31,21 @@ def tree_state(root: Path) -> dict[str, bytes | None]:
     }
 
 
-def edit(path, old: str, new_text: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new_text))
-
-
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
     """count-once-more is not the top patch; its file is edited all the same."""
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    applied.edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     wanted = hash_python(list_folder(applied.tree))
     with pytest.raises(Refused, match="edited-tree"):
         applied.apply()
-    written, report = run(applied)
+    written, report = applied.refresh()
     assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
     assert "+added_step = 21\n" in (applied.root / COUNT).read_text()
     assert hash_python(list_folder(applied.tree)) == wanted == report.record["tree"]["after"]
 
 
 def test_add_takes_it_into_the_top_patch(applied):
-    edit(applied.tree / VERSION, "9.9.1", "9.9.2")
-    written, report = run(applied, add=True)
+    applied.edit(applied.tree / VERSION, "9.9.1", "9.9.2")
+    written, report = applied.refresh(add=True)
     assert paths(written) == [CUT, TREES] and report.outcome is Outcome.APPLIED
     assert '+__version__ = "9.9.2"' in (applied.root / CUT).read_text()
     assert (applied.tree / VERSION).read_text() == '__version__ = "9.9.2"\n'
@@ -73,13 +53,13 @@ def test_add_takes_it_into_the_top_patch(applied):
 
 def test_popped_patches_are_named_and_pushed_first(applied):
     fakes.quilt(applied.tree, "pop")
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
-    problem = fakes.problem_of(run, applied)
+    applied.edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
+    problem = fakes.problem_of(applied.refresh)
     assert (problem.name, problem.where) == ("popped-tree", f"work/{TAG}")
     assert fakes.CUT in problem.what and f"`scripts/nox quilt {TAG} push -a`" in problem.hint
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
     fakes.quilt(applied.tree, "push")
-    assert COUNT in paths(run(applied)[0])
+    assert COUNT in paths(applied.refresh()[0])
 
 
 def without(project, name: str) -> None:
@@ -98,8 +78,8 @@ def left_out(project, name: str) -> None:
 @pytest.mark.parametrize("change", [without, left_out])
 def test_a_patch_that_left_the_queue_is_not_written_back(applied, change):
     change(applied, fakes.CUT)
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
-    written, report = run(applied)
+    applied.edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    written, report = applied.refresh()
     assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
     assert "six" not in (applied.tree / SHORT).read_text()
 
@@ -107,22 +87,22 @@ def test_a_patch_that_left_the_queue_is_not_written_back(applied, change):
 def test_a_dropped_patch_takes_its_overlay_along(applied):
     without(applied, fakes.COUNT)
     (applied.root / "overlay" / STEPS).unlink()
-    edit(applied.tree / SHORT, "six = 6", "six = 7")
-    assert paths(run(applied)[0]) == [CUT, TREES]
+    applied.edit(applied.tree / SHORT, "six = 6", "six = 7")
+    assert paths(applied.refresh()[0]) == [CUT, TREES]
     assert not (applied.tree / STEPS).exists()
 
 
 def test_a_renamed_patch_is_the_same_patch(applied):
     (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
     applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
-    assert run(applied)[0] == []
+    assert applied.refresh()[0] == []
     assert worktree.applied(applied.tree)[-1] == "steps/name-a-cut.patch"
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
     file.write_text(fakes.header())
-    assert run(applied)[0] == []
+    assert applied.refresh()[0] == []
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
 
 
@@ -132,12 +112,12 @@ def in_tree(file: str, text: str):
 
 def dropped_and_edited(project) -> None:
     without(project, fakes.CUT)
-    edit(project.tree / SHORT, "six = 6", "six = 7")
+    project.edit(project.tree / SHORT, "six = 6", "six = 7")
 
 
 def changed_twice(project) -> None:
-    edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
-    edit(project.root / COUNT, "+added_step = 20", "+added_step = 30")
+    project.edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
+    project.edit(project.root / COUNT, "+added_step = 20", "+added_step = 30")
 
 
 def overlay_changed_twice(project) -> None:
@@ -164,18 +144,16 @@ def made_by_somebody_else(project) -> None:
 )
 def test_what_cannot_come_back_is_refused_and_kept(applied, change, name):
     change(applied)
-    before = fakes.snapshot(applied.root / "patches", applied.root / "overlay", applied.tree)
-    assert refused(applied) == [name]
-    after = fakes.snapshot(applied.root / "patches", applied.root / "overlay", applied.tree)
-    assert after == before
+    with unchanged(applied.root / "patches", applied.root / "overlay", applied.tree):
+        assert fakes.refused(applied.refresh)[0] == name
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
     assert worktree.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
     fakes.quilt(applied.tree, "add", VERSION)
-    edit(applied.tree / VERSION, "9.9.1", "9.9.1-mine")
-    written, report = run(applied)
+    applied.edit(applied.tree / VERSION, "9.9.1", "9.9.1-mine")
+    written, report = applied.refresh()
     assert paths(written) == ["patches/steps/say-version.patch", "series", TREES]
     # the header is a form to fill in
     assert report is None and any("[bad-field]" in line for line in said)
@@ -184,7 +162,7 @@ def test_a_new_patch_from_start_to_apply(applied, said):
     path = applied.root / "patches/steps/say-version.patch"
     diff = path.read_text()[path.read_text().index("--- a/") :]
     path.write_text(f"{fakes.header(Probe=f'{VERSION} :: 9.9.1-mine')}\n{diff}")
-    _, report = run(applied)
+    _, report = applied.refresh()
     assert report.outcome is Outcome.APPLIED
     assert "9.9.1-mine" in (applied.tree / VERSION).read_text()
     assert path.read_text().startswith("Subject: Count the steps once more\n")
@@ -223,9 +201,9 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
     fakes.quilt(applied.tree, "add", VERSION)
     with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
         new(applied.root, applied.pin, "steps/in-between")
-    edit(applied.tree / VERSION, "9.9.1", "9.9.3")
+    applied.edit(applied.tree / VERSION, "9.9.1", "9.9.3")
     fakes.quilt(applied.tree, "push")
-    run(applied)
+    applied.refresh()
     _, *entries = (applied.root / "series").read_text().splitlines()
     names = [entry.split()[0] for entry in entries]
     assert names == [fakes.COUNT, "steps/in-between.patch", fakes.CUT]
@@ -249,79 +227,70 @@ def test_new_refuses_a_bad_name(applied, name, problem):
     assert fakes.refused(new, applied.root, applied.pin, name)[0] == problem
 
 
-def two_releases(project, runner: str) -> pins.Pins:
+def two_releases(project, runner: str) -> None:
     """9.9.3 as well, with this runner and its tree pinned; the cut is not for it."""
     project.release("9.9.3", runner=runner)
     project.warm()
     gap = "Gap: >9.9.2: the cut is another one there\nOverlay: none"
-    edit(project.root / CUT, "Overlay: none", gap)
-    return pins.load(project.root)
+    project.edit(project.root / CUT, "Overlay: none", gap)
+    project.refresh("v9.9.3")
 
 
 def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_share(applied):
     other = "new = 1\n" + numbered(40).replace("step_29 = 29\n", "step_29 = None\n")
-    all_pins = two_releases(applied, other)
-    run(applied, tag="v9.9.3")
-    edit(applied.tree / RUNNER, "step_31 = 31\n", "step_31 = 31\nlate = 1\n")
-    written, report = run(applied)
+    two_releases(applied, other)
+    applied.edit(applied.tree / RUNNER, "step_31 = 31\n", "step_31 = 31\nlate = 1\n")
+    written, report = applied.refresh()
     assert paths(written) == [COUNT, TREES] and report.outcome is Outcome.APPLIED
     assert written[0].why == "refreshed, for v9.9.3 too"
     lines = "".join(f" step_{n} = {n}\n" for n in range(30, 35))
     shared = "@@ -30,5 +31,6 @@\n" + lines.replace("= 31\n", "= 31\n+late = 1\n")
     assert (applied.root / COUNT).read_text().endswith(shared)
-    assert check(applied.root, all_pins.all).all_problems == ()
-    apply(applied.root, all_pins.find("v9.9.3"), None)
+    assert applied.check().all_problems == ()
+    applied.apply(tag="v9.9.3")
     quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
     assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in quilts, "three lines of the release's own"
-    assert run(applied)[0] == [] and run(applied, tag="v9.9.3")[0] == []
+    assert applied.refresh()[0] == [] and applied.refresh("v9.9.3")[0] == []
 
 
 def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied, said):
-    all_pins = two_releases(applied, numbered(40))
-    run(applied, tag="v9.9.3")
-    shutil.rmtree(applied.cache / "archives" / all_pins.find("v9.9.3").wheels[0].sha256)
+    two_releases(applied, numbered(40))
+    shutil.rmtree(applied.cache / "archives" / applied.pins.find("v9.9.3").wheels[0].sha256)
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
-    assert paths(run(applied)[0]) == [f"overlay/{STEPS}", TREES]
+    assert paths(applied.refresh()[0]) == [f"overlay/{STEPS}", TREES]
     assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in said[-1]
-    problems = check(applied.root, all_pins.all).all_problems
+    problems = applied.check().all_problems
     assert [problem.name for problem in problems] == ["tree mismatch"]
-
-
-def needs_a_variant(project) -> pins.Pins:
-    """Edit the tree as 9.9.3, which is pinned too, cannot take it."""
-    all_pins = two_releases(project, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
-    run(project, tag="v9.9.3")
-    edit(project.tree / RUNNER, "step_31 = 31\n", "")
-    return all_pins
 
 
 def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
     """The renames: the journal (from here on it is new), the variant, the series, the trees, the
-    journal away; then work/."""
-    all_pins = needs_a_variant(applied)
+    journal away; then work/. 9.9.3, which is pinned too, cannot take the edit."""
+    two_releases(applied, numbered(40).replace("step_31 = 31\n", "step_31 = None\n"))
+    applied.edit(applied.tree / RUNNER, "step_31 = 31\n", "")
     folders = [applied.root / name for name in ("patches", "upstream", "overlay")]
 
-    def texts() -> dict[str, object]:
-        return {name: entry and entry[0] for name, entry in fakes.snapshot(*folders).items()}
+    def texts() -> dict[str, bytes]:
+        return {name: held for folder in folders for name, held in contents(folder).items()}
 
     before = texts()
     kept = shutil.copytree(applied.root, tmp_path / "kept", symlinks=True)
     for number in range(1, 7):
         shutil.rmtree(applied.root)
         shutil.copytree(kept, applied.root, symlinks=True)
-        fakes.kill_at(number, lambda: run(applied))
-        problems = check(applied.root, all_pins.all).all_problems
+        fakes.kill_at(number, applied.refresh)
+        problems = applied.check().all_problems
         after = texts()
         assert problems == () and (after == before) is (number == 1), (
             f"rename {number}: the next command finds a whole queue, the old one or the new one"
         )
         assert not [name for name in after if name.endswith(".new")], "nothing is left over"
-        run(applied)
+        applied.refresh()
         variant = "steps/count-once-more@9.9.1.patch"
         assert (applied.root / "patches" / variant).is_file()
         entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
         assert entries in (applied.root / "series").read_text()
-        assert check(applied.root, all_pins.all).all_problems == ()
+        assert applied.check().all_problems == ()
 
 
 def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):
@@ -336,11 +305,11 @@ def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(a
     applied.write("patches/steps/count-twice.patch", text)
     with open(applied.root / "series", "a") as file:
         file.write("steps/count-twice.patch  # >=9.9.2,<10\n")
-    run(applied, tag="v9.9.3")
-    edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
+    applied.refresh("v9.9.3")
+    applied.edit(applied.tree / RUNNER, "added_step = 20", "added_step = 21")
     folders = [applied.root / name for name in ("patches", "upstream", "series")]
-    found = fakes.snapshot(*folders)
-    assert refused(applied) == ["conflict"] and fakes.snapshot(*folders) == found
+    with unchanged(*folders):
+        assert fakes.refused(applied.refresh)[0] == "conflict"
     assert "added_step = 21" in (applied.tree / RUNNER).read_text()
 
 
@@ -356,16 +325,16 @@ def test_an_insertion_that_can_begin_at_two_places_stays_where_it_is(project, fi
     project.write(COUNT, text)
     project.place()
     project.apply()
-    assert run(project)[0] == [] and (project.root / COUNT).read_text() == text
-    edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
-    assert paths(run(project)[0]) == [COUNT, TREES]
+    assert project.refresh()[0] == [] and (project.root / COUNT).read_text() == text
+    project.edit(project.tree / RUNNER, "added_step = 20", "added_step = 21")
+    assert paths(project.refresh()[0]) == [COUNT, TREES]
     assert "added_step = 21" in (project.root / COUNT).read_text()
 
 
 def test_a_queue_that_moved_on_is_no_edit(applied):
     """The queue's other patch changed meanwhile: the tree is only older there, and gets it."""
     (applied.tree / STEPS).write_text('"""Mine."""\n')
-    edit(applied.root / CUT, "+six = 6", "+six = 66")
-    written, report = run(applied)
+    applied.edit(applied.root / CUT, "+six = 6", "+six = 66")
+    written, report = applied.refresh()
     assert paths(written) == [f"overlay/{STEPS}", TREES] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")

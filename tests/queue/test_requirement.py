@@ -1,13 +1,10 @@
 """`python -m sglang.srt.prefill_graph --require TREE`, of the overlay, with the standard library
 alone: what runs here, and what each of it said that it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fakes
@@ -17,12 +14,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "overlay/python/sglang/srt/prefil
 TREE, OTHER = "sha256:" + "0123456789ab" + "c" * 52, "sha256:" + "f" * 64
 SLEEP = "/bin/sleep"
 
-Start = Callable[..., int]
-Ask = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path):
     """start(title, tree): a process of that name, which left a record of that tree, or none; its
     pid."""
     running: list[subprocess.Popen[bytes]] = []
@@ -49,7 +43,7 @@ def started_at(pid: int) -> int:
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(tmp_path: Path):
     """ask(*words): the command's answer about the processes that this test started."""
 
     def run(
@@ -71,7 +65,7 @@ def answer(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("word", [TREE, TREE[7:], TREE[:19], TREE[:19] + "…", TREE[7:19].upper()])
-def test_every_scheduler_runs_it(start: Start, ask: Ask, word: str) -> None:
+def test_every_scheduler_runs_it(start, ask, word):
     """In each form in which a log or --verify prints a tree."""
     start("sglang::scheduler_TP0", TREE)
     start("sglang::scheduler_TP1", TREE)
@@ -93,20 +87,20 @@ FIRST, SECOND = "sglang::scheduler_TP0", "sglang::scheduler_TP1"
         ([("sglang::detokenizer",)], 4, "No scheduler of an sglang server runs here."),
     ],
 )
-def test_what_a_server_without_the_tree_is_told(start: Start, ask: Ask, running, code, said):
+def test_what_a_server_without_the_tree_is_told(start, ask, running, code, said):
     for process in running:
         start(*process)
     found, sentence = answer(ask(TREE[:19]))
     assert found == code and said in sentence
 
 
-def test_only_what_descends_from_a_process_is_asked(start: Start, ask: Ask) -> None:
+def test_only_what_descends_from_a_process_is_asked(start, ask):
     good, bad = start("sglang::scheduler", TREE), start("sglang::scheduler", OTHER)
     assert answer(ask(TREE, below=good))[0] == 0
     assert answer(ask(TREE, below=bad))[0] == 1
 
 
-def test_two_trees_of_one_beginning_are_told_apart(start: Start, ask: Ask) -> None:
+def test_two_trees_of_one_beginning_are_told_apart(start, ask):
     start("sglang::scheduler_TP0", TREE)
     start("sglang::scheduler_TP1", TREE[:19] + "d" * 52)
     said = f"Two trees begin with {TREE[:19]}: give more of its digits."
@@ -114,13 +108,13 @@ def test_two_trees_of_one_beginning_are_told_apart(start: Start, ask: Ask) -> No
 
 
 @pytest.mark.parametrize("word", ["abc", "sha256:0123", "v0.5.9", TREE + "0", ""])
-def test_a_word_that_is_no_tree_is_refused(ask: Ask, word: str) -> None:
+def test_a_word_that_is_no_tree_is_refused(ask, word):
     done = ask(word)
     assert done.returncode == 2
     assert f"argument --require: {word!r} is not a tree" in done.stderr, done.stderr
 
 
-def test_without_a_folder_of_records_nobody_answers(start: Start, ask: Ask, tmp_path: Path) -> None:
+def test_without_a_folder_of_records_nobody_answers(start, ask, tmp_path):
     """Others may write to a shared folder: what lies in one that is not this user's is no
     answer."""
     start("sglang::scheduler", TREE)
@@ -128,9 +122,7 @@ def test_without_a_folder_of_records_nobody_answers(start: Start, ask: Ask, tmp_
     assert answer(ask(TREE))[0] == 3
 
 
-def test_the_record_is_found_without_the_servers_variables(
-    start: Start, ask: Ask, tmp_path: Path
-) -> None:
+def test_the_record_is_found_without_the_servers_variables(start, ask, tmp_path):
     """A probe's TMPDIR is looked at too, where it has no XDG_RUNTIME_DIR."""
     start("sglang::scheduler", TREE)
     done = ask(TREE, XDG_RUNTIME_DIR="", TMPDIR=str(tmp_path))

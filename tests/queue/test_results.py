@@ -1,8 +1,6 @@
 """Results are taken only where they are about today's tree. Of two rows about one subject the
 heavier stays, in whatever order they come."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import lzma
@@ -12,15 +10,11 @@ import pytest
 from fakes import ROOT, TAG, VERSION
 from msgspec.structs import replace
 
-from evidence import cells, incoming, matrix, results
-from evidence.footprints import Validity
+from evidence import incoming, results
 from evidence.incoming import Fate
 from evidence.results import Footprint, Load, Row
 from patchqueue.outcome import Refused
-from patchqueue.queue import series
-from patchqueue.upstream import pins
 
-PINS = pins.load(ROOT)
 RULES = "sha256:rules"
 
 
@@ -60,7 +54,7 @@ def times(project, *visits: dict, **changes) -> dict:
 def take(project, tmp_path: Path, found: dict, name: str = incoming.PROOF, **options):
     file = tmp_path / name
     file.write_text(json.dumps(found))
-    [gathered] = incoming.take(project.root, pins.load(project.root), [file], **options)
+    [gathered] = incoming.take(project.root, project.pins, [file], **options)
     return gathered
 
 
@@ -98,7 +92,7 @@ def test_a_file_that_is_refused_keeps_no_other_out(measured, tmp_path):
     for file, text in zip(files, ("{", json.dumps(result(measured, runs=runs))), strict=True):
         file.parent.mkdir()
         file.write_text(text)
-    gathered = incoming.take(measured.root, pins.load(measured.root), files)
+    gathered = incoming.take(measured.root, measured.pins, files)
     assert [one.fate for one in gathered] == [Fate.REFUSED, Fate.TAKEN]
     assert "is no JSON" in gathered[0].why
     assert incoming.found(measured.root, tmp_path) == files
@@ -294,55 +288,6 @@ def test_every_log_that_a_row_names_is_there():
     before = {row.raw for row in rows if row.date < "2026-11-27"}
     for row in rows:
         assert row.raw in before or (ROOT / results.raw_file(row.raw)).is_file()
-
-
-# questions
-
-ASKED = next(one for one in cells.load(ROOT).features if one.mode == "mixed_states")
-PIN = PINS.find("v0.5.16")
-
-
-@pytest.fixture(scope="module")
-def queue():
-    return series.read(ROOT)[0]
-
-
-def answered(**changes) -> Row:
-    about = {
-        "kind": "question",
-        "release": "0.5.16",
-        "name": "mixed_states",
-        "model": ASKED.models[0],
-    }
-    verdict = "failed" if changes.get("why") else "passed"
-    return replace(ROW, verdict=verdict, **about, **{"queue": PIN.patched} | changes)
-
-
-def cell(rows: list[Row], queue) -> matrix.Cell:
-    return matrix.cell(rows, queue, PIN, ASKED, Validity(PIN.patched, RULES))
-
-
-NOT_RUN, PROVEN = matrix.State.NOT_RUN, matrix.State.PROVEN
-ALIKE = {"control": True, "why": "alike"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "state", "why"),
-    [
-        ([], NOT_RUN, ""),
-        ([{}], PROVEN, ""),
-        ([{"control": True}], NOT_RUN, ""),
-        ([{}, {"control": True}], PROVEN, ""),
-        ([{}, ALIKE], matrix.State.INCONCLUSIVE, ""),
-        ([{}, ALIKE | {"gpu": "another"}], PROVEN, ""),
-        ([{"why": "5 of 24"}, {"gpu": "another"}], matrix.State.FAILED, "5 of 24"),
-        ([{"queue": "sha256:old"}], matrix.State.STALE, "since the run of 2030-01-02"),
-    ],
-)
-def test_what_an_answer_shows(queue, rows, state, why):
-    made = [answered(**row) for row in rows]
-    shown = cell(made, queue)
-    assert shown.state is state and why in shown.reason
 
 
 def test_an_answer_replaces_those_of_its_own_model_alone(measured, tmp_path):

@@ -1,8 +1,6 @@
 """The series: its lines, its guards, variants whose guards overlap; and guards that are parted and
 widened: each pin keeps one variant, and the new release gets its own."""
 
-from __future__ import annotations
-
 import doctest
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The pristine release: a wheel, checked, cached, offline; and its tree hash, which sha256sum gives
 too."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
@@ -18,7 +16,7 @@ from served import Site
 from patchqueue.files import run, tree
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.handover.repository import open_repository
-from patchqueue.upstream import index, pins, release, source
+from patchqueue.upstream import index, release, source
 
 WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
@@ -48,15 +46,12 @@ def members_of_the_tree(*without: str) -> set[str]:
     return {f"python/{name}" for name in names}
 
 
-def test_reads_a_wheel_in_gits_layout(project):
+def test_reads_a_wheel_in_gits_layout_fetched_by_pip_once_and_offline_after(project, said):
     origin = source.fetch(project.pin, None)
     assert origin.read("python/sglang/version.py") == b'__version__ = "9.9.1"\n'
     assert origin.read("python/sglang/nothing.py") is origin.read("sglang/version.py") is None
     assert set(origin.listing()) == members_of_the_tree(".so")
     assert hash_python(origin.listing()) == project.pin.tree
-
-
-def test_fetched_by_pip_once_and_offline_after(project, said):
     shutil.rmtree(project.cache / "archives")
     source.fetch(project.pin, None)
     assert said == [f"fetching {WHEEL}"] and cached(project).stat().st_mode & 0o222 == 0
@@ -78,7 +73,7 @@ def test_a_damaged_cache_entry_is_noticed_and_fetched_again(project, said, tmp_p
     assert said == [f"the cached {WHEEL} is damaged; it is fetched again", f"fetching {WHEEL}"]
     assert source.file_sha256(origin.archive) == project.pin.wheels[0].sha256 and not left.exists()
     project.edit("upstream/pins.toml", project.pin.tree, "sha256:" + "0" * 64)
-    origin.pin = pins.load(project.root).find(TAG)
+    origin.pin = project.pins.find(TAG)
     assert refused(origin.unpack, tmp_path / "out")[0] == "tree mismatch"
 
 

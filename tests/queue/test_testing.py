@@ -1,13 +1,13 @@
-"""The tests themselves: what `test` runs for which words, and how they are spread over
-processors."""
-
-from __future__ import annotations
+"""The tests themselves: what `test` runs for which words, and how they are spread over processors;
+and the workflows, one of which keeps an issue of new releases."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import fakes
@@ -40,7 +40,6 @@ def ran(project, monkeypatch, tool):
         code, out, _ = tool(project, "test", *words)
         return code, out, sorted(done)
 
-    call.monkeypatch, call.project = monkeypatch, project
     return call
 
 
@@ -64,16 +63,14 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
     assert ("0 problems" in said) == ("tool" in done), "check is a part of testing the tool"
 
 
-def test_releases_are_not_tested_with_a_tool_that_fails(ran):
-    ran.monkeypatch.setattr(testing, "test_tool", lambda *_: 3)
-    code, _, done = ran()
-    assert code == 1 and TAG not in done
-
-
-def test_the_tool_is_not_tested_on_a_queue_with_problems(ran):
-    ran.project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
-    code, _, done = ran()
-    assert (code, done) == (1, [])
+def test_nothing_is_tested_with_a_tool_that_fails_or_on_a_queue_with_problems(
+    ran, project, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(testing, "test_tool", lambda *_: 3)
+        assert ran()[::2] == (1, [])
+    project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
+    assert ran()[::2] == (1, [])
 
 
 def test_the_tool_is_tested_with_byte_code(project, tmp_path, monkeypatch):
@@ -128,8 +125,7 @@ def spread_run(folder: Path, *files: str) -> str:
     shutil.copy(ROOT / "tests/revision/conftest.py", suite)
     for number, text in enumerate(files):
         (suite / f"test_{number}.py").write_text(f"import os, pytest\n{text}")
-    (folder / "tree/python/sglang").mkdir(parents=True)
-    (folder / "tree/python/sglang/__init__.py").write_text("")
+    fakes.write(folder / "tree/python/sglang/__init__.py")
     beside.mkdir()
     words = testing.spread(beside, 2)
     variables = {
@@ -179,3 +175,48 @@ def test_a_workflow_runs_what_was_read(file):
     assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used)
     scripts = re.findall(r"(?m)^( *)(?:- )?run: (?:\|\n((?:\1 .*\n|\n)+)|(.*))", text)
     assert scripts and not any("${{" in part for script in scripts for part in script)
+
+
+WATCH = (ROOT / ".github/workflows/watch.yml").read_text(encoding="utf-8")
+TITLE = "sglang has releases that are not pinned"
+GH = """#!/bin/bash
+echo "$@" >> gh.log
+case "$2" in
+  list) [ ! -e gh.broken ] && cat gh.issues ;;
+  edit) cp "$5" "issue.$3" ;;
+  create) cp "$6" issue.new ;;
+esac
+"""
+
+
+def issues(folder: Path, *known: tuple[int, str]) -> subprocess.CompletedProcess[str]:
+    """Run the last step where these issues are known, in a shell as GitHub starts it."""
+    script = textwrap.dedent(WATCH.partition("        run: |\n")[2])
+    (folder / "report.txt").write_text("the report\n")
+    (folder / "gh.log").write_text("")
+    listed = [{"number": number, "title": title} for number, title in known]
+    (folder / "gh.issues").write_text(json.dumps(listed))
+    fakes.program(folder / "bin/gh", "").write_text(GH)
+    environment = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    return fakes.run("bash", "-e", "-c", script, cwd=folder, env=environment)
+
+
+@pytest.mark.parametrize(("known", "issue"), [((4, "sglang has died"), "new"), ((7, TITLE), "7")])
+def test_there_is_one_issue_which_is_written_anew(tmp_path, known, issue):
+    done = issues(tmp_path, (3, f"{TITLE} yet"), known)
+    assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.glob("issue.*")
+    text = "```\nthe report\n```\n"
+    assert (written.name, written.read_text()) == (f"issue.{issue}", text)
+    created = f"issue create --title {TITLE}" in (tmp_path / "gh.log").read_text()
+    assert created is (issue == "new")
+    (tmp_path / "gh.broken").touch()
+    assert issues(tmp_path).returncode != 0, "it could not be looked for"
+    assert "create" not in (tmp_path / "gh.log").read_text()
+
+
+def test_the_job_that_may_write_issues_runs_no_code_of_the_queue():
+    report, _, issue = WATCH.partition("\n  issue:\n")
+    assert "permissions: {}\n" in report and "contents: read" in report
+    assert ": write" not in report and issue.count(": write") == 1
+    assert "issues: write" in issue and "checkout" not in issue and "scripts/" not in issue

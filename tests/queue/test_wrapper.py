@@ -1,8 +1,6 @@
 """scripts/nox: what it hands to nox, and what it makes of a word of its own; and the paths behind
 `--`, meant from the folder that the user stands in, whatever folder the tool runs in."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -155,20 +153,13 @@ def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypat
     assert left == ["lab", "noxfile.py", "scripts"] and not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(("text", "meant"), [("mails", "mails"), ("~/mine", "{home}/mine")])
-def test_a_path_is_as_it_is_typed(tmp_path, text, meant):
-    meant = meant.format(home=tmp_path / "home")
-    assert terminal.path(text) == Path(meant)
-
-
-def test_a_program_is_a_path_where_it_is_written_as_one(tmp_path, monkeypatch):
+def test_a_word_is_a_path_where_it_is_written_as_one(tmp_path, monkeypatch):
+    """As the user typed it and can type it; a program's name is none."""
     monkeypatch.chdir(tmp_path)
+    for text, meant in (("mails", "mails"), ("~/mine", str(tmp_path / "home/mine"))):
+        assert terminal.path(text) == Path(meant)
     assert terminal.program("python3") == "python3"
     assert terminal.program("venv/bin/python") == str(tmp_path / "venv/bin/python")
-
-
-def test_what_was_written_is_shown_as_the_user_can_type_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     assert terminal.shown(tmp_path / "dist/a.whl") == "dist/a.whl"
     assert terminal.shown(tmp_path.parent / "a.whl") == str(tmp_path.parent / "a.whl")
 
@@ -185,16 +176,13 @@ def test_every_option_that_takes_a_path_asks_where_the_user_stands():
     assert len(paths_of) > 10 and own == {terminal.__name__}
 
 
-@pytest.mark.parametrize(
-    "command",
-    [(sys.executable, "-m", "nox", "-f", "../project/noxfile.py"), ("../project/scripts/nox",)],
-    ids=["nox -f", "scripts/nox"],
-)
-def test_a_branch_in_the_checkout_that_the_user_stands_in(project, tmp_path, command):
+def test_a_branch_in_the_checkout_that_the_user_stands_in(project, tmp_path):
+    """By nox itself; test_pages.py has it by scripts/nox."""
     fakes.as_clone(project.root)
     fakes.author(tmp_path / "home")
     checkout = project.checkout(tmp_path / "sglang")
+    nox = (sys.executable, "-m", "nox", "-f", "../project/noxfile.py")
     words = ("-s", "backport", "--", "--onto", ".", "release/graphs")
-    done = fakes.run(*command, *words, cwd=checkout)
+    done = fakes.run(*nox, *words, cwd=checkout)
     assert done.returncode == 0 and ".: release/graphs made" in done.stdout, done.stderr
     assert "release/graphs" in fakes.git(checkout, "branch")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -37,11 +38,13 @@ def sha256(content: bytes) -> str:
 def digest(path: Path) -> str:
     """The sha256 of a file (a link is not followed: it counts by its target's name), "" where there
     is none, else what it is."""
-    if path.is_symlink():
-        return sha256(b"link to " + os.fsencode(path.readlink()))
-    if not path.exists():
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
         return ""
-    return sha256(path.read_bytes()) if path.is_file() else "no plain file"
+    if stat.S_ISLNK(mode):
+        return sha256(b"link to " + os.fsencode(path.readlink()))
+    return sha256(path.read_bytes()) if stat.S_ISREG(mode) else "no plain file"
 
 
 def is_part_of_tree(path: str) -> bool:
@@ -49,11 +52,6 @@ def is_part_of_tree(path: str) -> bool:
     identity, nor are its own records."""
     compiled = path.endswith((".so", ".pyc")) or "/__pycache__/" in path
     return not compiled and path not in (LISTING, LAID)
-
-
-def hash_listing(listing: Mapping[str, str]) -> str:
-    """The hash of a whole listing, as "sha256:<hex>"."""
-    return "sha256:" + sha256(to_sha256sum(listing))
 
 
 def to_sha256sum(listing: Mapping[str, str]) -> bytes:
@@ -80,9 +78,7 @@ def from_sha256sum(content: bytes) -> dict[str, str]:
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
     """The part that a tree's LISTING file holds: sglang's files, less the generated one, which
     a wheel stamps and git lacks."""
-    own = sglang_part(listing)
-    own.pop(GENERATED, None)
-    return own
+    return {path: each for path, each in sglang_part(listing).items() if path != GENERATED}
 
 
 def sglang_part(listing: Mapping[str, str]) -> dict[str, str]:
@@ -103,8 +99,8 @@ def python_part(listing: Mapping[str, str]) -> dict[str, str]:
 
 def hash_python(listing: Mapping[str, str]) -> str:
     """The tree hash of a release or a patched release: of its Python files alone, which its wheels,
-    a git checkout and an installed package have in common."""
-    return hash_listing(python_part(listing))
+    a git checkout and an installed package have in common. As "sha256:<hex>"."""
+    return "sha256:" + sha256(to_sha256sum(python_part(listing)))
 
 
 def list_folder(folder: Path) -> dict[str, str]:
@@ -113,16 +109,17 @@ def list_folder(folder: Path) -> dict[str, str]:
 
 
 def list_package(site: Path) -> dict[str, str]:
-    """The listing of the sglang/ in a folder of packages, under the names that its files have in
-    git's layout."""
+    """The listing of the sglang/ in a folder of packages, by the names in git's layout."""
     return dict(_list(site / "sglang", "python/sglang"))
 
 
 def _list(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    for path in folder.rglob("*"):
-        name = f"{prefix}/{path.relative_to(folder).as_posix()}"
-        if path.is_symlink() or (path.is_file() and is_part_of_tree(name)):
-            yield name, digest(path)
+    for place, folders, files in os.walk(folder):  # rglob takes twice as long for 4,600 files
+        for each in (*files, *folders):
+            path = os.path.join(place, each)
+            name, mode = f"{prefix}{path[len(str(folder)) :]}", os.lstat(path).st_mode
+            if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and is_part_of_tree(name)):
+                yield name, digest(Path(path))
 
 
 def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
