@@ -276,7 +276,7 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     ("guard", "left", "status", "becomes"),
     [
         ("==9.9.1", "==9.9.1", "Pending", "Merged 9.9.2"),
-        (">=9.9", ">=9.9,<9.9.2", "Merged 9.9.5", "Merged 9.9.2"),
+        (">=9.9", ">=9.9,<9.9.2", "Merged 9.9.5, sglang#7", "Merged 9.9.2, sglang#7"),
         (">=9.9", ">=9.9,<9.9.2", "Inappropriate: for the old", "Inappropriate: for the old"),
     ],
 )

@@ -257,8 +257,7 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     if selected and not has:
         return Finding(base, pin, Outcome.APPLIED, header.get("Subject"))
     if has:
-        merged = header.get("Upstream-Status").partition("Merged ")[2]
-        why = f"since {merged}" if merged else "the release has it"
+        why = f"since {header.merged}" if header.merged else "the release has it"
         what = "merged upstream: the pristine release passes the patch's Probe"
         step = "end the guard before this release"
         problem = Problem(str(Outcome.MERGED_UPSTREAM), where, what, step) if selected else None

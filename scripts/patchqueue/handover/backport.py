@@ -24,7 +24,6 @@ from ..applying.selection import Selection, select, settle
 from ..files import atomic
 from ..files.tree import hash_python, sglang_part, sha256
 from ..outcome import Outcome, Refused, counted, to_type
-from ..queue.header import Header
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream.pins import Pin, Pins
@@ -186,17 +185,10 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Queue-Patch-Sha256": sha256(patch.content),
         "Queue-Release": local_version(pin, queue.profile),
         "Origin": header.get("Origin"),
-        "Upstream-Status": _upstream_status(header),
+        "Upstream-Status": header.get("Upstream-Status"),
     }
     last = "".join(f"{name}: {value}\n" for name, value in trailers.items())
     return "\n\n".join([header.get("Subject"), description(queue, patch), last])
-
-
-def _upstream_status(header: Header) -> str:
-    """The status; of a merged patch with the pull requests that its origin names."""
-    status = header.get("Upstream-Status")
-    pull_requests = re.findall(r"sglang#\d+", header.get("Origin"))
-    return ", ".join([status, *pull_requests]) if status.startswith("Merged ") else status
 
 
 def description(queue: Queue, patch: Patch) -> str:
