@@ -7,7 +7,6 @@ import datetime
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
 RUNNER = fakes.RUNNER
+LISTED = ("diff-tree", "-r", "--no-commit-id", "--name-only")
 UNSIGNED = ("-c", "commit.gpgSign=false", "commit", "-q")
 
 
@@ -37,24 +37,15 @@ def author(tmp_path: Path) -> None:
 @pytest.fixture
 def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
     """The release as git has it: no generated file, and folders that no wheel has."""
-    folder = tmp_path / "sglang"
-    for name, content in {
-        "README.md": "SGLang\n",
-        "test/srt/test_a.py": "a = 1\n",
-        "python/pyproject.toml": "[project]\n",
-    }.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return project.checkout(folder)
+    project.write("../sglang/README.md", "SGLang\n")
+    project.write("../sglang/test/srt/test_a.py", "a = 1\n")
+    return project.checkout(tmp_path / "sglang")
 
 
 def make(
     project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options
 ) -> backport.Branch:
-    return backport.backport(
-        project.root, pins.load(project.root), str(checkout), branch, base, **options
-    )
+    return backport.backport(project.root, str(checkout), branch, base, **options)
 
 
 def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
@@ -85,8 +76,7 @@ def git(folder: Path, *words: str) -> str:
 def test_one_commit_for_each_patch_with_its_overlay_files(project, checkout, tmp_path):
     made = make(project, checkout)
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
-    listed = ("diff-tree", "-r", "--no-commit-id", "--name-only")
-    names = [git(checkout, *listed, commit).split() for commit in made.commits]
+    names = [git(checkout, *LISTED, commit).split() for commit in made.commits]
     alone = make(project, checkout, "alone", without=("steps/count-once-more",))
     changed = git(checkout, "diff", "--name-only", alone.base, "alone").split()
     assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
@@ -118,6 +108,24 @@ def test_a_branch_has_small_fixes_first_and_the_report_last(tag):
     speed = ["fixes" not in queue.header(patch.name).profiles for patch in patches]
     brought = sum(map(len, queue.overlay_for(patches[:10]).values()))  # bytes
     assert speed == sorted(speed) and brought < 12_000 and "log-tree" in last.name
+
+
+def test_tests_come_along_where_they_are_asked_for(project, checkout):
+    test, harness = "tests/revision/test_steps.py", "tests/revision/conftest.py"
+    project.write(harness, "steps = 1\n")
+    made = make(project, checkout, tests=True)
+    names = [git(checkout, *LISTED, commit, "--", "tests/").split() for commit in made.commits]
+    assert names == [[], [], [harness, test]] and made.tree == make(project, checkout, "bare").tree
+    make(project, checkout, "part", without=("steps/count-once-more",), tests=True)
+    assert git(checkout, *LISTED, "part").split() == [harness]
+
+
+def test_tests_that_come_along_find_what_they_import():
+    files = {ROOT / test for one in load_queue(ROOT).patches.values() for test in one.header.tests}
+    files |= {file for each in backport.HARNESS.split() for file in (ROOT / "tests").glob(each)}
+    imported = re.findall(r"(?m)^(?:import|from) (\w+)", "".join(map(Path.read_text, files)))
+    others = {file.stem for file in (ROOT / "tests/gpu").glob("*.py") if file not in files}
+    assert files and others.isdisjoint(imported)
 
 
 @pytest.fixture
@@ -312,15 +320,13 @@ def test_bad_words(project, checkout, words, name, hint):
 
 def test_every_header_makes_a_message_that_git_reads_back():
     """The project's own queue: trailers are found, and nothing in a description ends a mail."""
-    queue, last = load_queue(ROOT), {}
+    queue, last, utf_8 = load_queue(ROOT), {}, {**os.environ, "LC_ALL": "C.UTF-8"}
     for pin in pins.load(ROOT).all:
         last |= {patch.name: (patch, pin) for patch in queue.select(pin.version)}
-    words = ["git", "interpret-trailers", "--parse"]
-    how = {"capture_output": True, "text": True, "check": True}
-    how["env"] = {**os.environ, "LC_ALL": "C.UTF-8"}
     for patch, pin in last.values():
         text = backport.message(queue, patch, pin)
-        found = subprocess.run(words, input=text, **how).stdout.splitlines()
+        words = ("git", "interpret-trailers", "--parse")
+        found = fakes.run(*words, input=text, check=True, env=utf_8).stdout.splitlines()
         assert found[0] == f"Queue-Patch: {patch.name}" and len(found) == 5, text
         assert not re.search("(?m)^(---|diff -|Index: )", text), text
         assert "Merged" not in found[4] or found[4].endswith(found[3].partition("upstream, ")[2])

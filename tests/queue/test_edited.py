@@ -25,7 +25,6 @@ from patchqueue.handover import backport
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
-from patchqueue.upstream import pins
 from patchqueue.upstream import release as edits
 
 PATCHED, CUT, PAGE = (f"sglang/srt/{name}.py" for name in ("runner", "cut", "page"))
@@ -282,8 +281,7 @@ def checkout(edited, tmp_path) -> Path:
 
 
 def branch(edited, checkout, **options) -> backport.Branch:
-    every = pins.load(edited.root)
-    return backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", **options)
+    return backport.backport(edited.root, str(checkout), "graphs", "HEAD", **options)
 
 
 def forked(checkout: Path, kind: str) -> None:

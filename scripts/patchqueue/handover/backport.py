@@ -26,6 +26,7 @@ from ..files.tree import hash_python, sglang_part, sha256
 from ..outcome import Outcome, Refused, counted, to_type
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
+from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, of_folder, pristine, refuse_other
 from ..upstream.source import fetch
@@ -35,7 +36,15 @@ from .repository import Commit, Repository, open_repository
 PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
+# below tests/, what tests of releases import and read
+HARNESS = "revision/conftest.py revision/host/*.py models/*.json gpu/machine_code.py gpu/models.py"
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
+TESTS = """Add the tests of the patches
+
+They need pytest, and no GPU:
+PYTHONPATH=python PATCHQUEUE_TREE=. PATCHQUEUE_REVISION={} python -m pytest tests/revision
+"""
+MERGE = "begins at the release; `git merge BRANCH` in the fork merges both sides"
 EITHER = "change one of the two so that both fit, or merge a branch of backport into it"
 
 
@@ -71,26 +80,26 @@ class Branch:
 
 def backport(
     root: Path,
-    pins: Pins,
     onto: str,
     name: str,
     base: str,
     release: str = "",
     without: Sequence[str] = (),
     only: str = "",
+    tests: bool = False,
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
     fork of one, with the queue on it.
 
     release: the one that a fork is made of, where its tags do not say; without: patches that are
     left out, as breakable/keep-break-tensors, and those of REPORT that the release gets; only: the
-    profile whose patches the branch gets, "" for every patch.
+    profile whose patches the branch gets, "" for every patch; tests: with the patches' tests.
 
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
     edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
     """
-    queue, repository = load_queue(root, only), open_repository(onto)
+    queue, pins, repository = load_queue(root, only), pinning.load(root), open_repository(onto)
     repository.branch(name)  # refused before the work
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
@@ -101,9 +110,9 @@ def backport(
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
     again = to_type("backport", f"--onto {onto} --base {pin.tag} BRANCH")
-    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
-    fork = _compared(found, selection, repository.path, step)
-    wanted = list(commits(settled(selection, fork), fork))
+    fork = _compared(found, selection, repository.path, f"{again} {MERGE}")
+    selection = settle(selection, fork.files.get, fork.where, fork.step)
+    wanted = [*commits(selection, fork), *([tests_of(root, selection)] if tests else [])]
     made = repository.build(start, wanted, author, date_of(pin, repository, start))
     (outcome,) = repository.publish({name: made[-1]})
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -140,14 +149,6 @@ def _compared(found: Base, selection: Selection, checkout: Path, step: str) -> B
     return replace(found, edits=edits, step=step)
 
 
-def settled(selection: Selection, base: Base) -> Selection:
-    """The selection without the patches whose change the base has. Raises Refused where a patch
-    does not fit edits of others, or the patches beside it that are left out."""
-    if base.edits.paths or not selection.queue.whole:
-        return settle(selection, base.files.get, base.where, base.step)
-    return selection
-
-
 def commits(selection: Selection, base: Base) -> Iterator[Commit]:
     """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
     does not fit.
@@ -169,6 +170,19 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
         if patch is patches[-1]:
             listing = in_git(laid, base.files.get, listing_with(base.listing, laid), base.edits)
         yield Commit(message(queue, patch, pin), done.files | listing)
+
+
+def tests_of(root: Path, selection: Selection) -> Commit:
+    """The commit that adds the tests of a selection's patches, and what they import. A test that a
+    patch of the release names that is left out is left out, too."""
+    named: dict[bool, set[str]] = {True: set(), False: set()}
+    queue = load_queue(root)
+    for patch in queue.select(selection.pin.version):
+        named[patch in selection.patches].update(queue.header(patch.name).tests)
+    files = [root / test for test in named[True] - named[False]]
+    files += [file for each in HARNESS.split() for file in (root / "tests").glob(each)]
+    tests = {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+    return Commit(TESTS.format(selection.pin.version), tests)
 
 
 def changed_by(wanted: Iterable[Commit]) -> dict[str, bytes]:
@@ -195,13 +209,8 @@ def description(queue: Queue, patch: Patch) -> str:
     """What a header says below the subject, of a variant with its own description behind;
     paragraphs as wide as git's log likes them."""
     header = queue.header(patch.name)
-    own = [patch.header.get("Description")] if patch.header.is_variant else []
-    paragraphs = [
-        part
-        for text in (header.get("Description"), *own)
-        for part in re.split(r"\n\s*\n", text)
-        if part.strip()
-    ]
+    texts = dict.fromkeys(each.get("Description") for each in (header, patch.header))
+    paragraphs = re.split(r"\n\s*\n", "\n\n".join(filter(None, texts)))
     whole = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n\n".join(whole.fill(part) for part in paragraphs)
 
@@ -242,7 +251,7 @@ def write_patch(
         onto = _compared(found, selection, base, EITHER)
     else:
         onto = Base(pin.tag, fetch(pin, None).contents())
-    selection = settled(selection, onto)
+    selection = settle(selection, onto.files.get, onto.where, onto.step)
     after = changed_by(commits(selection, onto))
     before = {path: onto.files[path] for path in after if path in onto.files}
     content = _head(selection).encode() + diff(before, after)
@@ -255,13 +264,15 @@ def write_patch(
 def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
-    names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
+    names = {each.name: queue.header(each.name).get("Subject") for each in selection.patches}
     version = local_version(pin, queue.profile)
     return (
         f"The prefill graph queue for sglang {pin.version}, {version}:"
         f" {counted(len(names), 'patch', 'patches')}.\n"
         "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
-        + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)
+        + "".join(
+            f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items()
+        )
         + "\n"
     )
 
