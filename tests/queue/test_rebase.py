@@ -224,7 +224,7 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
     texts = fakes.snapshot(project.root / "patches")
     assert run(project, NEXT, "--continue") == 0
-    assert "series: guards\nNo conflict is left." in capsys.readouterr().out
+    assert "series: guards\nNo conflict is left on 9.9.2. " in capsys.readouterr().out
     assert guards_of(project)[COUNT] == ">=9.9,<10"
     assert fakes.snapshot(project.root / "patches") == texts
     applies(project, runner=moved)

@@ -369,3 +369,9 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     written, report = run(applied)
     assert paths(written) == [f"overlay/{STEPS}", TREES] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
+
+
+def test_a_tree_that_is_made_anew_is_named(applied, tool):
+    shutil.rmtree(applied.tree)
+    for end in (f"; work/{TAG} was made from it\n", "the queue holds it all\n"):
+        assert end in tool(applied, "refresh", TAG)[1]
