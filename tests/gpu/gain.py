@@ -42,7 +42,6 @@ import untouched
 from gain_table import show, states
 from timing import name
 
-HERE = Path(__file__).resolve().parent
 RESULT = "gain.json"
 STATES = "SGLANG_PREFILL_GRAPH_STATES"  # captured/ of the overlay
 UNTOUCHED, PATCHED = "untouched", "patched"
@@ -105,6 +104,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
         "--states",
         nargs="+",
         choices=("all", "capture", "break"),
+        default=[os.environ.get(STATES, "")],
         metavar="STATES",
         help=f"what {STATES} says, for all trees, or for each one: all, capture or break "
         "(default: what it says here)",
@@ -131,7 +131,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=int, default=24000, help=port)
     options = parser.parse_args(words)
     options.mode = _for_each(parser, "--mode", options.mode, options.trees)
-    options.states = options.states or [os.environ.get(STATES, "")]
     options.states = _for_each(parser, "--states", options.states, options.trees)
     if options.peer and options.traffic:
         parser.error("--peer: peers take shapes, not the loads of --traffic; leave one of them out")

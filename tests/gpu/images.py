@@ -26,7 +26,6 @@ from experiment import (
     Plan,
     Session,
     engine_job,
-    engine_words,
     judged_run,
     unanswered,
 )
@@ -45,10 +44,7 @@ SPECIAL = (
     "<|video_pad|>",
 )
 RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
-# bundles may lack FlashAttention 3, which is vision's default
-WORDS = dict(mm_attention_backend="triton_attn")
-
-CONFIG = models.OTHERS[MODEL]
+CONFIG = models.MODELS[MODEL]
 _VISION = CONFIG["vision_config"]
 
 
@@ -157,8 +153,7 @@ def judge(session: Session, row: Experiment, made: Plan) -> dict:
 
 
 def job(session: Session, row: Experiment, mode: str) -> launch.Job:
-    words = {"question": "images", "engine": engine_words(session, MODEL) | WORDS}
-    return engine_job(session, row, f"images.{mode}", MODEL, mode, **words)
+    return engine_job(session, row, f"images.{mode}", MODEL, mode, question="images")
 
 
 def picture(seed: int, width: int, height: int):

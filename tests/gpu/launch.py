@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-HERE = Path(__file__).resolve().parent
 SETTINGS = {
     # another kernel package than the release's own may be in place, and said so
     "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",

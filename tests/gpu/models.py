@@ -21,6 +21,8 @@ servers of some models are asked for:
   the target's all the same.
 - qwen3-next-buffer is wide, so that a forward takes the GPU longer than the host needs to launch
   one, and every expert is taken, so that no router hides or makes a difference.
+- qwen3-5 has a vision tower, whose attention is Triton's: bundles may lack FlashAttention 3, its
+  default.
 - models of subjects.py have published sizes, for speed, with dummy weights. The letters of
   hybrid_override_pattern: M Mamba2, * attention, - MLP, E experts.
 """
@@ -65,6 +67,7 @@ ONLY_ASKED_FOR = {
     "qwen3-next-buffer": "the cache strategy extra_buffer, which releases before 0.5.7 do not have",
     "kimi-linear": "no release has been asked for it yet",
     "nemotron-h-mtp": "drafts beside the prefix cache, which releases before 0.5.13 refuse",
+    "qwen3-5": "images, which wants a processor, and releases before 0.5.9 do not have the model",
     "qwen3-next-triton": (
         "Triton's kernels compute its gated delta nets; from 0.5.19 on FlashInfer's are the default"
         " on Hopper"

@@ -36,7 +36,7 @@ class Timed(timing.Timed):
         words = dict(
             model=self.plan["model"],
             skip_tokenizer_init=True,
-            language_model_only=True,  # else a model that takes images wants a tokenizer
+            language_model_only=True,  # else Qwen3.5's processor of images wants a tokenizer
             load_format="dummy",
             dtype="bfloat16",
             seed=1,

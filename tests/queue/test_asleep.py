@@ -134,6 +134,7 @@ def test_gated_delta_nets_have_a_graph_where_a_release_must_be_told(asleep, tmp_
     plan = planned(tmp_path, "qwen3-next-triton", "breakable")
     assert plan["enforce"] and plan["engine"]["linear_attn_prefill_backend"] == "triton"
     assert not planned(tmp_path, "llama", "breakable")["enforce"]
+    assert planned(tmp_path, "qwen3-5", "eager")["engine"]["mm_attention_backend"] == "triton_attn"
 
 
 def test_a_new_engine_answers_before_it_is_told_to_flush(asleep, monkeypatch):
@@ -168,3 +169,11 @@ def test_memory_is_given_up_when_the_step_behind_the_last_answer_is_over(asleep,
 
     asleep.ACTIONS[step](Engine(), {})
     assert told == ["flush", "flush", "flush", "release"]
+
+
+def test_a_model_with_a_vision_tower_sleeps_with_its_own_attention(asleep, tmp_path):
+    """Bundles may lack FlashAttention 3, which is vision's default."""
+    plan = planned(tmp_path, "qwen3-5", "breakable", "--tp", "2")
+    assert plan["engine"]["mm_attention_backend"] == "triton_attn"
+    assert plan["model"].endswith("qwen3-5-wide") and plan["other"].endswith("qwen3-5-wide-other")
+    assert asleep.references_of("qwen3-5", ["breakable"], set()) == {}

@@ -185,6 +185,9 @@ FOLLOW = "def follow(a, b=1): raise ValueError\n"
 EAGER = "sglang/srt/prefill_graph/compat/eager"
 
 
+RULE = "def chunk_gated_delta_rule(q, use_cp='auto'):\n    return q, use_cp\n"
+
+
 @pytest.mark.parametrize(
     ("code", "variables", "said"),
     [
@@ -195,14 +198,20 @@ EAGER = "sglang/srt/prefill_graph/compat/eager"
             {"REASONS": "1"},
             "few few",
         ),
+        (
+            "from flashinfer.gdn_prefill import chunk_gated_delta_rule as rule; print(rule(1))",
+            {"KEEP_EAGER": "1"},
+            "(1, False)",
+        ),
     ],
-    ids=["left out", "the queue's word"],
+    ids=["left out", "the queue's word", "a reference's delta rule"],
 )
 def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     """As in an engine's own processes, with modules of a folder."""
     for name, text in {
         "package": FOLLOW,
         EAGER: "def why(runner, batch):\n    return 'few'\n",
+        "flashinfer/gdn_prefill": RULE,
     }.items():
         file = tmp_path / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)

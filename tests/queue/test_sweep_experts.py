@@ -111,9 +111,19 @@ def test_a_sweep_ends_in_time_with_the_tiles_that_were_timed(sweep_experts, monk
     release = SimpleNamespace(default=lambda count, experts: {"BLOCK_SIZE_M": 1000})
     monkeypatch.setattr(sweep_experts, "Batch", Batch)
     monkeypatch.setattr(sweep_experts, "Release", lambda: release)
-    monkeypatch.setattr(sweep_experts, "memory_rate", lambda: 1.0)
+    monkeypatch.setattr(sweep_experts, "on_hopper", lambda: False)
     monkeypatch.setattr(sweep_experts.time, "time", lambda: next(clock))
     [experts, *_] = sweep_experts.SHAPES[512, 512]
     (row,) = sweep_experts.sweep(experts, [16, 128, 512], 20)
     assert row["tokens"] == 16 and 0 < len(row["us"]) < len(sweep_experts.candidates(16, experts))
     assert "no time left for 512 tokens" in capsys.readouterr().out
+
+
+def test_a_sweep_on_hopper_tries_known_tiles_alone(sweep_experts, monkeypatch):
+    tried = {}
+    for hopper in (False, True):
+        monkeypatch.setattr(sweep_experts, "on_hopper", lambda hopper=hopper: hopper)
+        [experts, *_] = sweep_experts.SHAPES[512, 512]
+        anchors = sweep_experts.ANCHORS
+        tried[hopper] = {t for count in anchors for t in sweep_experts.candidates(count, experts)}
+    assert tried[True] == {*sweep_experts.HOPPER} < tried[False]

@@ -11,6 +11,7 @@ from host import beside, late, segments, served
 with late.modules():
     from sglang.srt.prefill_graph.breakable import mixers
     from sglang.srt.prefill_graph.captured import layers, tables
+    from sglang.srt.prefill_graph.piecewise import op_function
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.24")
 OWN = pytest.mark.revision(">=0.5.14")
@@ -116,13 +117,13 @@ def test_a_breakable_decode_graph_calls_the_backend_itself():
     def forward(*rows, **given):
         seen.append(given)
 
-    def made_a_break(function):
+    def made_a_break(function, name):
         return lambda *_, **__: seen.append("a break")
 
     def batch(extends):
         return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: extends))
 
-    with mixers.broken_by(made_a_break):
+    with op_function.broken_by(made_a_break):
         run = mixers.beside_attention(forward)
         for one in (batch(extends=False), batch(extends=True)):
             run(None, torch.ones(1), torch.ones(1), layer_id=0, forward_batch=one)

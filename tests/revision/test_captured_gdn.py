@@ -15,7 +15,7 @@ with late.modules():
     from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.prefill_graph.captured import gdn, layers, own_runner, tables
     from sglang.srt.prefill_graph.compat import delta_rule, features
-    from sglang.srt.prefill_graph.kernels import delta_tables
+    from sglang.srt.prefill_graph.kernels import delta_states
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
 
@@ -105,11 +105,11 @@ def test_places_without_a_request_read_nothing(compared):
 def test_the_first_launch_compiles_for_hopper(monkeypatch, pool, parts):
     """In Qwen3-Next's shape on one GPU."""
     noted = []
-    recorder = launches.Recorder(delta_tables._begin_kernel, noted)
-    monkeypatch.setattr(delta_tables, "_begin_kernel", recorder)
+    recorder = launches.Recorder(delta_states._begin_kernel, noted)
+    monkeypatch.setattr(delta_states, "_begin_kernel", recorder)
     made = tables.Tables(512, 32, gdn.CHUNK, torch.device("cpu"))
     states = torch.empty(3, 32, 128, 128, dtype=getattr(torch, pool))
-    delta_tables.begin(states, made.plan, made.owner, made.slots, made.warm, parts)
+    delta_states.begin(states, made.plan, made.owner, made.slots, made.warm, parts)
     [launch] = noted
     assert launch.compiled(90).spilled == 0
 

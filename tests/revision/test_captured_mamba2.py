@@ -97,7 +97,7 @@ def test_every_row_is_in_one_chunk():
 
 def chunked(lengths, warm, tokens, places, chunk):
     """What is wrong with the columns of a batch, or None."""
-    made = tables.cut(lengths, warm, tokens, places, chunk)
+    made, goes_on = tables.cut(lengths, warm, tokens, places, chunk)
     seen = [[] for _ in range(tokens)]
     for start, size, owner in zip(made.start, made.size, made.owner):
         if abs(size) > chunk:
@@ -118,7 +118,7 @@ def chunked(lengths, warm, tokens, places, chunk):
         return "a request's chunks are not all between its first and the next one's"
     if (made.cu[1:] - made.cu[:-1]).tolist() != rows:
         return "a request's first row is another"
-    if made.warm.tolist() != [int(one) for one in warm] + [0] * (places - len(lengths)):
+    if goes_on.tolist() != [int(one) for one in warm] + [0] * (places - len(lengths)):
         return "another request goes on"
     return None
 

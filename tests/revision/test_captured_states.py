@@ -51,13 +51,25 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(captured_sta
     assert server.tables(32).requests == 16
 
 
+def test_a_batch_that_also_decodes_is_replayed(captured_states):
+    """--enable-mixed-chunk: a request that decodes has one row, behind what it had before."""
+    server = captured_states()
+    made = [batch_of([5, 1, 1], extend_prefix_lens_cpu=[0, 7, 70]) for _ in range(2)]
+    for batch in made:
+        batch.forward_mode = forward_batch_info.ForwardMode.MIXED
+    wanted = server.eager(made[0])
+    server.seen.clear()
+    assert server.why_not(made[1]) is None
+    assert_alike(server.replayed(made[1]), wanted)
+    assert not server.seen, "a layer with states ran eagerly"
+    assert server.tables(8).warm[:3].tolist() == [0, 1, 1]
+
+
 def test_some_batches_run_eagerly(captured_states, monkeypatch):
     monkeypatch.setattr(tables, "MOST_REQUESTS", 8)
-    server, mixed, tracked = captured_states(), batch_of([5]), batch_of([5])
-    mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
+    server, tracked = captured_states(), batch_of([5])
     tracked.mamba_track_mask = torch.tensor([True])
     refused = {
-        "requests that decode are in the batch": mixed,
         "the prefix cache keeps states of the batch": tracked,
         "more requests than the tables of states have places, 8": batch_of([1] * 9),
     }

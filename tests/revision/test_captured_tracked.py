@@ -15,7 +15,7 @@ from host import late, launches
 
 with late.modules():
     from sglang.srt.prefill_graph.captured import layers, tables
-    from sglang.srt.prefill_graph.kernels import tracked_states, tracked_windows
+    from sglang.srt.prefill_graph.kernels import convolution, tracked_states
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.19,!=0.5.14.*")
 
@@ -152,10 +152,10 @@ def drawn(source, length, step):
 def test_the_kernel_of_windows_compiles(pool, monkeypatch):
     """For Nemotron-Nano-9B-v2's columns of its projection."""
     noted, features = [], 128 * 80 + 2 * 8 * 128
-    kernel = launches.Recorder(tracked_windows._window_kernel, noted)
-    monkeypatch.setattr(tracked_windows, "_window_kernel", kernel)
+    kernel = launches.Recorder(convolution._window_kernel, noted)
+    monkeypatch.setattr(convolution, "_window_kernel", kernel)
     projected = torch.empty(64, 2 * 128 * 80 + 2 * 8 * 128 + 128, dtype=torch.bfloat16)
     windows = torch.empty(5, features, 3, dtype=getattr(torch, pool))
     plan = tables.Tables(64, 8, 128, torch.device("cpu"), tracks=True).plan
-    tracked_windows.keep(projected[:, 128 * 80 : 128 * 80 + features], windows, plan)
+    convolution.keep_windows(projected[:, 128 * 80 : 128 * 80 + features], windows, plan)
     assert noted[0].compiled(90).spilled == 0

@@ -9,6 +9,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import images
+import models
 import pytest
 import torch
 from host import checkpoints, late
@@ -31,9 +32,8 @@ def folder(tmp_path_factory):
 
 def test_the_release_reads_it_as_its_own_kind(folder):
     found = checkpoints.read(folder)
-    assert type(found).__module__ == "sglang.srt.configs.qwen3_5" and found.architectures == [
-        "Qwen3_5ForConditionalGeneration"
-    ]
+    assert type(found).__module__ == "sglang.srt.configs.qwen3_5"
+    assert found.architectures == ["Qwen3_5ForConditionalGeneration"]
     text = found.text_config
     assert (text.num_hidden_layers, text.head_dim, len(text.linear_layer_ids)) == (8, 128, 6)
     assert found.image_token_id == images.vocabulary()["<|image_pad|>"] < text.vocab_size
@@ -111,4 +111,5 @@ def test_the_release_takes_a_call_of_both_kinds():
 
 
 def test_the_release_knows_the_engines_words(default_server_args):
-    assert default_server_args(**images.WORDS).mm_attention_backend == "triton_attn"
+    args = default_server_args(**models.engine(images.MODEL))
+    assert args.mm_attention_backend == "triton_attn"

@@ -4,8 +4,9 @@ import importlib
 
 import pytest
 import subjects
-from host import checkpoints
+from host import checkpoints, process
 from host import models as host_models
+from sglang.srt.server_args import ServerArgs
 
 # Of one request: the states' shape, and in how many layers.
 STATES = {
@@ -29,14 +30,10 @@ def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
     shape, layers = STATES[name]
     mamba = read.mamba_layer_ids if name.startswith("nemotron") else read.linear_layer_ids
     assert len(mamba) == layers
-    if name.startswith("nemotron"):
-        assert (read.mamba_num_heads, read.mamba_head_dim, read.ssm_state_size) == shape
-    else:
-        assert (
-            read.linear_num_value_heads,
-            read.linear_value_head_dim,
-            read.linear_key_head_dim,
-        ) == shape
+    heads = "mamba_num_heads", "mamba_head_dim", "ssm_state_size"
+    nets = "linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"
+    sizes = heads if name.startswith("nemotron") else nets
+    assert tuple(getattr(read, size) for size in sizes) == shape
 
 
 @pytest.mark.revision(">=0.5.10")
@@ -48,3 +45,17 @@ def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
     built = host_models.construct(getattr(module, subject.config["architectures"][0]), read)
     gib = sum(weight.numel() * weight.element_size() for weight in built.parameters()) / 2**30
     assert abs(gib / subject.weights - 1) < 0.03, gib
+
+
+@pytest.mark.revision(">=0.5.16")
+@pytest.mark.parametrize("name", subjects.SUBJECTS)
+def test_the_release_has_every_argument_of_a_subject(name):
+    """tests/gpu/engine.py starts a server without those that its release lacks."""
+    lacking = [word for word in subjects.SUBJECTS[name].engine if not hasattr(ServerArgs, word)]
+    assert not lacking
+
+
+@pytest.mark.revision(">=0.5.16")
+def test_the_release_has_every_argument_of_the_subjects():
+    words = {word for subject in subjects.SUBJECTS.values() for word in subject.engine}
+    assert words <= process.known()

@@ -10,8 +10,9 @@ from host import late, logged, models, process
 from host.runner import NativeSparseAttnBackend
 
 with late.modules():
-    from sglang.srt.prefill_graph.compat import features
-    from sglang.srt.prefill_graph.piecewise import nsa, sparse
+    from sglang.srt.prefill_graph.breakable import runner as set_up
+    from sglang.srt.prefill_graph.compat import arguments, features
+    from sglang.srt.prefill_graph.piecewise import admission, nsa, sparse
     from sglang.srt.prefill_graph.report import verdict as report_verdict
 
 pytestmark = pytest.mark.revision(">=0.5.9,<0.5.13")
@@ -112,8 +113,7 @@ def test_another_gpu_is_against_it(monkeypatch):
 
 @pytest.fixture
 def runner(build_model, monkeypatch):
-    """runner(**changes): what admit_sparse_attention asks of a ModelRunner with a small
-    DeepSeek-V3.2."""
+    """runner(**changes): what the set-up asks of a ModelRunner with a small DeepSeek-V3.2."""
     monkeypatch.setattr(features, "on_cuda", lambda: True)
     model = build_model("deepseek_v32")
 
@@ -125,6 +125,7 @@ def runner(build_model, monkeypatch):
             "server_args": arguments_with(),
             "attn_backend": NativeSparseAttnBackend(),
             "tp_rank": 0,
+            "attention_layers": [],
         }
         return SimpleNamespace(**{**given, "max_total_num_tokens": 4096, **changes})
 
@@ -132,8 +133,10 @@ def runner(build_model, monkeypatch):
 
 
 def admit(runner, caplog):
-    with caplog.at_level(logging.WARNING):
-        admitted = nsa.admit_sparse_attention(runner)
+    """Whether the set-up goes on with the piecewise graph, and what it warned of."""
+    by_default = arguments.has_default_sizes(runner.server_args)
+    with caplog.at_level(logging.INFO):
+        admitted = admission.admits(runner) and set_up._admits_sparse(runner, by_default)
     return admitted, logged.warnings(caplog)
 
 
@@ -165,8 +168,7 @@ def test_default_sizes_end_where_eager_prefill_is_as_fast(runner, caplog, larges
     context of this server has 1024 tokens."""
     args = process.with_default_sizes(largest)
     before = list(args.piecewise_cuda_graph_tokens)
-    with caplog.at_level(logging.INFO):
-        assert nsa.admit_sparse_attention(runner(server_args=args))
+    assert admit(runner(server_args=args), caplog) == (True, [])
     assert args.piecewise_cuda_graph_tokens == [size for size in before if size <= end]
     assert args.piecewise_cuda_graph_tokens[-1] == end and before[-1] == largest
     assert ("up to 1024 tokens those beyond 512" in caplog.text) is (largest > end)
@@ -192,20 +194,14 @@ def test_a_graph_that_was_enforced_is_refused_with_one_warning(runner, caplog, c
     given = runner(**changes)
     admitted, warnings = admit(given, caplog)
     assert not admitted and len(warnings) == 1
-    assert said in warnings[0] and said in given.prefill_graph_refusal.reason
+    assert said in warnings[0] and said in given.prefill_graph_refusal
 
 
-def test_models_without_sparse_attention_and_the_breakable_graph_decide_for_themselves(
-    runner, build_model, caplog
-):
+def test_models_without_sparse_attention_decide_for_themselves(runner, build_model, caplog):
     other = build_model("llama")
     plain = runner(
         model=other,
-        model_config=SimpleNamespace(hf_text_config=other.config),
+        model_config=SimpleNamespace(hf_text_config=other.config, context_len=1024),
         attn_backend=FlashInferMLAAttnBackend(),
     )
-    breakable = runner(
-        server_args=arguments_with(enable_breakable_cuda_graph=True),
-        attn_backend=FlashInferMLAAttnBackend(),
-    )
-    assert admit(plain, caplog) == admit(breakable, caplog) == (True, [])
+    assert admit(plain, caplog) == (True, [])

@@ -65,21 +65,15 @@ def batch(tokens=TOKENS, **more):
     )
 
 
-def hidden(width=3, dtype=None):
+def hidden(width=3):
     """[ROWS, width]: the row number in real rows, NaN in the others."""
     made = torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, width)
     made[TOKENS:] = math.nan
-    return made.to(dtype) if dtype else made
+    return made
 
 
-def select(indexer, x=None, q_lora=None):
-    return nsa.select(
-        indexer,
-        hidden() if x is None else x,
-        hidden() if q_lora is None else q_lora,
-        torch.arange(ROWS),
-        1,
-    )
+def select(indexer):
+    return nsa.select(indexer, hidden(), hidden(), torch.arange(ROWS), 1)
 
 
 # The indexer's op
@@ -115,26 +109,6 @@ def test_the_padded_slots_come_back_when_the_indexer_fails(context):
     with context(indexer, given), pytest.raises(KeyError, match="no page"):
         select(indexer)
     assert given.out_cache_loc is padded
-
-
-def test_quantised_activations_arrive_as_they_came(context):
-    """(fp8, scales) and (fp8, scales, original) are tuples for the indexer, and tensors on their
-    way through the op."""
-    indexer = Indexer()
-    fp8, scales, one_scale = hidden(dtype=torch.float8_e4m3fn), hidden(1), torch.ones(1)
-    with context(indexer, batch()):
-        select(indexer, (fp8, scales), (fp8, one_scale))
-        select(indexer, (fp8, scales, hidden(7)))
-    pair, triple = (words["x"] for words in indexer.given)
-    assert [tuple(part.shape) for part in pair] == [(TOKENS, 3), (TOKENS, 1)] and pair[
-        0
-    ].dtype == torch.float8_e4m3fn
-    assert [tuple(part.shape) for part in triple] == [(TOKENS, 3), (TOKENS, 1), (TOKENS, 7)]
-    assert [tuple(part.shape) for part in indexer.given[0]["q_lora"]] == [
-        (TOKENS, 3),
-        (1,),
-    ], "a scale for all has no rows to cut"
-    assert isinstance(indexer.given[1]["q_lora"], torch.Tensor)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +167,7 @@ def test_what_is_not_listed_is_an_error(context):
     with pytest.raises(RuntimeError, match="no forward context"):
         select(Indexer())
     x, topk = hidden(), torch.zeros(ROWS, TOPK, dtype=torch.int32)
-    given = x, None, None, x, None, torch.arange(ROWS), topk
+    given = x, x, torch.arange(ROWS), topk
     with context(Indexer(), batch()), pytest.raises(RuntimeError, match="no layer .* layer_id 0"):
         torch.ops.sglang.nsa_topk_with_output(*given, 0)
 

@@ -71,17 +71,10 @@ def traced(model, monkeypatch):
     backend = NativeSparseAttnBackend()
     batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
     batch.attn_backend, batch.out_cache_loc = backend, batch.input_ids
-    config = SimpleNamespace(hf_text_config=model.config, context_len=4096)
     args = SimpleNamespace(piecewise_cuda_graph_tokens=[TOKENS])
-    runner = SimpleNamespace(
-        model=model,
-        model_config=config,
-        server_args=args,
-        attn_backend=backend,
-        max_total_num_tokens=4096,
-    )
+    runner = SimpleNamespace(model=model, server_args=args, attn_backend=backend)
     monkeypatch.setattr(nsa.sparse, "against_sparse", lambda args: [])
-    assert nsa.admit_sparse_attention(runner)
+    assert nsa.admit_sparse_attention(runner, by_default=False)
     attention = [layer.self_attn.attn_mqa for layer in model.model.layers]
     return graph.traced_forward(model, batch, dict(attention_layers=attention), TOKENS), backend
 

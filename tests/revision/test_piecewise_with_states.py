@@ -12,10 +12,8 @@ from host import bodies, graph, late, process, replayed, state_pool
 from host.captures import batch_of, sums_by_table
 
 with late.modules():
-    from sglang.srt.model_executor import forward_batch_info
     from sglang.srt.prefill_graph.breakable import runner as set_up
     from sglang.srt.prefill_graph.captured import layers, tables
-    from sglang.srt.prefill_graph.captured import states as captured_states
     from sglang.srt.prefill_graph.compat import eager, ops
     from sglang.srt.prefill_graph.model import layers as described
     from sglang.srt.prefill_graph.model import stack
@@ -127,7 +125,7 @@ def test_the_pieces_read_the_tables(traced):
 
 @pytest.fixture
 def states():
-    return captured_states.States(layers.Captured(state_pool.Named(), chunk=16))
+    return layers.Captured(state_pool.Named(), chunk=16)
 
 
 def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_layers(states):
@@ -154,7 +152,7 @@ def test_sizes_are_captured_with_their_tables_and_nothing_is_split_at_their_laye
     assert recurrent < set(before) and graph.split_ops() == before
     assert told[0] == [op for op in before if op not in recurrent]
     assert told[1:] == [(16, 16, "the states of layer 3"), (8, 8, "the states of layer 3")]
-    assert tables.current() is None and sorted(states.tables) == [8, 16]
+    assert tables.current() is None and sorted(states.made) == [8, 16]
 
 
 class Attention:
@@ -203,7 +201,7 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, siz
     told = []
 
     def layers(batch):
-        made = states.tables[size]
+        made = states.made[size]
         cu, slots = made.plan.cu.tolist(), made.slots[: len(lengths)].tolist()
         told.append((len(batch.input_ids), cu[len(lengths)], slots))
 
@@ -233,15 +231,10 @@ def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
     made, _ = replays(print)
     del made.runner.layer_model  # which a breakable runner has
     runner = SimpleNamespace(piecewise_cuda_graph_runner=made.runner)
-    mixed, many, long = batch_of([3]), batch_of([1] * 65), batch_of([257])
-    mixed.forward_mode = forward_batch_info.ForwardMode.MIXED
-    reasons = {
-        "requests that decode are in the batch": mixed,
-        "more requests than the tables of states have places, 64": many,
-    }
-    for reason, batch in reasons.items():
-        assert not made.runner.can_run(batch)
-        assert eager.why(runner, batch) == reason
+    many, long = batch_of([1] * 65), batch_of([257])
+    assert not made.runner.can_run(many)
+    reason = "more requests than the tables of states have places, 64"
+    assert eager.why(runner, many) == reason
     assert not made.runner.can_run(long)
     assert "places" not in eager.why(runner, long)
     assert made.runner.can_run(batch_of([3]))
@@ -269,7 +262,7 @@ def test_a_server_captures_such_layers_or_is_split_as_before_and_says_why(of):
     said = "The prefill graph is split at layers with recurrent states: "
     found = layers.Captured(state_pool.Named())
     made, told = of(found)
-    assert made.captured is found and not told
+    assert made is found and not told
     switched_off = "SGLANG_PREFILL_GRAPH_STATES=break is set"
     assert of(switched_off) == (None, [said + switched_off])
     assert of("no tiles", tp_rank=1) == of(None) == (None, [])
@@ -283,7 +276,7 @@ def admitted(monkeypatch):
     """A GPU without memory to count, and a model that the piecewise graph takes."""
     monkeypatch.setattr(set_up.model_runner, "free_memory", lambda runner: 0.0)
     monkeypatch.setattr(set_up.admission, "admits", lambda runner: True)
-    monkeypatch.setattr(set_up, "_admits_sparse", lambda runner: True)
+    monkeypatch.setattr(set_up, "_admits_sparse", lambda *_: True)
 
 
 @pytest.mark.parametrize("breakable", [False, True])

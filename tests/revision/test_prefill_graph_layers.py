@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from host import late
+from host import graph, late
 from packaging.version import Version
 
 with late.modules():
@@ -30,7 +30,7 @@ PARTS = {
     "E": ("MOE", None, "mixer.experts", "mixer"),
 }
 EXPERTS = "mlp.experts", "mlp"
-GDN, INDEXER = "linear_attn.attn", ("INDEXER", "self_attn.attn_mqa")
+GDN, SPARSE = "linear_attn.attn", ("ATTENTION", "self_attn.attn_mqa")
 MODELS = {
     "dense NemotronH": ("nemotron_h_moe", dict(pattern=DENSE), [PARTS[part] for part in DENSE]),
     "NemotronH with experts": ("nemotron_h_moe", dict(pattern=MOE), [PARTS[part] for part in MOE]),
@@ -43,7 +43,7 @@ MODELS = {
     "DeepSeek with sparse attention": (
         "deepseek_v32",
         {},
-        [(*INDEXER, None, None), *[(*INDEXER, *EXPERTS)] * 2],
+        [(*SPARSE, None, None), *[(*SPARSE, *EXPERTS)] * 2],
     ),
 }
 
@@ -57,7 +57,7 @@ EACH = pytest.mark.parametrize(
 def entries(model, table):
     """Each row as MODELS has it."""
     known = {id(module): name for name, module in model.named_modules()}
-    for i, row in enumerate(table.rows):
+    for i, row in enumerate(table):
         parts = row.split_object, row.experts, row.block
         names = (None if part is None else known[id(part)] for part in parts)
         layer = f"model.layers.{i}"
@@ -71,9 +71,6 @@ def test_each_layer_is_known(name, table_of):
     if name == "Qwen3-Next" and not hasattr(model.model.layers[0].linear_attn, "attn"):
         expected = [(row[0], row[1].replace(GDN, "linear_attn"), *row[2:]) for row in expected]
     assert [*entries(model, table)] == expected
-    if kind == "deepseek_v32":
-        indexers = [layer.self_attn.indexer for layer in model.model.layers]
-        assert [row.indexer for row in table.rows] == indexers
 
 
 @EACH
@@ -85,9 +82,10 @@ def test_the_runner_captures_with_the_tables_lists(name, table_of, decided, revi
         # the traced forward would keep the state slots of one batch
         assert runner.piecewise_cuda_graph_runner is None and "no split op" in warnings[-1]
         return
-    assert runner.piecewise_cuda_graph_runner.attention_layers == table.attention_layers
-    for each in ("attention_layers", "moe_layers", "moe_fusions"):
-        assert getattr(runner, each, getattr(table, each)) == getattr(table, each)
+    lists = graph.lists_of(table)
+    assert runner.piecewise_cuda_graph_runner.attention_layers == lists["attention_layers"]
+    for name, expected in lists.items():
+        assert getattr(runner, name, expected) == expected
     assert not warnings
 
 

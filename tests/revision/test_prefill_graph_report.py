@@ -109,8 +109,7 @@ def test_a_layer_that_cannot_be_captured_is_named(explained, llama, index, atten
     if attention:
         layer.self_attn = attention(2, 2)
     verdict = explained(llama)
-    offender = verdict.offender["index"], verdict.offender["class"]
-    assert (verdict.verdict, offender) == ("off", (index, "LlamaDecoderLayer"))
+    assert verdict.verdict == "off"
     assert f"layer {index} (LlamaDecoderLayer): " in verdict.reason
 
 
@@ -249,21 +248,14 @@ def test_a_verdict_that_fails_still_tells_the_tree(llama, monkeypatch):
 @pytest.fixture
 def record():
     pid = os.getpid()
-    values = dict(
+    return records.Record(
         feature="a graph",
         verdict="off",
         reason="a reason",
-        offender={"index": 3, "class": "Layer", "reason": "why"},
-    )
-    return records.Record(
-        **values,
         model="a/model",
-        version="1",
-        release="2",
-        queue="sha256:3",
-        patches=("a/b",),
+        made_of="sglang 1, queue release 2, 3 patches",
         pid=pid,
-        started=records.started_at(pid),
+        started=schedulers.started_at(pid),
         ranks={"tp": 1, "pp": 0},
         sizes=(64, 128),
         on_graph=3,
@@ -338,7 +330,7 @@ def test_the_command_prints_the_tree_and_every_server(record, tree, revision, ru
     assert "  prefill-graph/report-verdict" in "\n".join(text[1:])
     block = text[text.index(f"server process {record.pid}: a/model") :]
     assert "off (a graph)" in block[2] and block[3].endswith("a reason")
-    assert [line.split() for line in block[8:10]] == [["20", "many"], ["1", "few"]]
+    assert [line.split() for line in block[7:9]] == [["20", "many"], ["1", "few"]]
     printed = json.loads(command(runtime, "--json"))
     assert printed["servers"] == [json.loads(json.dumps(dataclasses.asdict(record)))]
     assert printed["tree"]["queue"] == provenance["queue"]

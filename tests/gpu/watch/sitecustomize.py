@@ -6,7 +6,8 @@ replayed, and how many CUDA graphs were launched meanwhile. Counting the launche
 runner that falls back replays none. With PREFILL_REASONS=1, which takes time, a line says why a
 runner refused: its own word, else its last lines that ran. The first line of a runner also has the
 sizes that it captured, and how many times its own tokens a batch may be padded to, if that has a
-limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch.
+limit. With PREFILL_KEEP_EAGER=1 as well, every runner refuses every batch, and FlashInfer's delta
+rule runs each sequence whole.
 PREFILL_FORGET=MODULE:FUNCTION, for a control: the function does nothing, as if the patch that calls
 it were not there.
 PREFILL_FILES=1: FILE.files gets a line for each module of sglang that a process looks up ("m
@@ -14,9 +15,11 @@ NAME") and for each file of sglang/ that it opens ("o PATH"), for lab/evidence/f
 """
 
 import faulthandler
+import functools
 import gc
 import importlib.abc
 import importlib.util
+import inspect
 import json
 import linecache
 import os
@@ -201,6 +204,15 @@ def watch_reasons(module):
     module.why = why
 
 
+def watch_delta_rule(module):
+    """For few requests FlashInfer's kernel cuts a sequence into parts, which rounds otherwise than
+    the whole sequence that a graph has (captured/flashinfer_rule.py). A reference does as the
+    graph."""
+    original = module.chunk_gated_delta_rule
+    if "use_cp" in inspect.signature(original).parameters:
+        module.chunk_gated_delta_rule = functools.partial(original, use_cp=False)
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, hooks):
         self.hooks = hooks
@@ -244,6 +256,8 @@ def watch():
     hooks["sglang.srt.model_executor.model_runner"] = watch_model_runner
     if os.environ.get("PREFILL_REASONS"):
         hooks["sglang.srt.prefill_graph.compat.eager"] = watch_reasons
+    if os.environ.get("PREFILL_KEEP_EAGER"):
+        hooks["flashinfer.gdn_prefill"] = watch_delta_rule
     if forgotten := os.environ.get("PREFILL_FORGET"):
         forgotten_in, _, function = forgotten.partition(":")
         hooks[forgotten_in] = lambda module: setattr(module, function, lambda *_, **__: None)

@@ -123,7 +123,7 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
     states."""
     args = server_args or arguments()
     process.use_server_args(args)
-    table = model_layers.describe(stack.find(model).layers)
+    rows = model_layers.describe(stack.find(model).layers)
     pool = pool or SimpleNamespace(size=32)
     pool.req_to_token = torch.zeros(pool.size, 4096)
     made = SimpleNamespace(
@@ -141,7 +141,7 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
         pp_group=SimpleNamespace(is_first_rank=True, is_last_rank=True),
         model_config=SimpleNamespace(
             context_len=4096,
-            num_hidden_layers=len(table.rows),
+            num_hidden_layers=len(rows),
             hidden_size=128,
             vocab_size=256,
             is_multimodal=False,
@@ -158,9 +158,9 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
         **dict.fromkeys(("is_multimodal", "is_draft_worker", "is_hybrid_swa"), False),
         use_mla_backend=False,
         graph_shared_output=None,
-        **graph.lists_of(table),
+        **graph.lists_of(rows),
         dsa_indexers=[],
-        mha_companion_layers=[None] * len(table.attention_layers),
+        mha_companion_layers=[None] * len(rows),
         attn_tp_sequence_sharded=lambda *_: False,  # from here on asked from 0.5.19 on
         ngram_embedding_manager=SimpleNamespace(enabled=False),
         prepare_dummy_forward_batch=lambda batch: batch,

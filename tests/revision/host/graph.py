@@ -12,6 +12,7 @@ with late.modules():
     from sglang.srt.compilation import backend, compilation_config, piecewise_context_manager
     from sglang.srt.compilation import compile as compilation
     from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.prefill_graph.model import layers
 
 
 def context_module():
@@ -170,11 +171,9 @@ def copying_attention():
     return cpu_kernel("unified_attention_with_output", attention)
 
 
-def lists_of(table):
-    """The lists by layer that a forward context takes, of the overlay's table of layers."""
-    return {
-        name: getattr(table, name) for name in ("attention_layers", "moe_layers", "moe_fusions")
-    }
+def lists_of(rows):
+    """The lists by layer that a forward context takes, of the overlay's rows of layers."""
+    return {name: [getattr(row, part) for row in rows] for name, part in layers.LISTS.items()}
 
 
 def split_ops():

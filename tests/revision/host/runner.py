@@ -76,10 +76,11 @@ def decide(
         for name in stand_ins.keys() & vars(model_runner).keys():
             stack.enter_context(mock.patch.object(model_runner, name, stand_ins[name]))
         if "set_up(self)" in inspect.getsource(model_runner):
-            upstream = Captured if breakable.capture.breakable_runner() else None
+            made = Captured if breakable.capture.breakable_runner() else None
             stack.enter_context(mock.patch.object(breakable.features, "on_cuda", lambda: True))
             stack.enter_context(mock.patch.object(breakable, "BreakableRunner", Captured))
-            stack.enter_context(mock.patch.object(breakable, "_upstream", lambda: upstream))
+            own = mock.patch.object(breakable.capture, "breakable_runner", lambda: made)
+            stack.enter_context(own)
         _decide(runner)
     return runner
 

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.prefill_graph.captured import gdn as captured
 from sglang.srt.prefill_graph.captured import tables
-from sglang.srt.prefill_graph.kernels import delta_tables, tracked_states
+from sglang.srt.prefill_graph.kernels import delta_states, tracked_states
 
 from host import graph
 from host.references import compare_captured, compare_tracked_gdn, gdn, mamba2
@@ -143,7 +143,7 @@ def begin(lengths, warm, rows, places, parts):
     made.fill([1] * places, [False] * places, torch.arange(places, 0, -1))
     made.fill(lengths, warm, torch.arange(1, len(lengths) + 1))
     pool = torch.ones(places + 1, 2, 70, 70)
-    begun = delta_tables.begin(pool, made.plan, made.owner, made.slots, made.warm, parts)
+    begun = delta_states.begin(pool, made.plan, made.owner, made.slots, made.warm, parts)
     zero = [slot for slot in range(len(pool)) if pool[slot].eq(0).all()]
     assert all(pool[slot].eq(1).all() for slot in range(len(pool)) if slot not in zero)
     return dict(

@@ -1,8 +1,5 @@
-"""`python -m sglang.srt.prefill_graph`: what this tree was made of, and the prefill graph of every
-scheduler here, with how many prefills ran on it. With --verify, whether the tree's files are still
-those that the queue made; with --require TREE, whether every scheduler here runs that tree.
-
-Run as `python …/sglang/srt/prefill_graph`, it needs none of the libraries that sglang imports."""
+"""`python -m sglang.srt.prefill_graph`, or `python …/sglang/srt/prefill_graph`, which needs none of
+the libraries that sglang imports."""
 
 from __future__ import annotations
 
@@ -59,36 +56,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--verify",
-        action="store_true",
-        help="compare every file of sglang with the queue's listing, and name each that differs",
-    )
+    verify = "compare every file of sglang with the queue's listing, and name each that differs"
+    what.add_argument("--verify", action="store_true", help=verify)
     what.add_argument(
         "--require",
         metavar="TREE",
-        type=_tree,
+        type=requirement.digits,
         help="succeed only if every scheduler on this host runs the tree of this hash, as a"
         " server's log or --verify prints it; its first 12 digits are enough",
     )
-    parser.add_argument(
-        "--pid",
-        type=int,
-        help="with --require: look only at this process and those that descend from it",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object",
-    )
+    pid = "with --require: look only at this process and those that descend from it"
+    parser.add_argument("--pid", type=int, help=pid)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _tree(word: str) -> str:
-    try:
-        return requirement.digits(word)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _require(wanted: str, below: int | None, as_json: bool) -> int:
@@ -104,15 +84,9 @@ def _require(wanted: str, below: int | None, as_json: bool) -> int:
 def _verify(made_of: provenance.Provenance, as_json: bool) -> int:
     found = provenance.verify()
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "tree": dataclasses.asdict(made_of),
-                    "verification": {**dataclasses.asdict(found), "intact": found.intact},
-                },
-                indent=1,
-            )
-        )
+        verification = {**dataclasses.asdict(found), "intact": found.intact}
+        values = {"tree": dataclasses.asdict(made_of), "verification": verification}
+        print(json.dumps(values, indent=1))
     else:
         text = "\n".join([f"this tree: {made_of}", *provenance.lines(found)])
         print(text.encode("utf-8", "backslashreplace").decode())  # a name need not be UTF-8

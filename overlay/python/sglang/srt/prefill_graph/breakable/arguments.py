@@ -1,8 +1,5 @@
-"""Server arguments that cannot go together with the breakable graph.
-
-With --enable-breakable-cuda-graph that is an error at start, not a crash in warm-up. What a model
-cannot do is no error: it prefills eagerly (runner.refuse).
-"""
+"""Server arguments that cannot go together with --enable-breakable-cuda-graph: an error at start,
+not a crash in warm-up. What a model cannot do is no error: it prefills eagerly (runner.refuse)."""
 
 from __future__ import annotations
 
@@ -38,12 +35,10 @@ def add_breakable(parser: Any) -> None:
 
 
 def check_breakable(args: Any) -> None:
-    """Raise ValueError where the graph is asked for and another argument forbids it, naming every
-    such argument.
+    """Raise ValueError where the graph is asked for and other arguments forbid it, naming each.
 
-    args: ServerArgs, once the release has applied its own rules for the piecewise graph. On
-    releases where that graph is off unless asked for (0.5.9) asking for the breakable one asks for
-    it, before memory is divided.
+    args: ServerArgs, once the release has applied its own rules for the piecewise graph. Where that
+    graph has to be asked for (0.5.9), this asks for it, before memory is divided.
     """
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return
@@ -54,12 +49,9 @@ def check_breakable(args: Any) -> None:
 
 
 def as_breakable(args: Any) -> Any:
-    """The arguments as the release's rules for the piecewise graph are to see them.
-
-    They are the arguments themselves, unless the breakable graph is asked for: then some rules of
-    torch.compile's have nothing to find. A server that only prefills (--disaggregation-mode
-    prefill) sends what it computed behind the forward.
-    """
+    """The arguments as the release's rules for the piecewise graph are to see them: where the
+    breakable graph is asked for, some rules of torch.compile's have nothing to find. A server that
+    only prefills (--disaggregation-mode prefill) sends what it computed behind the forward."""
     if not getattr(args, "enable_breakable_cuda_graph", False):
         return args
     role = {"disaggregation_mode": "null"} if args.disaggregation_mode == "prefill" else {}
@@ -78,43 +70,42 @@ def _as_text(model_config: Any) -> Any:
 def _against(args: Any) -> list[str]:
     """The arguments that no release's breakable graph goes together with, and those that this
     package's does not."""
-    found = []
-    if getattr(args, "pp_size", 1) > 1:
-        found.append("--pipeline-parallel-size: the layer stack is captured as a whole")
-    if getattr(args, "enable_torch_compile", False):
-        found.append("--enable-torch-compile: it compiles what is captured")
-    if getattr(args, "enable_lora", False) or getattr(args, "lora_paths", None):
-        found.append("--enable-lora: adapters are picked per batch")
-    if getattr(args, "enable_dp_attention", False) and not features.knows_idle_ranks():
-        found.append("--enable-dp-attention: the graph of this release knows no idle ranks")
-    if (
-        getattr(args, "moe_a2a_backend", "none") not in (None, "none")
-        and not features.knows_idle_ranks()
-    ):
-        found.append("--moe-a2a-backend: its dispatch waits for the host")
-    if getattr(args, "attn_cp_size", 1) > 1:
-        found.append("--attn-cp-size: tokens are spread over ranks")
-    if getattr(args, "speculative_algorithm", None) and not features.has_breakable():
-        found.append("--speculative-algorithm: drafts are not captured")
-    if getattr(args, "disaggregation_mode", "null") == "decode":
-        found.append("--disaggregation-mode decode: other servers prefill")
-    if getattr(args, "cpu_offload_gb", 0) > 0:
-        found.append(
-            "--cpu-offload-gb: what runs between the captured pieces would find its weights on the"
-            " host"
-        )
-    if getattr(args, "enable_symm_mem", False):
-        found.append(
-            "--enable-symm-mem: what runs between the captured pieces would get memory that these"
-            " write"
-        )
-    if getattr(args, "enable_eplb", False) or getattr(
-        args, "expert_distribution_recorder_mode", None
-    ):
-        found.append(
-            "--enable-eplb and --expert-distribution-recorder-mode: padded rows would count as"
-            " tokens"
-        )
-    if getattr(args, "dllm_algorithm", None):
-        found.append("--dllm-algorithm: the decode graphs run its blocks")
-    return found
+
+    def given(name: str, *harmless: Any) -> bool:
+        return getattr(args, name, None) not in (None, False, 0, *harmless)
+
+    def unknown_to_ranks(name: str, *harmless: Any) -> bool:
+        return given(name, *harmless) and not features.knows_idle_ranks()
+
+    between, padded = "what runs between the captured pieces", "padded rows would count as tokens"
+    lora = given("enable_lora") or given("lora_paths", [], {})
+    drafts = given("speculative_algorithm") and not features.has_breakable()
+    records = given("enable_eplb") or given("expert_distribution_recorder_mode")
+    idle = "the graph of this release knows no idle ranks"
+    rules = (
+        (given("pp_size", 1), "--pipeline-parallel-size: the layer stack is captured as a whole"),
+        (given("enable_torch_compile"), "--enable-torch-compile: it compiles what is captured"),
+        (lora, "--enable-lora: adapters are picked per batch"),
+        (unknown_to_ranks("enable_dp_attention"), f"--enable-dp-attention: {idle}"),
+        (
+            unknown_to_ranks("moe_a2a_backend", "none"),
+            "--moe-a2a-backend: its dispatch waits for the host",
+        ),
+        (given("attn_cp_size", 1), "--attn-cp-size: tokens are spread over ranks"),
+        (drafts, "--speculative-algorithm: drafts are not captured"),
+        (
+            given("disaggregation_mode", "null", "prefill"),
+            "--disaggregation-mode decode: other servers prefill",
+        ),
+        (
+            given("cpu_offload_gb"),
+            f"--cpu-offload-gb: {between} would find its weights on the host",
+        ),
+        (
+            given("enable_symm_mem"),
+            f"--enable-symm-mem: {between} would get memory that these write",
+        ),
+        (records, f"--enable-eplb and --expert-distribution-recorder-mode: {padded}"),
+        (given("dllm_algorithm"), "--dllm-algorithm: the decode graphs run its blocks"),
+    )
+    return [why for holds, why in rules if holds]

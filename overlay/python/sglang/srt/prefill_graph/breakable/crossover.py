@@ -1,9 +1,6 @@
-"""From how many tokens on eager prefill is as fast as a graph.
-
-A graph saves the host's time. Where the GPU works longer than the host launches, launches are
-hidden behind its work, and a graph saves nothing. Both times are estimated from the weights alone,
-so that all ranks and all processes come to the same number.
-"""
+"""From how many tokens on eager prefill is as fast as a graph: where the GPU works longer than the
+host launches. Both times are estimated from the weights alone, so that all ranks and all processes
+come to the same number."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ RATES = {tiles.HOPPER: 700e12}
 def tokens(layers: Iterable[Any], device: torch.device) -> int | None:
     """The tokens of a prefill for which the GPU's products take as long as the host's launches.
 
-    layers: the modules of the layer stack, on this rank. None where nothing was measured on such a
-    GPU, or the weights do not say their work (packed ones, experts without a known share).
+    None where nothing was measured on such a GPU, or the weights do not say their work (packed
+    ones, experts without a known share). layers: the modules of the layer stack, on this rank.
     """
     rate = RATES.get(tiles.capability(device))
     found = [] if rate is None else [work for layer in layers for work in _products(layer)]
@@ -35,7 +32,7 @@ def tokens(layers: Iterable[Any], device: torch.device) -> int | None:
 
 
 def _products(layer: Any) -> Iterator[float | None]:
-    """FLOP for one token of each matrix product of a module, counted as of 16 bits; None: unknown.
+    """FLOP for one token of each matrix product of a module; None: unknown.
 
     A product of 8 bits takes half the time of one of 16, so that each byte of a weight counts as
     one FLOP. Experts are of (experts, rows, columns); a token goes through top_k of num_experts.

@@ -1,12 +1,10 @@
-"""A CUDA graph with breaks: segments that are captured, and between them functions that run eagerly
-at every replay.
+"""A CUDA graph with breaks, for releases without one (before 0.5.11): segments that are captured,
+and between them functions that run eagerly at every replay.
 
     graph = Graph()
     with Capture(graph, pool, stream):
         output = forward()      # what break_at made ends its segment, and begins the next
     graph.replay()              # writes output
-
-For releases that have no such graph of their own (before 0.5.11).
 """
 
 from __future__ import annotations
@@ -46,25 +44,14 @@ _current: ContextVar[Capture | None] = ContextVar("capture", default=None)
 
 class Capture:
     """Captures what runs inside `with` into `graph`. pool: a graph memory pool's handle; stream: a
-    side stream.
+    side stream. Streams that are forked from it have to be joined before a break."""
 
-    Side streams that are forked from `stream` have to be joined before a break: a segment cannot
-    end otherwise.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        pool: Any,
-        stream: torch.cuda.Stream | None,
-        own: OwnMemory | None = None,
-    ) -> None:
+    def __init__(self, graph: Graph, pool: Any, stream: torch.cuda.Stream | None) -> None:
         self.graph, self.pool, self.stream = graph, pool, stream
-        self.own = own
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Capture:
-        self.own = self.own or OwnMemory(self.pool)
+        self.own = OwnMemory(self.pool)
         if self.stream is not None:
             self._stack.enter_context(torch.cuda.stream(self.stream))
         token = _current.set(self)
@@ -91,11 +78,10 @@ class Capture:
 
 def break_at(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, made a break: called during a capture it runs eagerly, and again at that place in
-    every replay.
+    every replay, on the tensors of the capture as they are then.
 
-    At replay it gets the tensors of the capture, as they are then, and every other argument as it
-    was. What it returns is None, or a tensor whose storage later segments read: a replay copies its
-    result there. Outside of a capture it just runs.
+    It returns None, or a tensor whose storage later segments read: a replay copies its result
+    there. Outside of a capture it just runs.
     """
 
     @functools.wraps(function)
@@ -105,10 +91,7 @@ def break_at(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         capture.end()
         result = function(*args, **kwargs)
-        held_args, held_kwargs = (
-            hold(args, capture.own, weak_view),
-            hold(kwargs, capture.own, weak_view),
-        )
+        held_args, held_kwargs = hold((args, kwargs), capture.own, weak_view)
 
         def again() -> None:
             new = function(*held_args, **held_kwargs)

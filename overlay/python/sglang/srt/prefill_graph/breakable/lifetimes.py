@@ -1,11 +1,9 @@
 """What a graph with breaks has to keep alive for its breaks, and what it may let go.
 
 A break runs in every replay on the tensors it was captured with. One that a segment of the same
-graph allocated may be held weakly: in every replay it is written again before the break reads it,
-and during the capture nothing else could get its memory in between. Any other tensor was written
-once, by nobody knows whom: if only its address is kept, whoever gets the memory next, such as the
-capture of a smaller size, overwrites what the break will read. To hold all of them would be as
-safe, but would keep every layer's activations of every captured size.
+graph allocated may be held weakly: in every replay it is written again before the break reads it.
+Any other is held, or whoever gets its memory next overwrites what the break will read. To hold all
+would keep every layer's activations of every captured size.
 """
 
 from __future__ import annotations
@@ -28,21 +26,16 @@ Snapshot = Callable[[tuple[int, int]], list[dict[str, Any]]]
 
 
 class OwnMemory:
-    """What a graph pool hands out from now on. Make one when a capture begins, before its first
-    segment.
-
-    pool: the handle that the segments are captured with. With None or NO_POOL, or where the
-    allocator gives no snapshot (cudaMallocAsync, a pluggable one, another kind of device), nothing
-    counts as owned. snapshot: torch.cuda.memory_snapshot, whose segments and blocks
-    torch/cuda/memory.py _snapshot describes (2.11).
-    """
+    """What a graph pool hands out from now on. pool: the handle that segments are captured with.
+    With None or NO_POOL, or where the allocator gives no snapshot (cudaMallocAsync, another kind of
+    device), nothing counts as owned."""
 
     def __init__(self, pool: tuple[int, int] | None, snapshot: Snapshot | None = None) -> None:
         self._pool = NO_POOL if pool is None else tuple(pool)
         self._snapshot = snapshot or torch.cuda.memory_snapshot
         self._outside: set[int] = set()
         segments = self._segments()
-        self._pools = _Spans((segment["address"], segment["total_size"]) for segment in segments)
+        self._pools = _pools(segments)
         blocks = (
             block
             for segment in segments
@@ -52,16 +45,11 @@ class OwnMemory:
         self._taken = _Spans((block["address"], block["size"]) for block in blocks)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage was allocated from the pool since this object was made.
-
-        No for a block that was taken then, even if it has been freed and taken again since. Host
-        and other devices' memory needs no care: addresses are unique in a process.
-        """
+        """Whether the tensor's storage was allocated from the pool since this object was made. No
+        for a block that was taken then, even if it has been freed and taken again since."""
         address = tensor.untyped_storage().data_ptr()
         if address not in self._pools and address not in self._outside:  # the pool may have grown
-            self._pools = _Spans(
-                (segment["address"], segment["total_size"]) for segment in self._segments()
-            )
+            self._pools = _pools(self._segments())
             if address not in self._pools:
                 self._outside.add(address)
         return address in self._pools and address not in self._taken
@@ -92,15 +80,18 @@ class _Spans:
         return at >= 0 and address < sum(self._spans[at])
 
 
+def _pools(segments: list[dict[str, Any]]) -> _Spans:
+    return _Spans((segment["address"], segment["total_size"]) for segment in segments)
+
+
 _warn = functools.lru_cache(logger.warning)  # once, not at every captured size
 
 
 def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`value` as a break should keep it: tensors that are `own` become weak views, all others stay.
 
-    Tensors are looked for in tuples, lists and dicts; these are made anew, any other object stays
-    as it is. weak_view: makes a tensor of the same shape, strides and address that does not keep
-    the memory.
+    Tuples, lists and dicts are made anew, any other object stays as it is. weak_view: makes a
+    tensor of the same shape, strides and address that does not keep the memory.
     """
     if isinstance(value, torch.Tensor):
         return weak_view(value) if value.numel() and own.owns(value) else value
@@ -115,9 +106,8 @@ def hold(value: Any, own: OwnMemory, weak_view: Callable[[torch.Tensor], torch.T
 
 
 def holder(capture: Any) -> Callable[[Any], Any]:
-    """hold() for the breaks of a release's own BreakableCUDAGraphCapture, in place of what its
-    module makes weak views with. All is held for a capture that owns nothing, as the stand-in of
-    upstream's tests."""
+    """hold() for the breaks of a release's own BreakableCUDAGraphCapture. All is held for a capture
+    that owns nothing, as the stand-in of upstream's tests."""
     own = getattr(capture, "_own_memory", None)
     if own is None:
         return lambda value: value

@@ -1,35 +1,20 @@
 """A Mamba2 mixer that a layer calls beside its attention, as a break of its own.
 
 Falcon-H1's layers run both on the same rows (models/falcon_h1.py), and only attention is a break of
-the releases. Captured as it is, a mixer would go on with the state slots, the lengths and the
-number of requests of the batch that was captured. captured/layers.py knows the break by the name
-of `mixer_on_batch`, and runs launches that any batch can replay in its place.
+the releases. captured/layers.py knows the break by the name of `mixer_on_batch`.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..compat import features, ops
+from ..piecewise import op_function
 
 Function = Callable[..., Any]
-_maker: Callable[[Function], Function] | None = None
-
-
-@contextlib.contextmanager
-def broken_by(maker: Callable[[Function], Function]) -> Iterator[None]:
-    """Let maker(function) make the breaks inside: for releases without breaks of their own (before
-    0.5.11)."""
-    global _maker
-    before, _maker = _maker, maker
-    try:
-        yield
-    finally:
-        _maker = before
 
 
 def mixer_on_batch(
@@ -40,12 +25,10 @@ def mixer_on_batch(
     hands_batch: bool,
     **given: Any,
 ) -> None:
-    """The mixer on the rows of the batch at hand; rows behind them become zero, since later layers
-    read them.
+    """The mixer on the rows of the batch at hand, of [padded tokens, hidden]; zero in those behind.
 
-    hidden_states, output: [padded tokens, hidden]. hands_batch: the backend wants the batch too.
-    The backend and the batch are looked up here, where a replay has its own. One without requests,
-    made up for the other ranks of data-parallel attention (0.5.15 to 0.5.20), has no state.
+    hands_batch: the backend wants the batch too. A batch without requests, made up for the other
+    ranks of data-parallel attention (0.5.15 to 0.5.20), has no state.
     """
     batch = ops.forward_context().forward_batch
     made_up = getattr(batch, "_original_batch_size", None) == 0
@@ -63,13 +46,12 @@ _own_break = _own and _own[0](mixer_on_batch)
 
 
 def beside_attention(forward: Function) -> Function:
-    """What a layer has to call in the place of `forward`, the one of its backend for Mamba2: that
-    one, and a break while a breakable graph of prefills is captured or replayed.
-
-    It is called as forward(mixer, hidden_states, output, **more). Drafts that are being verified
-    replay no prefill graph, so that what `more` says of them holds for each replay.
-    """
-    broken = _maker(mixer_on_batch) if _maker else _own_break if _own and _own[1]() else None
+    """What a layer calls as forward(mixer, hidden_states, output, **more) in the place of
+    `forward`, the one of its backend for Mamba2: that one, and a break while a breakable graph of
+    prefills is captured or replayed."""
+    broken = op_function.broken(mixer_on_batch, mixer_on_batch.__name__)
+    if broken is None and _own and _own[1]():
+        broken = _own_break
     if broken is None:
         return forward
 

@@ -1,10 +1,8 @@
 """The breakable prefill graph's runner: it captures the layer stack alone, so that any number of
-requests can replay it.
+requests can replay it (as upstream sglang#24662, in releases from 0.5.12).
 
-Logits and pooling depend on how many requests there are; they run eagerly after the replay, on the
-batch as it came. The capture's own batch, one request, is a placeholder: captured kernels see rows
-of tokens only, breaks see the real batch. The boundary is that of upstream sglang#24662 (releases
-from 0.5.12); `set_up` is what a ModelRunner calls.
+Logits and pooling run eagerly after the replay, on the batch as it came. The capture's own batch,
+one request, is a placeholder: captured kernels see rows of tokens only, breaks see the real batch.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ import tqdm
 
 from ..captured import layers as captured_layers
 from ..captured import tables
-from ..captured.states import States
 from ..compat import arguments, capture, features, model_runner, pausing
 from ..model import layers, multimodal, stack
-from ..model.layers import Refusal
 from ..piecewise import admission, with_states
 from . import breaks, crossover
 from . import sizes as capture_sizes
 from .graph import Capture, Graph
+from .sizes import CannotCapture, sizes_that_fit
 
 logger = logging.getLogger(__name__)
 _warn = functools.lru_cache(logger.warning)  # once, not at every batch
@@ -38,23 +35,17 @@ INPUTS = ("input_ids", "positions", "forward_batch")  # what a layer stack is ca
 EMBEDS = multimodal.EMBEDS  # and the stack of a multimodal model, in place of token ids
 
 
-class CannotCapture(RuntimeError):
-    """No size could be captured. str() says why."""
-
-
 def set_up(runner: Any) -> bool:
     """Whether the release must not go on to capture its piecewise graph for a ModelRunner whose
-    layers it has collected.
+    layers it has collected: this package captured a graph, or refused one.
 
-    Where the breakable graph is asked for, it is captured here, or refused. So is a piecewise graph
-    with recurrent layers inside. Otherwise the server may have to stay eager, and the release gets
-    the sizes that fit.
+    Otherwise the release gets the sizes that fit.
     """
     if runner.server_args.enable_breakable_cuda_graph:
-        _keep(runner, "breakable", lambda: make_runner(runner, _upstream()))
+        _keep(runner, "breakable", lambda: make_runner(runner, capture.breakable_runner()))
         return True
     by_default = arguments.has_default_sizes(runner.server_args)
-    if not (admission.admits(runner) and _admits_sparse(runner)):
+    if not (admission.admits(runner) and _admits_sparse(runner, by_default)):
         return True
     states = with_states.of(runner)
     if states is None:
@@ -63,15 +54,14 @@ def set_up(runner: Any) -> bool:
     return True
 
 
-def _with_states(runner: Any, states: States, by_default: bool) -> Any:
+def _with_states(runner: Any, states: captured_layers.Captured, by_default: bool) -> Any:
     """The release's runner with states inside. by_default: nobody chose its sizes."""
-    args = runner.server_args
-    chosen = None
+    args, why = runner.server_args, None
     if by_default:
         chosen = capture_sizes.of_defaults(args.piecewise_cuda_graph_tokens, _enough(runner))
-        args.piecewise_cuda_graph_tokens = chosen.tokens
+        args.piecewise_cuda_graph_tokens, why = chosen.tokens, chosen.why
     made = with_states.make_runner(runner, states)
-    made.why_these_sizes = chosen and chosen.why
+    made.why_these_sizes = why
     return made
 
 
@@ -85,49 +75,24 @@ def _keep(runner: Any, kind: str, make: Callable[[], Any]) -> None:
     begun, before = time.perf_counter(), model_runner.free_memory(runner)
     runner.piecewise_cuda_graph_runner = made = make()
     if made is not None:
-        took, used = time.perf_counter() - begun, before - model_runner.free_memory(runner)
-        logger.info(
-            "Captured the %s prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB.",
-            kind,
-            took,
-            used,
-            before - used,
-        )
+        took, left = time.perf_counter() - begun, model_runner.free_memory(runner)
+        text = "Captured the %s prefill graph in %.2f s. mem usage=%.2f GB. avail mem=%.2f GB."
+        logger.info(text, kind, took, before - left, left)
 
 
-def _admits_sparse(runner: Any) -> bool:
+def _admits_sparse(runner: Any, by_default: bool) -> bool:
     if not features.has_sparse_attention(runner.model_config):
         return True
     from ..piecewise import nsa  # defines its ops, which only these models need
 
-    return nsa.admit_sparse_attention(runner)
-
-
-def _upstream() -> type | None:
-    """The release's own runner, where it has this boundary itself. On 0.5.12 it also replays
-    batches that want hidden states which the server is not set up for: those run eagerly."""
-    own = capture.breakable_runner()
-    if own is None or "capture_hidden_mode" in own.can_run.__code__.co_names:
-        return own
-
-    class Checked(own):
-        @property
-        def hidden_modes(self) -> tuple[Any, ...]:
-            return capture.hidden_modes(self.model_runner)
-
-        def can_run(self, forward_batch: Any) -> bool:
-            wanted = forward_batch.capture_hidden_mode
-            return wanted in self.hidden_modes and super().can_run(forward_batch)
-
-    return Checked
+    return nsa.admit_sparse_attention(runner, by_default)
 
 
 def make_runner(runner: Any, upstream: type | None = None) -> Any:
     """The breakable graph's runner for a ModelRunner, or None where it has to prefill eagerly: one
     warning then says why.
 
-    upstream: the release's own runner class, where it has this boundary itself. The reason stays
-    with the ModelRunner as `prefill_graph_refusal`, for the report.
+    upstream: the release's own runner class, where it has this boundary itself (0.5.13).
     """
     if multimodal.takes_embeds(runner.model):
         upstream = None  # which captures the embedding too, for positions in one row
@@ -139,14 +104,13 @@ def make_runner(runner: Any, upstream: type | None = None) -> Any:
         try:
             made = _make_upstream(runner, upstream) if upstream else BreakableRunner(runner)
         except CannotCapture as error:
-            refusal = Refusal(str(error))
-    runner.prefill_graph_refusal = refusal
-    if refusal and model_runner.is_first_rank(runner):
-        logger.warning("Prefill runs without a CUDA graph: %s", refusal.reason)
+            refusal = str(error)
+    runner.prefill_graph_refusal = None
+    if refusal:
+        model_runner.refused(runner, refusal)
     elif isinstance(captured, str) and model_runner.is_first_rank(runner):
-        logger.info(
-            "Layers with recurrent states run between the prefill graph's segments: %s", captured
-        )
+        text = "Layers with recurrent states run between the prefill graph's segments: %s"
+        logger.info(text, captured)
     return made
 
 
@@ -158,61 +122,44 @@ def _make_upstream(runner: Any, upstream: type) -> Any:
         raise _out_of_memory(runner, error) from error
 
 
-def refuse(runner: Any, in_order: bool = False) -> Refusal | None:
-    """Why this model's layers must not be captured, or None.
-
-    in_order: the release's runner hands the stack these three arguments by position, and no other.
-    """
+def refuse(runner: Any, in_order: bool = False) -> str | None:
+    """Why this model's layers must not be captured, or None. in_order: the release's runner hands
+    the stack INPUTS by position, and nothing else."""
     if getattr(runner, "use_mla_backend", False) and not capture.keeps_own_metadata(runner):
-        return Refusal("MLA attention runs outside of the graph's breaks")
-    if getattr(runner, "is_multimodal", False) and (
-        in_order or not multimodal.takes_embeds(runner.model)
-    ):
-        return Refusal(
-            "the model is multimodal, and not known to work in the breakable graph of this release"
-        )
+        return "MLA attention runs outside of the graph's breaks"
+    as_text = not in_order and multimodal.takes_embeds(runner.model)
+    if getattr(runner, "is_multimodal", False) and not as_text:
+        return "the model is multimodal, and not known to work in this release's breakable graph"
     if not in_order and (lacking := _not_handed_on(runner)):
-        return Refusal(lacking)
+        return lacking
     try:
         found = stack.inner_stack(runner.model)
     except stack.NoStack as error:
-        return Refusal(str(error))
-    named = _arguments(found)
+        return str(error)
+    named = inspect.signature(found.forward).parameters
     lacking = [name for name in INPUTS if name not in named]
     required = [name for name, known in named.items() if known.default is known.empty]
     if lacking or (in_order and required != list(INPUTS)):
-        return Refusal(
-            f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({', '.join(INPUTS)})"
-        )
-    offender = layers.outside_breaks(found.layers)
-    return offender and Refusal(str(offender), offender)
+        wanted = ", ".join(INPUTS)
+        return f"{type(found).__name__}.forward takes ({', '.join(named)}), not ({wanted})"
+    return layers.outside_breaks(found.layers)
 
 
 def _not_handed_on(runner: Any) -> str | None:
-    """What this package's runner would not hand the layer stack, or None. The releases' own runners
-    do (0.5.13)."""
+    """What this package's runner would not hand the layer stack, or None. The release's own does
+    (0.5.13)."""
     args = getattr(runner, "server_args", None)
     if getattr(runner, "is_draft_worker", False):
         return "drafts start from hidden states of the target, which are not captured"
-    if getattr(args, "enable_dp_attention", False) or getattr(
-        args, "moe_a2a_backend", "none"
-    ) not in (None, "none"):
+    backend = getattr(args, "moe_a2a_backend", "none")
+    if getattr(args, "enable_dp_attention", False) or backend not in (None, "none"):
         return "layers gather tokens of other ranks, which may be idle"
     return None
 
 
-def _arguments(module: Any) -> dict[str, inspect.Parameter]:
-    """What a layer stack's forward takes, by name and in order."""
-    return dict(inspect.signature(module.forward).parameters)
-
-
 def primitive() -> capture.Primitive:
-    """The release's own graph with breaks, else this package's.
-
-    Releases without one know of one prefill graph only: while it is captured their piecewise flag
-    is set, so that model code takes the ways that can be captured (custom all-reduce,
-    dispose_tensor, MoE ops).
-    """
+    """The release's own graph with breaks, else this package's. While that is captured, the
+    piecewise flag is set: model code takes the ways that can be captured (custom all-reduce)."""
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
@@ -225,11 +172,8 @@ def primitive() -> capture.Primitive:
 
 class BreakableRunner:
     """Captures a model's layer stack once per size, and replays it for batches of at most that many
-    tokens.
-
-    capture_num_tokens: the sizes, ascending. Raises CannotCapture where none fits the server's
-    limits or its memory, or where the stack does not run on a batch of its own.
-    """
+    tokens. Raises CannotCapture where no size fits the server's limits or its memory, or where the
+    stack does not run on a batch of its own."""
 
     def __init__(self, runner: Any) -> None:
         self.runner, self.stack = runner, stack.inner_stack(runner.model)
@@ -239,9 +183,7 @@ class BreakableRunner:
         self.hidden_modes = capture.hidden_modes(runner)
         captured = captured_layers.of(runner)
         self.captured = captured if isinstance(captured, captured_layers.Captured) else None
-        self.tables: dict[
-            int, tables.Tables
-        ] = {}  # of each size, where layers with states are captured
+        self.tables: dict[int, tables.Tables] = {}  # by size, where states are captured
         self.graphs: dict[int, Any] = {}
         # every size's: held one by one, the default sizes of a model 8192 wide would keep 1.6 GB
         self.output: Any = None
@@ -253,7 +195,6 @@ class BreakableRunner:
         self.capture_num_tokens = sorted(self.graphs)
 
     def can_run(self, forward_batch: Any) -> bool:
-        """Whether a batch can be replayed; see `why_not`."""
         return self.why_not(forward_batch) is None
 
     def why_not(self, forward_batch: Any) -> str | None:
@@ -264,15 +205,11 @@ class BreakableRunner:
             return f"more tokens than the largest size, {self.capture_num_tokens[-1]}"
         if forward_batch.forward_mode.is_target_verify():
             return "drafts are being verified"
-        if forward_batch.capture_hidden_mode not in self.hidden_modes:
-            return (
-                f"hidden states are wanted as {forward_batch.capture_hidden_mode}, which this"
-                " server is not set up for"
-            )
-        if any(
-            getattr(forward_batch, name, None) is not None
-            for name in ("input_embeds", "replace_embeds")
-        ):
+        wanted = forward_batch.capture_hidden_mode
+        if wanted not in self.hidden_modes:
+            return f"hidden states are wanted as {wanted}, which this server is not set up for"
+        embeds = (getattr(forward_batch, name, None) for name in ("input_embeds", "replace_embeds"))
+        if any(one is not None for one in embeds):
             return "the request brings embeddings"
         if EMBEDS in self.given and forward_batch.contains_mm_inputs():
             return "the batch has images"
@@ -286,15 +223,11 @@ class BreakableRunner:
 
         def replay_stack(*args: Any, **more: Any) -> Any:
             given = self.arguments.bind(*args, **more).arguments
-            extra = [
-                name
-                for name, value in given.items()
-                if name not in self.given and value is not None
-            ]
+            unknown = given.keys() - set(self.given)
+            extra = sorted(name for name in unknown if given[name] is not None)
             if extra:  # captured was a forward without it
-                _warn(
-                    f"Prefill replays no graph: the model hands its layer stack {', '.join(extra)}"
-                )
+                what = ", ".join(extra)
+                _warn(f"Prefill replays no graph: the model hands its layer stack {what}")
                 return forward(*args, **more)
             values = {name: given[name] for name in self.inputs if given.get(name) is not None}
             fill(self.inputs, size, {**values, "out_cache_loc": forward_batch.out_cache_loc})
@@ -314,9 +247,8 @@ class BreakableRunner:
             )
 
     def _capture(self, sizes: list[int]) -> None:
-        """Largest first, so that smaller ones find their memory in the pool. Where memory is too
-        small, all again without the largest: a size left out in between would have its batches
-        padded to whatever is above."""
+        """Largest first, so that smaller ones find their memory in the pool; where memory is too
+        small, all again without the largest."""
         while lack := self._lack_of_memory(sizes):
             self.graphs.clear()
             self.output = None
@@ -330,9 +262,8 @@ class BreakableRunner:
         pool, shown = capture.graph_pool(self.runner), model_runner.is_first_rank(self.runner)
         try:
             with capture.capture_context(self.runner) as stream, self.primitive.capturing():
-                for size in tqdm.tqdm(
-                    sizes[::-1], desc="Capturing the breakable prefill graph", disable=not shown
-                ):
+                what = "Capturing the breakable prefill graph"
+                for size in tqdm.tqdm(sizes[::-1], desc=what, disable=not shown):
                     self.graphs[size] = self._capture_one(size, pool, stream)
         except torch.OutOfMemoryError as error:
             return _out_of_memory(self.runner, error)
@@ -346,7 +277,7 @@ class BreakableRunner:
         }
         batch = capture.placeholder_batch(self.runner, inputs, size)
         capture.prepare_attention(self.runner, batch)
-        capture.torch_device_module(self.runner).synchronize()
+        torch.get_device_module(self.runner.device).synchronize()
         self.runner.tp_group.barrier()
         try:  # kernels compile, and libraries take their workspace, outside of the capture
             with self._states_of(size):
@@ -354,11 +285,10 @@ class BreakableRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise CannotCapture(
-                f"a batch of {size} tokens does not run: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise CannotCapture(f"a batch of {size} tokens does not run: {what}") from error
         if self.output is None:  # the largest size comes first
-            self.output = room_for(output)
+            self.output = each_tensor(torch.empty_like, output)
         del output
         graph = self.primitive.graph()
         with self.primitive.capture(graph, pool, stream), self._states_of(size):
@@ -391,45 +321,31 @@ class BreakableRunner:
 
 
 def _out_of_memory(runner: Any, error: Exception) -> Exception:
-    """What becomes of a lack of memory: eager prefill on one rank. Several ranks could not tell
-    each other, and would go on with different graphs: an error."""
+    """What becomes of a lack of memory: eager prefill on one rank, an error on several, which would
+    go on with different graphs."""
     advice = "a smaller --mem-fraction-static or --piecewise-cuda-graph-max-tokens leaves more"
     if getattr(runner, "tp_size", 1) > 1:
-        return RuntimeError(
-            f"too little memory is left to capture the breakable prefill graph: {advice} ({error})"
-        )
+        what = "too little memory is left to capture the breakable prefill graph"
+        return RuntimeError(f"{what}: {advice} ({error})")
     return CannotCapture(f"too little memory is left to capture it: {advice}")
 
 
-def sizes_that_fit(runner: Any) -> list[int]:
-    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
-    sizes = arguments.sizes_that_fit(runner)
-    if not sizes:
-        raise CannotCapture(arguments.no_size_fits(runner))
-    return sizes
-
-
 def static_inputs(runner: Any, tokens: int) -> dict[str, torch.Tensor]:
-    """What captured kernels read, [tokens] each: input_ids, positions and out_cache_loc, the
-    cache's slots (int64).
-
-    A stack that gets embeddings has input_embeds, [tokens, hidden], too. Its positions can be [3,
-    tokens].
-    """
+    """What captured kernels read: input_ids, positions and out_cache_loc, [tokens] int64 each. A
+    stack that gets embeddings has input_embeds, [tokens, hidden], too, and can have positions of
+    [3, tokens]."""
     names = ("input_ids", "positions", "out_cache_loc")
     made = {name: torch.zeros(tokens, dtype=torch.int64, device=runner.device) for name in names}
     if multimodal.takes_embeds(runner.model):
-        made[EMBEDS] = torch.zeros(
-            tokens, runner.model_config.hidden_size, dtype=runner.dtype, device=runner.device
-        )
+        shape = tokens, runner.model_config.hidden_size
+        made[EMBEDS] = torch.zeros(shape, dtype=runner.dtype, device=runner.device)
         if multimodal.has_axes(runner.model):
             made["positions"] = made["positions"].repeat(3, 1)
     return made
 
 
 def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Tensor]) -> None:
-    """Put a batch into the first `size` rows. Rows behind it are token 0 at position 0 in the
-    cache's slot 0, which no request owns."""
+    """Put a batch into the first `size` rows, and zero behind it: no request owns slot 0."""
     for name, value in values.items():
         count = value.shape[-1] if name == "positions" else len(value)
         tokens_of(name, inputs[name], 0, count).copy_(value)
@@ -437,38 +353,31 @@ def fill(inputs: dict[str, torch.Tensor], size: int, values: dict[str, torch.Ten
 
 
 def tokens_of(name: str, rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """The rows of some tokens in the input `name`: positions count tokens last, everything else
-    first."""
+    """The rows of some tokens in the input `name`: only positions count tokens last."""
     return rows[..., first:end] if name == "positions" else rows[first:end]
 
 
-def first_rows(output: Any, tokens: int) -> Any:
-    """`output` without its padding: a tensor [padded tokens, …], or tuples and lists of such
-    (auxiliary hidden states)."""
-    if isinstance(output, torch.Tensor):
-        return output[:tokens]
+def each_tensor(function: Callable[..., Any], output: Any, *others: Any) -> Any:
+    """What `function` gives for each tensor of a layer stack's output, and those at its place in
+    `others`: in the same tuples and lists, which have auxiliary hidden states."""
     if isinstance(output, (tuple, list)):
-        return type(output)(first_rows(part, tokens) for part in output)
+        parts = zip(output, *others, strict=True)
+        return type(output)(each_tensor(function, *part) for part in parts)
     if output is None:
         return None
-    raise TypeError(f"a layer stack that returns a {type(output).__name__} cannot be replayed")
+    if not isinstance(output, torch.Tensor):
+        raise TypeError(f"a layer stack that returns a {type(output).__name__} cannot be replayed")
+    return function(output, *others)
 
 
-def room_for(output: Any) -> Any:
-    """New tensors of `output`'s shapes, in the same tuples and lists."""
-    if isinstance(output, (tuple, list)):
-        return type(output)(map(room_for, output))
-    return output if output is None else torch.empty_like(output)
+def first_rows(output: Any, tokens: int) -> Any:
+    """`output`, of [padded tokens, …] each, without its padding."""
+    return each_tensor(lambda part: part[:tokens], output)
 
 
 def store(output: Any, room: Any) -> None:
-    """Copy `output`, of [tokens, …] each, into the first rows of what `room_for` made for as many
-    tokens or more."""
-    if isinstance(output, (tuple, list)):
-        for part, place in zip(output, room, strict=True):
-            store(part, place)
-    elif output is not None:
-        room[: len(output)].copy_(output)
+    """Copy `output`, of [tokens, …] each, into the first rows of `room`, of as many or more."""
+    each_tensor(lambda part, place: place[: len(part)].copy_(part), output, room)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,5 @@
-"""Which sizes a graph captures where nobody chose any: the release's own, more where
-padding would cost much, and none from where eager prefill is as fast.
-
-A batch replays the smallest size that holds it, and the GPU works on all of its rows. Up to some
-hundred rows that costs little, since a layer's weights are read once for all rows. The releases'
-default sizes are 64 to 512 tokens apart from 512 tokens on, where rows cost what they count: 1025
-tokens were padded to 1280.
-"""
+"""Which sizes a graph captures where nobody chose any: the release's own, more where padding would
+cost much (up to some hundred rows it costs little), none from where eager prefill is as fast."""
 
 from __future__ import annotations
 
@@ -20,6 +14,10 @@ MOST_PADDING = 10  # percent of a batch's tokens, from FULL on
 STEP = 32  # what divides a size in between
 
 
+class CannotCapture(RuntimeError):
+    """No size could be captured. str() says why."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """tokens: ascending. why: where they come from, for the report."""
@@ -28,12 +26,17 @@ class Sizes:
     why: str
 
 
-def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) -> Sizes:
-    """The sizes to capture.
+def sizes_that_fit(runner: Any) -> list[int]:
+    """arguments.sizes_that_fit. Raises CannotCapture where there is none."""
+    sizes = arguments.sizes_that_fit(runner)
+    if not sizes:
+        raise CannotCapture(arguments.no_size_fits(runner))
+    return sizes
 
-    fitting: those of the arguments that the server can have, ascending. enough: from how many
-    tokens on eager prefill is as fast, where that is known.
-    """
+
+def choose(server_args: Any, fitting: Sequence[int], enough: int | None = None) -> Sizes:
+    """The sizes to capture. fitting: those of the arguments that the server can have, ascending.
+    enough: from how many tokens on eager prefill is as fast, where that is known."""
     if not arguments.has_default_sizes(server_args):
         return Sizes(list(fitting), "those that were asked for")
     return of_defaults(fitting, enough)

@@ -1,10 +1,6 @@
-"""Whether the prefix cache may keep the state of a request that ends.
-
-A state is of all tokens that were computed, and cannot go back. The key of a request may end
-before: `--strip-thinking-cache` keeps the prompt alone, and of a verified step the tokens behind
-the end of a structured answer are cut. Whoever began like such a key would go on from the state of
-tokens that were never theirs.
-"""
+"""Whether the prefix cache may keep the state of a request that ends. The state is of all computed
+tokens; its key may end before (--strip-thinking-cache, tokens cut behind a structured answer), and
+whoever began like that key would go on from the state of other tokens."""
 
 from typing import Any
 
@@ -13,10 +9,7 @@ LENGTHS_OF_KEYS = ("_cache_commit_len", "effective_kv_committed_len", "owned_kv_
 
 
 def newer_than_key(request: Any) -> bool:
-    """Whether the state that `request`, an ended request, leaves is of more tokens than its key.
-
-    False where the model has no recurrent states.
-    """
+    """Whether the state that an ended request leaves, if any, is of more tokens than its key."""
     states = request if hasattr(request, "mamba_pool_idx") else request.kv  # kv from 0.5.19 on
     if states.mamba_pool_idx is None:
         return False

@@ -1,15 +1,7 @@
-"""When slots of recurrent states are emptied and copied, and what becomes of a slot whose request
-finds no room, on releases before 0.5.13.
-
-With the overlap schedule, and with pipeline stages, forwards run on a stream of their own. The
-scheduler works on another stream beside a forward under way. That forward still writes the slots of
-requests whose end the scheduler has just read, and the slot of a prompt's chunk. A slot emptied or
-copied on the scheduler's stream is thus written too early. On the forwards' stream the order is
-that of the launches: the forward under way, then the emptying or the copy, then the next forward
-(upstream: sglang#24954, in 0.5.13).
-
-The host waits for nothing.
-"""
+"""When slots of recurrent states are emptied, copied and given back, on releases before 0.5.13. A
+forward on a stream of its own (overlap schedule, pipeline stages) still writes slots that the
+scheduler has just freed. Emptied or copied on the forwards' stream, slots keep the order of the
+launches (sglang#24954, in 0.5.13). The host waits for nothing."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,13 +13,11 @@ from torch import Tensor
 
 
 def order_behind_forwards(scheduler: Any) -> None:
-    """Let `scheduler`'s pool of states empty and copy slots behind the forwards launched so far.
-
-    The decode server of a pair keeps the release's order: other hosts write states into its slots,
-    and no stream here orders these writes.
-    """
+    """Let `scheduler`'s pool of states empty and copy slots behind the forwards launched so far. A
+    decode server keeps the release's order: other hosts write into its slots, on no stream here."""
     pool = getattr(scheduler.req_to_token_pool, "mamba_pool", None)
-    stream = _forward_stream(scheduler)
+    apart = scheduler.enable_overlap or scheduler.pp_size > 1
+    stream = getattr(scheduler, "forward_stream", None) if apart else None
     arguments = scheduler.server_args
     if pool is None or stream is None or arguments.disaggregation_mode == "decode":
         return
@@ -37,20 +27,11 @@ def order_behind_forwards(scheduler: Any) -> None:
     pool.alloc, pool.copy_from = ordered.alloc, ordered.copy_from
 
 
-def _forward_stream(scheduler: Any) -> Any | None:
-    """The stream of `scheduler`'s forwards, or None where that is the scheduler's own stream."""
-    apart = scheduler.enable_overlap or scheduler.pp_size > 1
-    return getattr(scheduler, "forward_stream", None) if apart else None
-
-
 @dataclass(frozen=True)
 class OrderedSlots:
-    """The operations of a pool of states, in the order of the forwards.
-
-    pool: the release's MambaPool; stream: of the forwards; module: torch.cuda, or what stands for
-    it on other devices; shared: further streams read and write states (HiCache's), and these wait
-    for the scheduler's stream alone.
-    """
+    """The operations of the release's MambaPool in the order of the forwards' `stream`. module:
+    torch.cuda, or another device's. shared: HiCache's streams use states too, and wait for the
+    scheduler's stream alone."""
 
     pool: Any
     stream: Any
@@ -100,12 +81,9 @@ def _states(cache: Any) -> list[Tensor]:
 
 
 def give_back(pool: Any, request: Any, admitted: Iterable[Any]) -> None:
-    """Free the slot that a match in the prefix cache gave `request`, where the request is not among
-    the `admitted`.
-
-    The request waits and is matched again. Its beginning may be evicted by then, and a slot that
-    the request has kept is not emptied (upstream: sglang#21404, in 0.5.10).
-    """
+    """Free the slot that a match in the prefix cache gave `request`, which is not among the
+    `admitted`: it is matched again, and a kept slot is not emptied then (sglang#21404, in
+    0.5.10)."""
     slot = request.mamba_pool_idx
     if slot is not None and not any(request is one for one in admitted):
         pool.mamba_pool.free(slot.reshape(1))

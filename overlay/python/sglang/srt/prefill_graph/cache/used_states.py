@@ -1,10 +1,6 @@
-"""Which state the prefix cache of a hybrid model gives up first, on releases before 0.5.16.
-
-A request starts from one state of its cached beginning, the last. The releases refresh those before
-it as well, and again where an insert passes them. So the states of one session stand together in
-the order of eviction, and whole sessions go at once, with the one state that their next turn would
-start from.
-"""
+"""Which state the prefix cache of a hybrid model gives up first, on releases before 0.5.16. A
+request starts from one state alone; the releases refresh those before it too, so that whole
+sessions go at once, with the state that their next turn would start from."""
 
 from typing import Any
 
@@ -12,13 +8,12 @@ from sglang.srt.mem_cache.mamba_radix_cache import LRUList, MambaRadixCache
 
 
 def list_for(cache: Any) -> Any:
-    """A new list of `cache`'s states. A cache of another class moves nodes in ways of its own, and
-    keeps the release's list."""
+    """A new list of `cache`'s states; the release's own for a cache of another class."""
     return UsedStates() if type(cache) is MambaRadixCache else LRUList(mamba=True)
 
 
 class UsedStates(LRUList):
-    """States by when one was last computed or started from. The list of the tokens is as it was."""
+    """States by when one was last computed or started from."""
 
     def __init__(self) -> None:
         super().__init__(mamba=True)
@@ -47,11 +42,9 @@ class UsedStates(LRUList):
             self._add_node_after(before, node)
 
     def sanity_check(self, tree_cache: Any) -> None:
-        """What the release checks of an idle server, but the order: its time stamps are those of
-        the tokens.
-
-        Raises RuntimeError, which ends the server as the release's own check does.
-        """
+        """What the release checks of an idle server, except the order, whose time stamps are those
+        of the tokens. Raises RuntimeError, which ends the server as the release's own check
+        does."""
         newest, oldest = self._along(self.head, self.nxt), self._along(self.tail, self.prv)
         free = [
             node.mamba_value

@@ -4,8 +4,7 @@
     mamba2           a Mamba2 mixer's prefill
     flashinfer_rule  a gated delta rule's prefill in FlashInfer's kernel
     gdn              a gated delta net's prefill, between its projections
-    layers           which layers are captured, and what runs in the place of their breaks
-    states           the tables of each size, and which size a batch replays
+    layers           which layers are captured, with which tables, in the place of their breaks
     own_runner       the same in the releases' prefill runner (0.5.14 to 0.5.21)
     extend_hook      the same through upstream's own hook (from 0.5.22)
 

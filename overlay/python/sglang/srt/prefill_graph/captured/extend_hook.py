@@ -1,13 +1,7 @@
-"""Prefills of layers with recurrent states through upstream's own hook for linear attention inside
-a graph (from 0.5.22).
-
-HybridLinearAttnBackend asks its linear half whether it can capture
-(`supports_prefill_graph_extend`), has it make the tables of each size and fill them before each
-replay. Delta nets ask whether they are to break (`linear_extend_in_graph`); the breaks of Mamba2
-layers look for tables themselves (layers.run_captured). Upstream has KDA answer
-(layers/attention/linear/kda_prefill_graph.py); here Mamba2AttnBackend and GDNAttnBackend do.
-SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off.
-"""
+"""Layers with recurrent states through upstream's hook for linear attention inside a graph (from
+0.5.22): HybridLinearAttnBackend has its linear half make the tables of each size, and fill them
+before each replay. Here Mamba2AttnBackend and GDNAttnBackend answer.
+SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off."""
 
 from __future__ import annotations
 
@@ -43,8 +37,7 @@ def of(backend: Any) -> layers.Captured | str | None:
 
 
 class StatesPrefill:
-    """What a linear backend inherits in front of its own base, Mamba2AttnBackend this alone.
-    Methods are named as upstream calls them."""
+    """What a linear backend inherits in front of its own base; methods are named by upstream."""
 
     prefill_graph_max_seqs = MOST_REQUESTS  # a batch of more runs eagerly
     prefill_graph_metadata: Tables | None = None  # of the size that is captured or replayed
@@ -60,7 +53,6 @@ class StatesPrefill:
         return self.prefill_graph_metadata is not None
 
     def init_prefill_graph_metadata(self, forward_batch: Any) -> Tables:
-        """own_runner.tables_for, for the layers of this capture."""
         made = own_runner.tables_for(self.prefill_graph_states, forward_batch)
         self.prefill_graph_metadata = made
         return made

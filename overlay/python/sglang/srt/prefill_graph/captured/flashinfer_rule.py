@@ -1,21 +1,11 @@
 """A gated delta rule's prefill in FlashInfer's kernel for compute capability 9.0, as launches that
-any batch can replay (0.5.17 to 0.5.23).
+any batch can replay (0.5.17 to 0.5.23). A replay has the bits of an eager prefill without context
+parallelism (docs/evidence/findings.md).
 
-The kernel reads on the device where sequences begin, and the programs of a sequence without rows
-return at once: one launch serves any batch. What it leaves to its caller
-(gdn_kernels/delta_rule_dsl/delta_rule_sm90.py in FlashInfer 0.6.15 to 0.7.2):
-
-- States are packed, and a sequence without rows writes none.
-- A sequence's last tile of 64 rows multiplies the rows behind the sequence by zero, so that these
-  have to be finite.
-- Rows behind the last sequence are not written or, where no empty sequence follows, get the rest of
-  a tile.
-
-The first call compiles the kernel and allocates its workspace. The release runs each size twice
-before it captures that size.
-
-A replay has the bits of an eager prefill without context parallelism, which those of few requests
-have (docs/evidence/findings.md).
+The kernel (delta_rule_sm90.py in FlashInfer 0.6.15 to 0.7.2) reads on the device where sequences
+begin. Its states are packed, and a sequence without rows writes none. Rows behind a sequence have
+to be finite: its last tile multiplies them by zero. Rows behind the last one are left, or get the
+rest of a tile. The first call compiles: the release runs each size twice before its capture.
 """
 
 from __future__ import annotations
@@ -32,12 +22,9 @@ from .tables import Tables
 
 
 class Sequences(Tables):
-    """Tables with what FlashInfer's kernel reads too.
-
-    prefill: FlashInfer's chunk_gated_delta_rule. step: as in layers.Captured. cu: (requests + 1,)
-    int64, the first row of each request. starts: (requests + 1,) int64, the first of each request's
-    states behind every `step` of its rows.
-    """
+    """Tables with what FlashInfer's kernel reads too. cu: (requests + 1,) int64, the first row of
+    each request. starts: (requests + 1,) int64, the first of each request's states behind every
+    `step` of its rows. step: as in layers.Captured."""
 
     def __init__(self, prefill: Callable[..., Any], step: int | None, *sizes: Any) -> None:
         super().__init__(*sizes, tracks=step is not None)
@@ -52,12 +39,8 @@ class Sequences(Tables):
 
 
 def run(pool: torch.Tensor, tables: Sequences, *given: torch.Tensor) -> torch.Tensor:
-    """The rule's output, (1, rows, heads of values, their size), with zeros behind the batch. Fills
-    each request's slot of the pool, and the slots that the prefix cache keeps.
-
-    given: q, k and v, (1, rows, heads, size), contiguous, where rows behind the batch may hold
-    anything; the logarithm of g, and beta, (1, rows, heads of values), float32.
-    """
+    """As gdn.run. given: q, k and v, (1, rows, heads, size), contiguous; the logarithm of g, and
+    beta, (1, rows, heads of values), float32."""
     q, k, v, g, beta = (part[0] for part in given)
     plan, step, normalize = tables.plan, tables.step, delta_rule.normalize()
     for part in (q, k, v):

@@ -1,5 +1,4 @@
-"""Which layers with recurrent states a graph captures, and what runs in the place of their
-breaks."""
+"""Which layers with recurrent states a graph captures, and what runs in place of their breaks."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,22 +28,20 @@ VALUES = {
 }
 # set on the ForwardBatch of a capture: the tables.Current that its layers read
 CAPTURED_INTO = "captured_into"
+NET = "RadixLinearAttention"
 
 
 @dataclass(frozen=True)
 class Captured:
-    """The layers with recurrent states of a model, where they stay in the graph. pool: the
-    release's HybridReqToTokenPool.
-
-    step: of how many tokens a multiple the prefix cache keeps states for, where it keeps some of a
-    prefill. chunk: rows of a chunk in the tables, where they are not those of Mamba2's scan.
-    prefill: FlashInfer's delta rule, where that runs the nets.
-    """
+    """The captured layers with recurrent states of a model. pool: HybridReqToTokenPool. step: of
+    how many tokens a multiple the prefix cache keeps states of a prefill for. chunk: rows of a
+    chunk. prefill: FlashInfer's delta rule, where that runs the nets."""
 
     pool: Any
     step: int | None = None
     chunk: int | None = None
     prefill: Callable[..., Any] | None = None
+    made: dict[int, tables.Tables] = field(default_factory=dict, compare=False)
 
     def states(self, layer_id: int) -> Any:
         """A layer's part of the pool."""
@@ -60,22 +57,32 @@ class Captured:
             return flashinfer_rule.Sequences(self.prefill, self.step, *sizes)
         return tables.Tables(*sizes, tracks=self.step is not None)
 
-    def batch(self, forward_batch: Any) -> tuple[list[int], list[bool], torch.Tensor]:
-        """A batch's rows of each request, which of them go on from a state, and each one's slot, on
-        the device."""
+    def describe(self, made: tables.Tables, forward_batch: Any) -> None:
+        """Fill tables for a batch. In a mixed one a request that decodes has one row, behind its
+        prefix."""
         given = forward_batch.extend_seq_lens_cpu, forward_batch.extend_prefix_lens_cpu
         lengths, prefixes = (list(map(int, lengths)) for lengths in given)
         slots = ops.state_slots(self.pool, forward_batch.req_pool_indices)
-        return lengths, [prefix > 0 for prefix in prefixes], slots
-
-    def describe(self, made: tables.Tables, forward_batch: Any) -> None:
-        """Fill tables for a batch."""
-        made.fill(*self.batch(forward_batch))
+        made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
         self.track(made, forward_batch)
 
+    def placeholder(self, size: int, device: Any) -> tables.Tables:
+        """The tables of a size of the piecewise graph, with the batch of its capture: one request,
+        whose state is in the slot that no request owns."""
+        self.made[size] = made = self.made.get(size) or self.tables(size, device)
+        made.slots.zero_()
+        made.fill([size], [False], made.slots)
+        if made.plan.track_rows is not None:
+            made.track(made.slots[:0], made.slots[:0])
+        return made
+
+    def describe_smallest(self, forward_batch: Any) -> None:
+        """Fill the tables of the smallest size with room for a batch."""
+        size = min(size for size in self.made if size >= len(forward_batch.input_ids))
+        self.describe(self.made[size], forward_batch)
+
     def track(self, made: tables.Tables, forward_batch: Any) -> None:
-        """Have the states kept that the prefix cache asks for: those that an eager prefill of the
-        batch leaves."""
+        """Have the states kept that an eager prefill of the batch leaves for the prefix cache."""
         if self.step is None:
             return
         if forward_batch.mamba_track_mask is None:
@@ -88,22 +95,15 @@ class Captured:
 def of(
     runner: Any, owners: dict[int, Any] | None = None, backend: Any = None
 ) -> Captured | str | None:
-    """What a ModelRunner's graph captures of such layers, or why they break; None where the model
-    has none.
-
-    owners: the layers by layer_id, and backend: the half of the attention backend that runs them,
-    where the runner does not have these yet.
-    """
+    """What a ModelRunner's graph captures of such layers, why they break, or None where there are
+    none. owners, backend: the layers by layer_id, and the linear half of its attention backend,
+    before the runner has them."""
     if owners is None:
         owners = dict(enumerate(getattr(runner, "attention_layers", ())))
         parts = getattr(runner, "model", torch.nn.Module()).modules()
         owners |= {part.layer_id: part for part in parts if breaks_at_mixer(part)}
     mixers = {layer: mixer for layer, owner in owners.items() if (mixer := mixer_of(owner))}
-    nets = {
-        layer: owner
-        for layer, owner in owners.items()
-        if type(owner).__name__ == "RadixLinearAttention"
-    }
+    nets = {layer: owner for layer, owner in owners.items() if type(owner).__name__ == NET}
     if not mixers and not nets:
         return None
     pool = getattr(runner, "req_to_token_pool", None)
@@ -114,23 +114,20 @@ def of(
     backend = backend or getattr(getattr(runner, "attn_backend", None), "linear_attn_backend", None)
     if nets and (reason := _no_nets(backend, bool(mixers))):
         return reason
-    mixer_states = [pool.mamba2_layer_cache(layer) for layer in mixers]
-    step, chunk = step_of(runner), mamba2.chunk(mixer_states[0]) if mixers else _nets_module().CHUNK
+    states = {layer: pool.mamba2_layer_cache(layer) for layer in mixers or nets}
+    step = ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
+    chunk = mamba2.chunk(next(iter(states.values()))) if mixers else _nets_module().CHUNK
     if step and nets and not delta_rule.keeps_states():
         return "the prefix cache keeps states of each prefill"
-    if reason := other_steps(step, chunk):
-        return reason
+    if step and step % chunk:
+        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {chunk}"
     if model_runner.fetches_states(runner):
         return "the hierarchical cache brings states layer by layer"
-    for layer, mixer in mixers.items():
-        reason = mamba2.why_not(mixer, pool.mamba2_layer_cache(layer), runner.dtype)
-        if reason:
+    why_this_not = mamba2.why_not if mixers else _nets_module().why_not
+    for layer, part in (mixers or nets).items():
+        if reason := why_this_not(part, states[layer], runner.dtype):
             return f"layer {layer}: {reason}"
     runner.prefill_graph_note = mamba2.note(runner.device) if mixers else None
-    for layer, net in nets.items():
-        reason = _nets_module().why_not(net, pool.mamba2_layer_cache(layer), runner.dtype)
-        if reason:
-            return f"layer {layer}: {reason}"
     return Captured(pool, step, chunk, delta_rule.flashinfer_prefill(backend))
 
 
@@ -140,24 +137,8 @@ def mixer_of(owner: Any) -> Any | None:
     return next((mixer for mixer in found if type(mixer).__name__ == "MambaMixer2"), None)
 
 
-def step_of(runner: Any) -> int | None:
-    """Of how many tokens a multiple a server's prefix cache keeps states for; None where it keeps
-    none of a prefill."""
-    return ops.mamba_cache_chunk_size() if model_runner.tracks_states(runner) else None
-
-
-def other_steps(step: int | None, chunk: int | None = None) -> str | None:
-    """Why states cannot be kept in the graph for such steps, or None. chunk: rows of a chunk, where
-    they are not those of Mamba2's scan."""
-    rows = chunk or tiles.CHUNK
-    if step and step % rows:
-        return f"the prefix cache keeps states behind each {step} tokens, and chunks have {rows}"
-    return None
-
-
 def asked() -> str:
-    """What the environment asks for, one of VALUES. Anything else is one warning, and as if it were
-    not set."""
+    """What the environment asks for, one of VALUES; anything else is one warning, and unset."""
     value = os.environ.get(SWITCH, "")
     if value in VALUES:
         return value
@@ -167,8 +148,7 @@ def asked() -> str:
 
 
 def _no_nets(backend: Any, mixed: bool) -> str | None:
-    """Why this server's layers with linear attention have to break, whatever each of them is, or
-    None."""
+    """Why this server's layers with linear attention have to break, or None."""
     if getattr(backend, "enable_mis", False):
         return "--enable-mis cuts prompts into items"
     if mixed:
@@ -180,8 +160,6 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
     """Why a batch has to run eagerly where states are captured, or None."""
     if forward_batch.batch_size > tables.MOST_REQUESTS:
         return f"more requests than the tables of states have places, {tables.MOST_REQUESTS}"
-    if forward_batch.forward_mode.is_mixed():
-        return "requests that decode are in the batch"
     if forward_batch.forward_mode.is_target_verify():
         return "drafts are being verified"
     if captured.step is None and getattr(forward_batch, "mamba_track_mask", None) is not None:
@@ -192,13 +170,9 @@ def why_not(forward_batch: Any, captured: Captured) -> str | None:
 def run_captured(
     op: str, args: tuple[Any, ...], kwargs: dict[str, Any], hand_over: Into = torch.Tensor.set_
 ) -> bool:
-    """Whether a split op was run as captured launches, in the place of its break or its function.
-
-    op: the name of its function. True for the ops of RUN inside of tables.capturing_into, and for
-    a batch with CAPTURED_INTO.
-    hand_over(output, result): how the op's `output` gets the result. With the default whoever holds
-    `output` reads the result's own memory, and nothing is copied; torch.Tensor.copy_ fills it.
-    """
+    """Whether a split op, by the name of its function, was run as captured launches: inside of
+    tables.capturing_into, and for a batch with CAPTURED_INTO. hand_over(output, result): the
+    default has `output` read the result's memory; copy_ fills it."""
     run = RUN.get(op)
     now = run and (tables.current() or _of_batch())
     if not now:

@@ -1,10 +1,5 @@
-"""A MambaMixer2's prefill as launches that any batch can replay.
-
-In place of the release's steps between its two projections: the convolution and the scan over
-chunks that begin with their request, from the state pool and to it. An eager prefill runs the same
-kernels on a table of its own, but for the convolution, whose bits are alike. So a replay has the
-bits of an eager prefill, as far as the projections have.
-"""
+"""A MambaMixer2's prefill between its two projections, as launches that any batch can replay: the
+convolution, which has the release's bits, and the scan that an eager prefill runs too."""
 
 from __future__ import annotations
 
@@ -12,13 +7,12 @@ from typing import Any
 
 import torch
 
-from ..kernels import convolution, mamba2_scan, ssd, tiles, tracked_windows
+from ..kernels import convolution, mamba2_scan, ssd, tiles
 from .tables import Tables
 
 
 def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
-    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool,
-    `conv` and `temporal`."""
+    """Why this mixer has to stay a break, or None. cache: its layer's part of the state pool."""
     if mixer.activation != "silu" or mixer.conv1d.weight.shape[-1] != convolution.WIDTH:
         return "its convolution is not one of 4 tokens with SiLU"
     if mixer.n_groups % mixer.tp_size:
@@ -28,14 +22,10 @@ def why_not(mixer: Any, cache: Any, dtype: torch.dtype) -> str | None:
     pool = cache.temporal
     if tiles.needs_switch(*pool.shape[2:], pool.device):
         return f"its scan is {tiles.UNMEASURED}; {tiles.SWITCH}=capture captures it"
-    shape = mamba2_scan.known_shape(
-        pool.shape[1], mixer.n_groups // mixer.tp_size, *pool.shape[2:], pool.device
-    )
-    if (
-        shape is None
-        or pool.stride(-1) != 1
-        or mamba2_scan.tiles_of(shape, dtype, pool.device) is None
-    ):
+    groups = mixer.n_groups // mixer.tp_size
+    shape = mamba2_scan.known_shape(pool.shape[1], groups, *pool.shape[2:], pool.device)
+    chosen = shape and mamba2_scan.tiles_of(shape, dtype, pool.device)
+    if chosen is None or pool.stride(-1) != 1:
         return f"its scan has no tiles for heads of {tuple(pool.shape[2:])} in {dtype} on this GPU"
     return None
 
@@ -60,11 +50,8 @@ def run(
     mup_vector: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The layer's output, (rows, hidden) as hidden_states. Fills each request's slot of the pool.
-
-    Rows behind the batch go into no state, and come out as the last projection makes them of zeros.
-    fuses_reduce: the last projection leaves the sum over the ranks to who reads the
-    output. mup_vector: what each column of the first projection is multiplied by.
-    """
+    fuses_reduce: the last projection leaves the sum over the ranks to its reader. mup_vector: what
+    each column of the first projection is multiplied by."""
     projected, _ = mixer.in_proj(hidden_states)
     if mup_vector is not None:
         projected = projected * mup_vector
@@ -73,19 +60,10 @@ def run(
     gate, mixed, dt = projected.split([inner, mixer.conv_dim // ranks, heads], -1)
     convolved = torch.empty_like(mixed, memory_format=torch.contiguous_format)
     weight = mixer.conv1d.weight.view(mixer.conv1d.weight.size(0), convolution.WIDTH)
-    convolution.convolve(
-        mixed,
-        weight,
-        mixer.conv1d.bias,
-        cache.conv[0],
-        convolved,
-        tables.plan,
-        tables.owner,
-        tables.slots,
-        tables.warm,
-    )
+    bias, windows = mixer.conv1d.bias, cache.conv[0]
+    convolution.convolve(mixed, weight, bias, windows, convolved, tables.plan, *tables.requests_of)
     if tables.plan.track_rows is not None:
-        tracked_windows.keep(mixed, cache.conv[0], tables.plan)
+        convolution.keep_windows(mixed, windows, tables.plan)
     scanned = _scan(mixer, cache.temporal, tables, convolved, dt, inner)
     reduced = {"skip_all_reduce": True} if fuses_reduce else {}
     result, _ = mixer.out_proj(mixer.norm(scanned, gate), **reduced)
@@ -106,21 +84,10 @@ def _scan(
     out = torch.empty((len(x), inner), dtype=x.dtype, device=x.device)
     shape = mamba2_scan.known_shape(heads, groups, size, d_state, x.device)
     states, scan = mamba2_scan.tiles_of(shape, x.dtype, x.device)
-    launches = ssd.Launches(
-        shape,
-        tables.plan,
-        x.unflatten(-1, (heads, size)),
-        b.unflatten(-1, (groups, d_state)),
-        c.unflatten(-1, (groups, d_state)),
-        dt,
-        mixer.A,
-        mixer.D,
-        mixer.dt_bias,
-        out.unflatten(-1, (heads, size)),
-        pool,
-        tables.slots,
-        tables.warm,
-    )
+    x, y = (rows.unflatten(-1, (heads, size)) for rows in (x, out))
+    b, c = (rows.unflatten(-1, (groups, d_state)) for rows in (b, c))
+    given = x, b, c, dt, mixer.A, mixer.D, mixer.dt_bias, y, pool, tables.slots, tables.warm
+    launches = ssd.Launches(shape, tables.plan, *given)
     launches.steps()
     launches.states(states)
     launches.scan(scan)

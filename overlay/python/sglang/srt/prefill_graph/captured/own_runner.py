@@ -1,12 +1,7 @@
-"""Layers with recurrent states inside the graph of the release's own prefill runner (from 0.5.14).
-
-The runner is PrefillCudaGraphRunner (model_executor/runner/prefill_cuda_graph_runner.py), with the
-breakable backend. It honours a contract of attention backends (layers/attention/
-base_attn_backend.py, use_captured_forward_metadata_for_breakable_cuda_graph): one call makes the
-metadata that a size is captured with, another one fills that metadata before each replay. `offer`
-lets a hybrid backend answer with the tables of the layers that are captured.
-SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off.
-"""
+"""Layers with recurrent states inside the graph of the release's own PrefillCudaGraphRunner (from
+0.5.14), which has attention backends make metadata for each size's capture, and fill it before each
+replay. `offer` lets a hybrid backend answer with the tables of the captured layers.
+SGLANG_PREFILL_GRAPH_STATES=break in the environment turns this off."""
 
 from __future__ import annotations
 
@@ -21,18 +16,16 @@ from . import layers, tables
 logger = logging.getLogger(__name__)
 BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
 BACKEND = "BreakableCudaGraphBackend"
-_KEPT = "captured_states"  # where a runner keeps its Captured
 
 
 def offer(graph_runner: Any) -> None:
-    """Capture what `of` finds in the graphs of a runner, which has settled whether it asks its
-    attention backend for metadata (`use_captured_attn_metadata`). The first rank logs why layers
-    break."""
+    """Capture what `of` finds in the graphs of a runner, which has set
+    `use_captured_attn_metadata`. The first rank logs why layers break."""
     states = of(graph_runner)
     if isinstance(states, str) and model_runner.is_first_rank(graph_runner.model_runner):
         logger.log(logging.WARNING if layers.asked() else logging.INFO, BREAKS, states)
-    setattr(graph_runner, _KEPT, states if isinstance(states, layers.Captured) else None)
-    if not isinstance(states, layers.Captured):
+    graph_runner.captured_states = states if isinstance(states, layers.Captured) else None
+    if not graph_runner.captured_states:
         return
     graph_runner.use_captured_attn_metadata = True
     backend = graph_runner.model_runner.attn_backend
@@ -64,8 +57,8 @@ def of(graph_runner: Any) -> layers.Captured | str | None:
 
 
 def tables_for(states: layers.Captured, forward_batch: Any) -> tables.Tables:
-    """The tables of a size, with the batch of its capture, which no prefix cache keeps a state of.
-    Its state goes to the slot that no request owns. Layers find the tables through the batch."""
+    """The tables of a size, with the batch of its capture, whose states go to the slot that no
+    request owns. Layers find the tables through the batch."""
     tokens, device = forward_batch.extend_num_tokens, forward_batch.input_ids.device
     made = states.tables(tokens, device)
     lengths = [int(length) for length in forward_batch.extend_seq_lens_cpu]
@@ -87,10 +80,8 @@ def _replay(
     *,
     static_forward_batch: Any = None,
 ) -> None:
-    """Describe a batch to the launches that were captured with `made`.
-
-    The linear half prepares no plan: its plan waits for the device, and no layer would read it.
-    """
+    """Describe a batch to the launches captured with `made`. The linear half prepares no plan: its
+    plan waits for the device, and no layer would read it."""
     capture.begin_states(backend, forward_batch)
     states.describe(made, forward_batch)
     setattr(forward_batch, tracked_states.IN_TABLES, True)
@@ -101,9 +92,9 @@ def _replay(
 
 
 def why_not(graph_runner: Any, forward_batch: Any) -> str | None:
-    """Why a batch that the runner would replay has to run eagerly, or None. The words stay with the
-    runner, for the report."""
-    states = getattr(graph_runner, _KEPT, None)
+    """Why a batch that the runner would replay has to run eagerly, or None; noted for the
+    report."""
+    states = getattr(graph_runner, "captured_states", None)
     if states is None:
         return None
     reason = layers.why_not(forward_batch, states)

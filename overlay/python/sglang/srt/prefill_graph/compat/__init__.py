@@ -1,5 +1,5 @@
-"""How releases of sglang differ, found by looking for features. No other folder knows a release.
-Modules, low to high:
+"""How releases of sglang differ, found by looking for features. No other folder knows a release. A
+module imports sglang, and most of them torch, only inside of its functions. Modules, low to high:
 
     features        parts that a release has
     model_runner    what its model runner collects of a model, and where it looks for that

@@ -1,10 +1,5 @@
-"""A release's server arguments for the prefill graph: its switch, its sizes, and the rules by which
-it leaves the graph off.
-
-The switches are in server_args.py: enable_piecewise_cuda_graph up to 0.5.9, then disable_… Up to
-0.5.13 alone: from 0.5.14 on a release has another setting (prefill_config.py). Importing this
-module imports neither torch nor any other part of sglang; its functions do where they need them.
-"""
+"""A release's server arguments for the prefill graph up to 0.5.13: its switch (enable_… up to
+0.5.9, then disable_…), its sizes, and the rules that leave the graph off."""
 
 from __future__ import annotations
 
@@ -29,23 +24,19 @@ def feature(server_args: Any) -> str:
 
 
 def sizes_to_capture(server_args: Any) -> tuple[int, ...]:
-    """The token counts that the arguments ask to capture; empty where every one is over a limit."""
+    """The token counts that the arguments ask to capture; empty where all are over a limit."""
     return tuple(getattr(server_args, "piecewise_cuda_graph_tokens", None) or ())
 
 
 def sizes_that_fit(runner: Any) -> list[int]:
-    """Those of them that a batch of this server can have, ascending.
-
-    A placeholder request longer than the context has no place in req_to_token; one larger than the
-    cache never comes.
-    """
+    """The sizes to capture that a batch of this server can have, ascending. A placeholder request
+    longer than the context has no place in req_to_token."""
     limit = largest_batch(runner)
     return sorted({size for size in sizes_to_capture(runner.server_args) if size <= limit})
 
 
 def has_default_sizes(server_args: Any) -> bool:
-    """Whether the sizes are the release's own: those that it makes of the largest one where nobody
-    chose any (up to 0.5.13)."""
+    """Whether the sizes are those that the release makes of the largest one (up to 0.5.13)."""
     own = getattr(server_args, "_generate_piecewise_cuda_graph_tokens", None)
     if own is None or getattr(server_args, "piecewise_cuda_graph_max_tokens", None) is None:
         return False
@@ -69,7 +60,7 @@ def no_size_fits(runner: Any) -> str:
 @dataclass(frozen=True)
 class Rule:
     """A condition under which the release leaves the graph off. holds: None where it cannot be
-    evaluated from here. own: the same of the condition alone, whatever the release asked before."""
+    evaluated from here. own: the same without what the release asked before it."""
 
     where: str
     condition: str
@@ -99,51 +90,35 @@ def switch(server_args: Any) -> Switch | None:
 
 
 def switch_rules(server_args: Any, seen: Any = None) -> list[Rule]:
-    """The release's own rules that turn its switch off, each evaluated on the arguments as they are
-    now, or as they are `seen`.
-
-    They are read from the source of ServerArgs: conditions over `self.disable_piecewise_cuda_graph
-    = True` (or `self.enable_… = False`). What a rule asks is therefore always what this release
-    asks.
-    """
-    wanted = {OPT_IN: False, OPT_OUT: True}
+    """The conditions in the source of ServerArgs over what turns its switch off, evaluated on the
+    arguments as they are now, or as they are `seen`."""
+    effects = f".{OPT_IN} = False", f".{OPT_OUT} = True"
 
     def turns_off(statement: ast.stmt) -> bool:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Constant):
-            return False
-        names = [target.attr for target in statement.targets if isinstance(target, ast.Attribute)]
-        return any(name in wanted and statement.value.value is wanted[name] for name in names)
+        return isinstance(statement, ast.Assign) and ast.unparse(statement).endswith(effects)
 
     methods = [value for value in vars(type(server_args)).values() if inspect.isfunction(value)]
-    methods = [method for method in methods if set(method.__code__.co_names) & wanted.keys()]
+    methods = [one for one in methods if {OPT_IN, OPT_OUT} & {*one.__code__.co_names}]
     return [rule for method in methods for rule in rules_of(method, server_args, turns_off, seen)]
 
 
 def argument_rules(server_args: Any, seen: Any = None) -> list[str]:
-    """Why other arguments turn the prefill graph off: the switch itself, or the release's rules
-    about arguments alone.
-
-    seen: see switch_rules. Rules that ask about the model say nothing about what was typed, and are
-    left to the report.
-    """
+    """Why other arguments turn the prefill graph off: the switch, or rules about arguments alone.
+    Rules about the model are left to the report. seen: see switch_rules."""
     now = switch(server_args)
     if now is None or now.on or now.opt_in:
         return []
     rules = switch_rules(server_args, seen)
     holding = [rule for rule in rules if rule.holds]
     if not holding:
-        return [
-            " or ".join(
-                [f"{now.flag} is given", *(str(rule) for rule in rules if rule.holds is None)]
-            )
-        ]
+        unknown = [str(rule) for rule in rules if rule.holds is None]
+        return [" or ".join([f"{now.flag} is given", *unknown])]
     return [str(rule) for rule in holding if "get_model_config" not in rule.condition]
 
 
 def wants_graph(runner: Any) -> bool:
-    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as its arguments and
-    the release's rules about them go. From 0.5.11 on a draft's is not, until its worker asks for it
-    (0.5.13): the release looks at that model itself."""
+    """Whether a model runner is to have a prefill graph (up to 0.5.13), as far as arguments and
+    rules go. From 0.5.11 on a draft has none until its worker asks for it (0.5.13)."""
     now = switch(runner.server_args)
     if now is None or not now.on or any(rule.holds for rule in runner_rules(runner)):
         return False
@@ -153,16 +128,12 @@ def wants_graph(runner: Any) -> bool:
 
 
 def runner_rules(runner: Any) -> list[Rule]:
-    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to 0.5.9),
-    evaluated now."""
+    """The model runner's own rules (`return False` in can_run_piecewise_cuda_graph, up to
+    0.5.9)."""
     method = getattr(type(runner), "can_run_piecewise_cuda_graph", None)
 
     def says_no(statement: ast.stmt) -> bool:
-        return (
-            isinstance(statement, ast.Return)
-            and isinstance(statement.value, ast.Constant)
-            and statement.value.value is False
-        )
+        return ast.unparse(statement) == "return False"
 
     return rules_of(method, runner, says_no) if inspect.isfunction(method) else []
 
@@ -170,28 +141,20 @@ def runner_rules(runner: Any) -> list[Rule]:
 def rules_of(
     method: Callable, owner: Any, is_effect: Callable[[ast.stmt], bool], seen: Any = None
 ) -> list[Rule]:
-    """The conditions on each way through a function of the release to a statement that is_effect.
-
-    owner: its `self`, or its `model_runner`; conditions over other local names cannot be evaluated.
-    seen: see switch_rules. Empty where the source is not there.
-    """
+    """The conditions on each way through a function of the release to a statement that is_effect;
+    none without its source. owner: its `self` or `model_runner`; other local names are unknown.
+    seen: see switch_rules."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
     except (OSError, SyntaxError, IndexError):
         return []
     subject = owner if seen is None else seen
     names = {**method.__globals__, "self": subject, "model_runner": subject}
-    found = []
+    where, found = f"{type(owner).__name__}.{method.__name__}", []
     for passed, around in _paths(tree.body, (), (), is_effect):
-        text = " and ".join(ast.unparse(condition) for condition in around)
-        found.append(
-            Rule(
-                f"{type(owner).__name__}.{method.__name__}",
-                text or "always",
-                _all_hold((*passed, *around), names),
-                _all_hold(around, names),
-            )
-        )
+        text = " and ".join(ast.unparse(condition) for condition in around) or "always"
+        holds = _all_hold((*passed, *around), names)
+        found.append(Rule(where, text, holds, _all_hold(around, names)))
     return found
 
 
@@ -201,8 +164,8 @@ def _paths(
     around: tuple[ast.expr, ...],
     is_effect: Callable[[ast.stmt], bool],
 ) -> Iterator[tuple[tuple[ast.expr, ...], tuple[ast.expr, ...]]]:
-    """The conditions on each way through `body` to a statement that is_effect: those of what
-    returned before it, and those around it."""
+    """The conditions on each way through `body` to a statement that is_effect: of the returns
+    before it, and around it."""
     for statement in body:
         if is_effect(statement):
             yield passed, around
@@ -225,7 +188,5 @@ def _holds(condition: ast.expr, names: dict[str, Any]) -> bool | None:
     expression = ast.fix_missing_locations(ast.Expression(condition))
     try:
         return bool(eval(compile(expression, "<rule>", "eval"), names))
-    except (
-        Exception
-    ):  # a local name of the method, or a check that needs the moment it was made for
+    except Exception:  # a local name, or a check that needs the moment it was made for
         return None

@@ -1,9 +1,5 @@
 """How a release captures a graph with breaks: its memory, its stream, its forward, and a batch for
-it.
-
-Importing this module imports neither torch nor any other part of sglang; its functions do where
-they need them.
-"""
+it."""
 
 from __future__ import annotations
 
@@ -23,17 +19,13 @@ from .features import (
     hides_attention_backend,
     mentions,
 )
-from .model_runner import layer_lists
+from .model_runner import drafts, layer_lists
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """How a release captures a graph with breaks.
-
-    graph(): a new graph with replay(); capture(graph, pool, stream): a context manager that
-    captures into it; capturing(), replaying(): context managers around all captures, and around a
-    replay.
-    """
+    """How a release captures a graph with breaks: capture(graph, pool, stream) into a graph();
+    capturing() and replaying() are context managers around all captures, and around a replay."""
 
     graph: Callable[[], Any]
     capture: Callable[[Any, Any, Any], Any]
@@ -51,11 +43,11 @@ def own_primitive() -> Primitive | None:
 
 
 def breakable_runner() -> type | None:
-    """The release's own runner of the breakable graph, where it captures the layer stack alone
-    (0.5.12, 0.5.13)."""
+    """The release's own runner of the breakable graph, where it captures the layer stack alone, and
+    refuses batches that want other hidden states than those of the capture (0.5.13)."""
     module = "sglang.srt.model_executor.breakable_cuda_graph_runner"
     own = importlib.import_module(module).BreakableCudaGraphRunner if has(module) else None
-    return own if own and "layer_model" in own.can_run.__code__.co_names else None
+    return own if own and "capture_hidden_mode" in own.can_run.__code__.co_names else None
 
 
 def piecewise_runner() -> type:
@@ -69,49 +61,35 @@ def piecewise_flag() -> Any:
     return importlib.import_module(CONTEXT).enable_piecewise_cuda_graph()
 
 
-def capture_context(runner: Any) -> Any:
-    """The release's context manager for capturing graphs, with garbage collection frozen; gives the
-    stream."""
+@contextlib.contextmanager
+def capture_context(runner: Any) -> Iterator[Any]:
+    """The release's context manager for capturing graphs; gives the stream."""
     from sglang.srt.distributed.parallel_state import graph_capture
     from sglang.srt.model_executor.piecewise_cuda_graph_runner import freeze_gc
 
-    @contextlib.contextmanager
-    def context() -> Any:
-        with freeze_gc(runner.server_args.enable_cudagraph_gc), graph_capture() as capture:
-            yield capture.stream
-
-    return context()
+    with freeze_gc(runner.server_args.enable_cudagraph_gc), graph_capture() as capture:
+        yield capture.stream
 
 
 def graph_pool(runner: Any) -> Any:
-    """The memory pool that all of the process's graphs share; they never run at the same time."""
+    """The memory pool of all graphs of the process, which never run at the same time."""
+    import torch
     from sglang.srt.distributed.device_communicators.pynccl_allocator import set_graph_pool_id
     from sglang.srt.model_executor import cuda_graph_runner
 
-    if cuda_graph_runner.get_global_graph_memory_pool() is None:
-        cuda_graph_runner.set_global_graph_memory_pool(
-            torch_device_module(runner).graph_pool_handle()
-        )
     pool = cuda_graph_runner.get_global_graph_memory_pool()
+    if pool is None:
+        pool = torch.get_device_module(runner.device).graph_pool_handle()
+        cuda_graph_runner.set_global_graph_memory_pool(pool)
     set_graph_pool_id(pool)
     return pool
 
 
-def torch_device_module(runner: Any) -> Any:
-    import torch
-
-    return torch.get_device_module(runner.device)
-
-
 @contextlib.contextmanager
 def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
-    """The release's set_forward_context for a batch: what breaks look their layer and their batch
-    up in.
-
-    From 0.5.13 on they find the attention backend elsewhere; see published_backend. 0.5.10 takes
-    num_tokens as well, from which its attention plans padding; breaks get no padding, so it stays
-    unset.
-    """
+    """The release's set_forward_context for a batch, in which breaks look up their layer and their
+    batch. 0.5.10's num_tokens stays unset: its attention would plan padding, and breaks get
+    none."""
     lists = [getattr(runner, name) for name in ("attention_layers", *layer_lists(runner))]
     quantization = getattr(runner.model, "quant_config", None)
     scope = importlib.import_module(CONTEXT).set_forward_context(
@@ -122,24 +100,19 @@ def forward_scope(runner: Any, forward_batch: Any) -> Iterator[None]:
 
 
 def prepare_attention(runner: Any, forward_batch: Any, alone: bool = False) -> None:
-    """Let the attention backend prepare a batch, as a model runner does before its forward.
-
-    alone: no layer with recurrent states will ask a hybrid backend. Its plan for these waits for
-    the device, several times where requests go on from cached states. What 0.5.13 does first with
-    that plan, it does: the states that requests go on from are copied out of the prefix cache.
-    """
+    """Let the attention backend prepare a batch. alone: no layer with recurrent states will ask a
+    hybrid backend, whose plan for these waits for the device."""
     backend = runner.attn_backend
     with published_backend(runner):
         if alone:
             begin_states(backend, forward_batch)
-        ((alone and getattr(backend, "full_attn_backend", None)) or backend).init_forward_metadata(
-            forward_batch
-        )
+            backend = getattr(backend, "full_attn_backend", backend)
+        backend.init_forward_metadata(forward_batch)
 
 
 def begin_states(backend: Any, forward_batch: Any) -> None:
     """Copy the states that requests go on from out of the prefix cache, and clear those of new
-    ones, where this is a part of the linear half's plan (0.5.13, 0.5.14)."""
+    ones, where the linear half's plan does so (0.5.13, 0.5.14)."""
     linear = getattr(backend, "linear_attn_backend", None)
     begin = getattr(linear, "_execute_deferred_mamba_cow_and_clear", None)
     if begin:
@@ -148,8 +121,7 @@ def begin_states(backend: Any, forward_batch: Any) -> None:
 
 @contextlib.contextmanager
 def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
-    """A hybrid backend prepares its half with full attention alone inside, as in
-    prepare_attention."""
+    """Inside, a hybrid backend prepares its half with full attention alone."""
     backend = runner.attn_backend
     halves = backend.attn_backend_list
     with published_backend(runner):
@@ -162,12 +134,8 @@ def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
 
 
 def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, layers find the attention backend: from 0.5.13 on in the forward's context, before
-    that in their batch.
-
-    A context that is there already stays: ModelRunner._forward_raw makes it, and a capture has
-    none.
-    """
+    """Inside, layers find the attention backend in the forward's context (from 0.5.13), where a
+    capture has none."""
     if not hides_attention_backend():
         return contextlib.nullcontext()
     own = importlib.import_module(FORWARD)
@@ -186,56 +154,28 @@ def begin_forward(forward_batch: Any, tokens: int) -> None:
 
 
 def hidden_modes(runner: Any) -> tuple[Any, ...]:
-    """The CaptureHiddenModes that this server's prefills can have: none wanted, and others where it
-    was set up for them.
-
-    The captured layer stack is the same for all; what is kept of its result is decided behind the
-    replay.
-    """
+    """The CaptureHiddenModes that this server's prefills can have."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode as Mode
 
-    speculative = getattr(runner, "spec_algorithm", None)
-    wanted = runner.server_args.enable_return_hidden_states or (
-        speculative is not None and not speculative.is_none()
-    )
+    wanted = runner.server_args.enable_return_hidden_states or drafts(runner)
     return (Mode.NULL, Mode.LAST, Mode.FULL) if wanted else (Mode.NULL,)
 
 
 def starves_drafts(runner: Any) -> bool:
-    """Whether no prefill of this server can replay the release's piecewise graph, because its
-    drafts want hidden states.
-
-    From 0.5.11 on a batch must want those that the graph was captured with: none, unless the server
-    returns them. EAGLE and its kind, and DFLASH, want every token's; on 0.5.11 a standalone draft
-    model does too.
-    """
-    speculative = getattr(runner, "spec_algorithm", None)
-    if (
-        speculative is None
-        or speculative.is_none()
-        or runner.server_args.enable_return_hidden_states
-    ):
+    """Whether drafts want hidden states of every prefill, so that none can replay the release's
+    piecewise graph, captured without them (from 0.5.11)."""
+    if not drafts(runner) or runner.server_args.enable_return_hidden_states:
         return False
-    own = importlib.import_module(
-        "sglang.srt.model_executor.piecewise_cuda_graph_runner"
-    ).PiecewiseCudaGraphRunner
-    if "capture_hidden_mode" not in own.can_run.__code__.co_names:
+    if "capture_hidden_mode" not in piecewise_runner().can_run.__code__.co_names:
         return False
+    kind = runner.spec_algorithm
     spared = mentions("sglang.srt.speculative.eagle_worker_v2", "CaptureHiddenMode.NULL")
-    return (
-        speculative.is_eagle()
-        or speculative.is_dflash()
-        or (speculative.is_standalone() and not spared)
-    )
+    return kind.is_eagle() or kind.is_dflash() or (kind.is_standalone() and not spared)
 
 
 def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
-    """A ForwardBatch of one request with `tokens` new tokens, for capturing.
-
-    inputs: the static tensors that captured kernels read (input_ids, positions, out_cache_loc, …),
-    cut to `tokens`. Nothing but these and the breaks may depend on the batch. Field names as in
-    0.5.9 to 0.5.13.
-    """
+    """A ForwardBatch of one request with `tokens` new tokens, for capturing. inputs: the static
+    tensors that captured kernels read, cut to `tokens`."""
     import torch
     from sglang.srt.layers.dp_attention import DpPaddingMode
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -277,20 +217,12 @@ def placeholder_batch(runner: Any, inputs: dict[str, Any], tokens: int) -> Any:
 def keeps_own_metadata(runner: Any) -> bool:
     """Whether the attention backend prepares breakable graphs itself (DeepSeek-V4's, from
     0.5.13)."""
-    return bool(
-        getattr(
-            runner.attn_backend, "use_captured_forward_metadata_for_breakable_cuda_graph", False
-        )
-    )
+    name = "use_captured_forward_metadata_for_breakable_cuda_graph"
+    return bool(getattr(runner.attn_backend, name, False))
 
 
 def weak_view(tensor: Any) -> Any:
-    """A view of a tensor on the GPU that does not keep its memory: the release's own, from
-    0.5.6.post2 to 0.5.20.
-
-    For releases without a breakable graph; those with one pass their own. Raises
-    ModuleNotFoundError elsewhere.
-    """
-    return importlib.import_module("sglang.srt.compilation.weak_ref_tensor").weak_ref_tensors(
-        tensor
-    )
+    """A view of a tensor on the GPU that does not keep its memory, for releases without a breakable
+    graph (from 0.5.6.post2). Raises ModuleNotFoundError elsewhere."""
+    own = importlib.import_module("sglang.srt.compilation.weak_ref_tensor")
+    return own.weak_ref_tensors(tensor)

@@ -1,19 +1,7 @@
 """The releases' kernels of a gated delta rule's prefill, launched by chunk tables that are on the
-device already.
-
-Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` of index.py, in FLA and from
-0.5.16 on in LATER_FLA, for these tables. That waits for the device, and answers for a tensor of the
-same identity with what it answered before. So does a table that is filled anew for each
-batch. Each wrapper looks the two up in its own module:
-
-    up to 0.5.9     cumsum, chunk_scaled_dot_kkt, solve_tril (in chunks of 16 too), wy_fast,
-                    chunk_delta_h, chunk_o
-    from 0.5.10     cumsum, chunk (which hands its table to chunk_fwd), chunk_delta_h, chunk_o
-
-States are [heads, value, key] from 0.5.10 on, and [heads, key, value] before. No caller has to
-know. Importing this module imports neither torch nor any other part of sglang; its functions do
-where they need them.
-"""
+device already. Their wrappers ask `prepare_chunk_indices` and `prepare_chunk_offsets` for these
+tables, each through its own module; that waits for the device, and answers for a tensor that has
+been filled anew with what it answered before."""
 
 from __future__ import annotations
 
@@ -23,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from . import features
 
@@ -39,72 +28,59 @@ def _package() -> str:
 
 
 def rule() -> Callable[..., Any]:
-    """The release's chunk_gated_delta_rule: (output, …) of q, k, v, g and beta, its states read and
-    written in a pool."""
+    """The release's chunk_gated_delta_rule, which reads and writes its states in a pool."""
     return importlib.import_module(f"{_package()}.chunk").chunk_gated_delta_rule
 
 
 def gates() -> Callable[..., Any]:
-    """The release's fused_gdn_gating: g and beta, (1, rows, heads) each, of A_log, a, b and
-    dt_bias."""
+    """The release's fused_gdn_gating: g and beta, (1, rows, heads) each."""
     package = GATES if features.has(f"{GATES}.fused_gdn_gating") else _package()
     return importlib.import_module(f"{package}.fused_gdn_gating").fused_gdn_gating
 
 
 def normalize() -> Callable[..., Any]:
-    """The release's l2norm_fwd, which divides each head of a contiguous tensor by its length."""
+    """The release's l2norm_fwd, over each head of a contiguous tensor."""
     return importlib.import_module(f"{_package()}.l2norm").l2norm_fwd
 
 
 def solves_parts() -> bool:
-    """Whether the release solves chunks in parts of 16 rows first, with a table of their own (up to
-    0.5.9)."""
+    """Whether the release solves chunks in parts of 16 rows first (up to 0.5.9)."""
     return hasattr(importlib.import_module(f"{_package()}.chunk"), "solve_tril")
 
 
 def keeps_states() -> bool:
-    """Whether the release looks up the states that its prefix cache keeps of a prefill as
-    kernels/tracked_states.py says (from 0.5.13 on)."""
+    """Whether the prefix cache's states of a prefill are those of kernels/tracked_states.py (from
+    0.5.13)."""
     return features.hides_attention_backend()
 
 
 @contextlib.contextmanager
 def chunked_by(pairs: Any, parts: Any, offsets: Any) -> Iterator[None]:
-    """Let the release's wrappers take these tables inside.
+    """Let the release's wrappers take these tables inside. pairs: (chunks, 2), the request of each
+    chunk and its number there. parts: the same of chunks of 16 rows. offsets: (requests + 1,), each
+    request's first chunk."""
+    package = _package()
+    with contextlib.ExitStack() as patched:
+        for name, module in list(sys.modules.items()):
+            if not name.startswith(f"{package}.") or name == f"{package}.index":
+                continue
+            solved_by = PART if name == f"{package}.solve_tril" else None
 
-    pairs: (chunks, 2), the request of each chunk and its number there. parts: the same of chunks of
-    16 rows, for the releases that solve them. offsets: (requests + 1,), each request's first chunk.
+            def indices(cu: Any, size: int, solved_by: int | None = solved_by) -> Any:
+                return parts if size == solved_by else pairs
 
-    A graph of fewer rows than a chunk makes its output in smaller ones. A request has one either
-    way, so that the table is the same.
-    """
-    before, package = [], _package()
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(f"{package}.") or name == f"{package}.index":
-            continue
-        solving = name == f"{package}.solve_tril"
-
-        def indices(cu: Any, size: int, solving: bool = solving) -> Any:
-            return parts if solving and size == PART else pairs
-
-        for key, stand_in in (
-            ("prepare_chunk_indices", indices),
-            ("prepare_chunk_offsets", lambda cu, size: offsets),
-        ):
-            if key in vars(module):
-                before.append((module, key, vars(module)[key]))
-                setattr(module, key, stand_in)
-    try:
+            for key, stand_in in (
+                ("prepare_chunk_indices", indices),
+                ("prepare_chunk_offsets", lambda cu, size: offsets),
+            ):
+                if key in vars(module):
+                    patched.enter_context(mock.patch.object(module, key, stand_in))
         yield
-    finally:
-        for module, key, own in before:
-            setattr(module, key, own)
 
 
 def flashinfer_prefill(backend: Any) -> Callable[..., Any] | None:
     """FlashInfer's chunk_gated_delta_rule where that runs the prefills of `backend` on compute
-    capability 9.0, and leaves states behind steps (from 0.5.17; the default from 0.5.19); else
-    None."""
+    capability 9.0, and leaves states behind steps (from 0.5.17); else None."""
     kernel = getattr(getattr(backend, "kernel_dispatcher", None), "extend_kernel", None)
     steps = getattr(kernel, "uses_state_checkpoints", False)
     if type(kernel).__name__ != FLASHINFER or not steps or kernel.use_state_pool:
@@ -114,10 +90,7 @@ def flashinfer_prefill(backend: Any) -> Callable[..., Any] | None:
 
 def other_kernels(backend: Any) -> str | None:
     """What other than these kernels and FlashInfer's runs linear attention, or None. backend: the
-    half of a hybrid attention backend that does.
-
-    The kernel is chosen from 0.5.10 on (--linear-attn-backend, --linear-attn-prefill-backend).
-    """
+    linear half of a hybrid attention backend, which chooses kernels from 0.5.10 on."""
     if type(backend).__name__ != BACKEND:
         return f"linear attention runs in a {type(backend).__name__}, not in a {BACKEND}"
     dispatcher = getattr(backend, "kernel_dispatcher", None)

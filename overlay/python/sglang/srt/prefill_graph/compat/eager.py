@@ -1,11 +1,7 @@
-"""Why a release's prefill graph does not take a batch, in the same words on every release.
-
-A release answers no more than yes or no: can_run of its graph runners up to 0.5.13, then
-can_run_graph and can_replay_locally of runner/prefill_cuda_graph_runner.py. Here each of their
-conditions is asked again, in turn, of a batch that was refused. A condition counts only where these
-methods ask for it too. Everything asked is on the host. Importing this module imports neither torch
-nor any other part of sglang.
-"""
+"""Why a release's prefill graph does not take a batch, in the same words on every release. A
+release answers yes or no (can_run; from 0.5.14 on can_run_graph and can_replay_locally); here the
+conditions that these ask for are asked again of a refused batch. Everything asked is on the
+host."""
 
 from __future__ import annotations
 
@@ -28,8 +24,8 @@ _FACTOR = "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR"
 
 @dataclass(frozen=True)
 class Cause:
-    """words: for the record. asks: the names that a release which has this condition asks for, one
-    of them. holds(graph runner, batch): whether it keeps the batch from the graph."""
+    """words: for the record. asks: names of which a release that has this condition asks for one.
+    holds(graph runner, batch): whether it keeps the batch from the graph."""
 
     words: str
     asks: tuple[str, ...]
@@ -37,8 +33,7 @@ class Cause:
 
 
 def is_prefill(forward_batch: Any) -> bool:
-    """Whether a batch computes prompts, decoding requests in between or not; one that verifies
-    drafts does not."""
+    """Whether a batch computes prompts; one that verifies drafts does not."""
     mode = forward_batch.forward_mode
     return bool(mode.is_extend()) and not mode.is_target_verify()
 
@@ -85,10 +80,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _brings_embeddings(graph: Any, batch: Any) -> bool:
     names = ("input_embeds", "replace_embeds")
     return any(getattr(batch, name, None) is not None for name in names)
-
-
-def _too_many_tokens(graph: Any, batch: Any) -> bool:
-    return len(batch.input_ids) > graph.max_num_tokens
 
 
 def _wants_logprobs(graph: Any, batch: Any) -> bool:
@@ -157,24 +148,13 @@ def _has_long_context(graph: Any, batch: Any) -> bool:
     return any(limit is not None and (longest is None or longest > limit) for limit in limits)
 
 
-def _is_mixed(graph: Any, batch: Any) -> bool:
-    return getattr(graph, "prefer_eager_mixed_prefill", False) and batch.forward_mode.is_mixed()
-
-
-def _has_images(graph: Any, batch: Any) -> bool:
-    return bool(batch.contains_mm_inputs())
-
-
-def _spreads_tokens(graph: Any, batch: Any) -> bool:
-    return bool(
-        getattr(graph, "enable_cp_bcg_capture", False)
-        or getattr(graph, "enable_cp_v2_bcg_capture", False)
-    )
-
-
 # in the order in which a user can do most about them
 CAUSES = (
-    Cause("more tokens than the largest size", ("max_num_tokens",), _too_many_tokens),
+    Cause(
+        "more tokens than the largest size",
+        ("max_num_tokens",),
+        lambda graph, batch: len(batch.input_ids) > graph.max_num_tokens,
+    ),
     Cause("log-probabilities of the prompt are wanted", ("return_logprob",), _wants_logprobs),
     Cause(
         "hidden states are wanted that were not captured", ("capture_hidden_mode",), _wants_states
@@ -187,7 +167,11 @@ CAUSES = (
         _too_many_requests,
     ),
     Cause("another rank cannot replay this step", ("_has_inactive_dp_rank",), _held_by_ranks),
-    Cause("decoding requests are in the batch", ("prefer_eager_mixed_prefill",), _is_mixed),
+    Cause(
+        "decoding requests are in the batch",
+        ("prefer_eager_mixed_prefill",),
+        lambda graph, batch: graph.prefer_eager_mixed_prefill and batch.forward_mode.is_mixed(),
+    ),
     Cause("fewer tokens than half of the next size", (_FACTOR,), _padded_too_far),
     Cause("a longer context than was captured", ("max_context_size",), _has_long_context),
     Cause(
@@ -200,10 +184,17 @@ CAUSES = (
         ),
         _has_prefix,
     ),
-    Cause("the batch has images", ("has_images", "contains_mm_inputs"), _has_images),
+    Cause(
+        "the batch has images",
+        ("has_images", "contains_mm_inputs"),
+        lambda graph, batch: batch.contains_mm_inputs(),
+    ),
     Cause(
         "tokens are spread over ranks (context parallelism)",
         ("enable_cp_bcg_capture", "prefill_cp_bcg_input"),
-        _spreads_tokens,
+        lambda graph, batch: any(
+            getattr(graph, name, False)
+            for name in ("enable_cp_bcg_capture", "enable_cp_v2_bcg_capture")
+        ),
     ),
 )

@@ -1,16 +1,7 @@
-"""What a release has: parts of its own, and what they are called.
-
-The piecewise flag and the forward context are in compilation/piecewise_context_manager.py,
-0.5.5.post3 to 0.5.13.post1, then in LATER_CONTEXT, the breakable graph in
-model_executor/breakable_cuda_graph/ from 0.5.11 to 0.5.13.post1, then in LATER_BREAKABLE, and the
-attention backend of a forward in model_executor/forward_context.py from 0.5.13 (paths below
-sglang/srt/). Importing this module imports neither torch nor any other part of sglang; its
-functions do where they need them.
-"""
+"""What a release has: parts of its own, and the names of their modules."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -40,12 +31,9 @@ def defines(module: str, name: str) -> bool:
 
 
 def mentions(module: str, text: str) -> bool:
-    """Whether `text` stands in the release's own `module`; reads the file, because importing it may
-    be circular."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return False
+    """Whether `text` is in the release's `module`; reads the file, since an import may be
+    circular."""
+    spec = importlib.util.find_spec(module) if has(module) else None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return False
     return text in Path(spec.origin).read_text(encoding="utf-8")
@@ -62,27 +50,20 @@ def lacks_breaks() -> bool:
 
 
 def hides_attention_backend() -> bool:
-    """Whether layers ask the forward's context for the attention backend (from 0.5.13), no longer
-    their batch."""
+    """Whether layers ask the forward's context for the attention backend (from 0.5.13)."""
     return has(FORWARD)
 
 
 def knows_idle_ranks() -> bool:
-    """Whether the release's breakable runner takes part in data-parallel attention (from
-    0.5.13)."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
-
-    return "can_run_dp_breakable_cuda_graph" in {
-        field.name for field in dataclasses.fields(ForwardBatch)
-    }
+    """Whether its breakable runner takes part in data-parallel attention (from 0.5.13)."""
+    batches = "sglang.srt.model_executor.forward_batch_info"
+    return mentions(batches, "can_run_dp_breakable_cuda_graph")
 
 
 def has_sparse_attention(model_config: Any) -> bool:
-    """Whether the release runs this model's attention behind an indexer (is_deepseek_nsa,
-    configs/model_config.py)."""
-    is_sparse = getattr(
-        importlib.import_module("sglang.srt.configs.model_config"), "is_deepseek_nsa", None
-    )
+    """Whether the release runs this model's attention behind an indexer."""
+    configs = importlib.import_module("sglang.srt.configs.model_config")
+    is_sparse = getattr(configs, "is_deepseek_nsa", None)
     return is_sparse is not None and is_sparse(model_config.hf_text_config)
 
 
@@ -94,8 +75,8 @@ def on_cuda() -> bool:
 
 
 def own_breaks() -> tuple[Callable[..., Any], Callable[[], bool]] | None:
-    """What makes a function a break of the release's own breakable graph, and its test of whether
-    a forward is being captured for it, or replayed; None before 0.5.11."""
+    """What makes a function a break of the release's own breakable graph, and whether a forward is
+    captured for it or replayed; None before 0.5.11."""
     place = next((name for name in (LATER_BREAKABLE, BREAKABLE) if has(name)), None)
     if place is None:
         return None
@@ -106,6 +87,5 @@ def own_breaks() -> tuple[Callable[..., Any], Callable[[], bool]] | None:
 
 
 def weak_views(capture: Any) -> Callable[[Any], Any]:
-    """What the module of a release's own capture of a breakable graph makes weak views with (from
-    0.5.11)."""
+    """What a release's own capture of a breakable graph makes weak views with (from 0.5.11)."""
     return vars(sys.modules[type(capture).__module__])["_weak_ref_if_tensor"]

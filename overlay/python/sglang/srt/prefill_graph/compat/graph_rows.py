@@ -1,8 +1,5 @@
-"""How many rows each rank of data-parallel attention has in what a replayed graph writes for all.
-
-A layer with experts sees the tokens of all ranks, rank behind rank, each padded to the size that is
-replayed. A rank finds its own behind as many rows as the ranks before it have.
-"""
+"""How many rows each rank of data-parallel attention has in what a replayed graph writes for all:
+each rank's tokens are padded to the size that is replayed."""
 
 from __future__ import annotations
 
@@ -12,29 +9,20 @@ _NOTED = "prefill_graph_rows"
 
 
 def note_replay(forward_batch: Any, tokens: int) -> None:
-    """Leave with a ForwardBatch the capture size, in tokens, of the prefill graph that is about to
-    be replayed for it."""
+    """Note on a ForwardBatch the capture size, in tokens, of its prefill graph's replay."""
     setattr(forward_batch, _NOTED, tokens)
 
 
 def rows_per_rank(runner: Any, forward_batch: Any) -> int | None:
     """Rows of each rank in the graph that a ModelRunner just replayed for a ForwardBatch; of no
-    meaning where none was replayed.
-
-    Up to 0.5.13 of the decode graph alone: prefill graphs are off beside DP attention there, unless
-    an argument enforces them.
-
-    Forgets what was noted: the same batch can come again, on the decode graph.
-    """
+    meaning where none was. Forgets the note: the same batch can come again, on the decode graph."""
     noted = vars(forward_batch).pop(_NOTED, None)
     names = "decode_cuda_graph_runner", "graph_runner"  # from 0.5.14 on, and before
-    decode = next((getattr(runner, name) for name in names if hasattr(runner, name)), None)
-    return noted or _decode_rows(decode, forward_batch)
-
-
-def _decode_rows(graph: Any, forward_batch: Any) -> int | None:
-    """Tokens of the decode graph's last replay: requests times tokens of each, or with drafts of
-    unequal lengths (from 0.5.16 on) the number of all. None for a runner without a graph."""
+    graph = next((getattr(runner, name) for name in names if hasattr(runner, name)), None)
+    if noted:
+        return noted
+    # of the decode graph's last replay: requests times the tokens of each, or with drafts of
+    # unequal lengths (from 0.5.16) the number of all
     if getattr(graph, "ragged_verify_mode", None) and forward_batch.forward_mode.is_target_verify():
         return graph._ragged_graph_size
     requests = getattr(graph, "bs", None)

@@ -1,11 +1,6 @@
-"""Whether prefills that run eagerly still have memory beside the prefill graph, from 0.5.14 on.
-
-The graph keeps what its largest size needs, in a pool of its own. A prefill that no graph takes
-needs about as much again, from what is left: if that is less, the allocator gives back and asks
-again in every layer, or fails. A server then starts, and stalls (sglang#40094). Memory alone does
-not decide for the user: upstream left such a rule again (sglang#33352). Importing this module
-imports neither torch nor any other part of sglang.
-"""
+"""Whether prefills that run eagerly, and need as much memory as the graph holds, find it beside the
+prefill graph (from 0.5.14). With less the server stalls (sglang#40094). It is only a warning:
+upstream dropped a rule by memory alone (sglang#33352)."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def shortage(graph_gb: float, free_gb: float) -> str | None:
-    """What to tell the user whose prefill graph took graph_gb and left free_gb; None where that is
+    """The warning where a prefill graph took graph_gb and left free_gb; None where that is
     enough."""
     if free_gb >= graph_gb:
         return None
@@ -31,8 +26,7 @@ def shortage(graph_gb: float, free_gb: float) -> str | None:
 
 
 def warn_if_short(runner: Any, graph_gb: float, free_gb: float) -> None:
-    """Log one warning on the first rank of a ModelRunner that has captured its prefill graph, where
-    too little is left."""
+    """Log one warning on the first rank of a ModelRunner whose prefill graph left too little."""
     told = shortage(graph_gb, free_gb)
     if told and is_first_rank(runner):
         logger.warning(told)

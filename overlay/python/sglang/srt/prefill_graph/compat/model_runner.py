@@ -1,35 +1,32 @@
 """What a release's model runner collects of a model, where it looks for that, and what it made of
-it.
-
-Importing this module imports neither torch nor any other part of sglang; its functions do where
-they need them.
-"""
+it."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from .features import defines, has
 
+logger = logging.getLogger(__name__)
+EAGER = "Prefill runs without a CUDA graph: %s"
+DISABLED = "Disable prefill CUDA graph because %s."
 _RUNNER = "sglang.srt.model_executor.model_runner"
 
 
 def layer_lists(runner: Any) -> tuple[str, ...]:
-    """The lists by layer_id that this release's runner collects next to attention_layers: none up
-    to 0.5.6.post2, then moe_layers, and moe_fusions from 0.5.9."""
+    """The lists by layer_id that a runner collects beside attention_layers (from 0.5.7)."""
     return tuple(name for name in ("moe_layers", "moe_fusions") if hasattr(runner, name))
 
 
 def sees_layers(model: Any) -> bool:
-    """Whether the runner's own loop finds decoder layers: in model.model, from 0.5.8 in
-    model.language_model as well (ModelRunner.init_piecewise_cuda_graphs and resolve_language_model,
-    model_executor/model_runner.py)."""
-    resolve = getattr(
-        importlib.import_module(_RUNNER), "resolve_language_model", lambda whole: whole.model
-    )
+    """Whether the runner's own loop finds decoder layers."""
+    own = importlib.import_module(_RUNNER)
+    resolve = getattr(own, "resolve_language_model", lambda whole: whole.model)
     try:
         inner = resolve(model)
     except AttributeError:
@@ -42,13 +39,11 @@ def sees_layers(model: Any) -> bool:
 
 def is_first_rank(runner: Any) -> bool:
     """Whether this process is the one that logs for its server."""
-    ranks = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
-    return not any(getattr(_ranks(runner), rank, None) for rank in ranks)
+    return not any(ranks(runner).values())
 
 
 def ranks(runner: Any) -> dict[str, int]:
-    """A ModelRunner's place among those of its server, by the kind of parallelism: "tp", "pp",
-    "dp" and "moe_ep", as far as the release says."""
+    """A ModelRunner's place among those of its server, by "tp", "pp", "dp" and "moe_ep"."""
     names = ("tp", "pp", "dp", "moe_ep")
     found = {name: getattr(_ranks(runner), f"{name}_rank", None) for name in names}
     return {name: rank for name, rank in found.items() if isinstance(rank, int)}
@@ -61,7 +56,7 @@ def leads_its_layers(runner: Any) -> bool:
 
 def _ranks(runner: Any) -> Any:
     """What has tp_rank and so on: the runner up to 0.5.15 and in 0.5.21, its `ps` from 0.5.16 to
-    0.5.20, from 0.5.22 on one object per process."""
+    0.5.20, then one object per process."""
     if hasattr(runner, "tp_rank"):
         return runner
     if hasattr(runner, "ps"):
@@ -73,15 +68,9 @@ def _ranks(runner: Any) -> Any:
 
 
 def out_of_reach(runner: Any, owner: Any) -> str | None:
-    """Why this release leaves a model eager although its layers were found, in `owner`; None where
-    it does not.
-
-    0.5.14 and 0.5.15, where resolve_language_model is part of model_runner.py, capture no wrapper
-    without a `model` (model_runner.py:2636 in 0.5.14), unless it names its stack itself. Their
-    piecewise backend only compiles language_model.model
-    (runner_backend/tc_piecewise_cuda_graph_backend.py:165). Later releases take what was found.
-    """
-    if not defines("sglang.srt.model_executor.model_runner", "resolve_language_model"):
+    """Why this release leaves a model eager although its layers were found, in `owner`, or None.
+    0.5.14 and 0.5.15 capture no wrapper without `model`, and compile language_model.model alone."""
+    if not defines(_RUNNER, "resolve_language_model"):
         return None
     model = runner.model
     if not hasattr(model, "model") and not hasattr(model, "get_layer_stack"):
@@ -94,12 +83,8 @@ def out_of_reach(runner: Any, owner: Any) -> str | None:
 
 
 def attention_layers(runner: Any, owner: Any) -> list[Any]:
-    """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`. None stands
-    for a layer without.
-
-    From 0.5.16 a function collects them, which 0.5.20 calls in a method of the runner. Before, the
-    runner has them already.
-    """
+    """What a release from 0.5.14 on makes its breaks for, in the layer stack `owner`; None stands
+    for a layer without."""
     setup = "sglang.srt.model_executor.model_runner_components.layer_setup"
     if not has(setup):
         return runner.attention_layers
@@ -111,17 +96,14 @@ def attention_layers(runner: Any, owner: Any) -> list[Any]:
 
 
 def free_memory(runner: Any) -> float:
-    """GB that the runner's device has left, as its module asks for it."""
+    """GB that the runner's device has left."""
     return vars(sys.modules[type(runner).__module__])["get_available_gpu_memory"](
         runner.device, runner.gpu_id
     )
 
 
 def graph_runner(runner: Any) -> Any:
-    """The prefill graph's runner, or None where the release left the graph off.
-
-    From 0.5.14 on it has another name; one that runs every batch eagerly stands for none then.
-    """
+    """The prefill graph's runner, or None: from 0.5.14 on an eager runner can be in its place."""
     if not has_eager_runner():
         return getattr(runner, "piecewise_cuda_graph_runner", None)
     found = getattr(runner, "prefill_cuda_graph_runner", None)
@@ -134,9 +116,17 @@ def has_eager_runner() -> bool:
     return has("sglang.srt.model_executor.runner.eager_runner")
 
 
-def refused(runner: Any, reason: str) -> None:
-    """Leave with a ModelRunner why this package has it prefill eagerly."""
+def refused(
+    runner: Any,
+    reason: str,
+    text: str = EAGER,
+    speaks: Callable[[Any], bool] = is_first_rank,
+) -> None:
+    """Leave with a ModelRunner why this package has it prefill eagerly, for the report; a process
+    that speaks for its ranks warns of it with `text`."""
     runner.prefill_graph_refusal = reason
+    if speaks(runner):
+        logger.warning(text, reason)
 
 
 def capture_sizes(graph: Any) -> tuple[int, ...]:
@@ -145,21 +135,14 @@ def capture_sizes(graph: Any) -> tuple[int, ...]:
 
 
 def never_runs(graph: Any) -> bool:
-    """Whether a graph runner refuses every batch: the breakable one does where it found no inner
-    model (0.5.12, 0.5.13).
-
-    From 0.5.14 on one runner has every graph's backend. It names no inner model for a piecewise
-    graph, which holds the whole model.
-    """
+    """Whether a graph runner refuses every batch: a breakable one without an inner model (0.5.12,
+    0.5.13). Later ones have a `backend`."""
     return getattr(graph, "layer_model", graph) is None and not hasattr(graph, "backend")
 
 
 def tracks_states(runner: Any) -> bool:
-    """Whether prefills also leave recurrent states in the prefix cache's own slots (the strategy
-    extra_buffer, from 0.5.7).
-
-    A method of the arguments up to 0.5.20; the pool of states knows it too.
-    """
+    """Whether prefills also leave recurrent states in the prefix cache's own slots
+    (extra_buffer)."""
     asked = getattr(runner.server_args, "enable_mamba_extra_buffer", None)
     if asked is None:
         return bool(getattr(runner.req_to_token_pool, "enable_mamba_extra_buffer", False))
@@ -167,17 +150,19 @@ def tracks_states(runner: Any) -> bool:
 
 
 def fetches_states(runner: Any) -> bool:
-    """Whether a hierarchical cache, or another store behind the prefix cache, brings recurrent
-    states while a forward runs, layer by layer.
-
-    It registers with the pool of states behind the capture: the arguments say so before.
-    """
+    """Whether a cache of the host, or another store, brings recurrent states layer by layer. Its
+    counter is set behind the capture; the arguments say so before."""
     counter = getattr(runner.req_to_token_pool, "layer_transfer_counter", None)
     stores = "enable_hierarchical_cache", "enable_unified_cache_external_linker"
     return counter is not None or any(getattr(runner.server_args, one, False) for one in stores)
 
 
+def drafts(runner: Any) -> bool:
+    """Whether the server speculates."""
+    kind = getattr(runner, "spec_algorithm", None)
+    return kind is not None and not kind.is_none()
+
+
 def spreads_requests(runner: Any) -> bool:
-    """Whether ranks have requests of their own, so that layers gather tokens and a rank may have
-    none."""
+    """Whether ranks have requests of their own, so that a rank may have none."""
     return bool(getattr(runner.server_args, "enable_dp_attention", False))

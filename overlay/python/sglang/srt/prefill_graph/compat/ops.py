@@ -1,13 +1,4 @@
-"""The state that a release's split ops ask for, and how its compiler learns of more of them.
-
-Where the facts come from (paths below sglang/srt/):
-    piecewise flag, forward context    compilation/piecewise_context_manager.py, 0.5.5 to 0.5.13
-    list of split ops                  compilation/backend.py SPLIT_OPS up to 0.5.6;
-                                       CompilationConfig.__init__'s literal in 0.5.7; SPLIT_OPS
-                                       and register_split_op of compilation_config.py from 0.5.8
-Importing this module imports neither torch nor any other part of sglang; its functions do where
-they need them.
-"""
+"""The state that a release's split ops ask for, and how its compiler learns of more of them."""
 
 from __future__ import annotations
 
@@ -26,12 +17,8 @@ _BACKEND = "sglang.srt.compilation.backend"
 
 
 def graph_flag() -> Callable[[], bool]:
-    """The release's own test of whether a forward is being captured for, or replayed from, the
-    piecewise graph.
-
-    Bind it once in a module: model code calls it in traced forwards, where torch.compile reads it
-    as a constant.
-    """
+    """The release's test of a forward for the piecewise graph. Bind it once in a module, where
+    torch.compile reads it as a constant."""
     return importlib.import_module(CONTEXT).is_in_piecewise_cuda_graph
 
 
@@ -43,11 +30,8 @@ def found_context() -> Any | None:
 
 
 def forward_context() -> Any:
-    """The release's forward context: `forward_batch`, `attention_layers` by layer_id, and from
-    0.5.7 `moe_layers`.
-
-    Raises RuntimeError outside of `set_forward_context`, where a split op has no layers to look up.
-    """
+    """The release's forward context, with `forward_batch` and `attention_layers` by layer_id.
+    Raises RuntimeError outside of `set_forward_context`."""
     context = found_context()
     if context is None:
         raise RuntimeError(
@@ -56,18 +40,9 @@ def forward_context() -> Any:
     return context
 
 
-def attention_backend() -> Any:
-    """The attention backend of the forward that runs (from 0.5.13)."""
-    return importlib.import_module(FORWARD).get_attn_backend()
-
-
 def split_at(op_name: str) -> None:
-    """Make the release's compiler split traced forwards at torch.ops.sglang.<op_name>. Calling it
-    again changes nothing.
-
-    A runner copies the list when it is built, so this has to come before; importing the model's
-    module is early enough. Raises RuntimeError where the release has none of the known ways.
-    """
+    """Make the compiler split traced forwards at torch.ops.sglang.<op_name>, before a runner is
+    built. Raises RuntimeError where the release has no known way."""
     target = f"sglang.{op_name}"
     config = importlib.import_module(_CONFIG)
     if hasattr(config, "SPLIT_OPS"):
@@ -110,8 +85,7 @@ def not_split_at(op_names: Sequence[str]) -> Iterator[None]:
 
 
 def _add_to_every_config(config_class: type, target: str) -> None:
-    """For a release whose configuration makes its list afresh each time (0.5.7): add `target` to
-    every one made later."""
+    """Add `target` to every configuration made later: 0.5.7 makes its list afresh each time."""
     made = config_class.__init__
     targets = getattr(made, "split_targets", None)
     if targets is None:
@@ -130,12 +104,7 @@ def _add_to_every_config(config_class: type, target: str) -> None:
 
 
 def new_tokens(forward_batch: Any) -> int:
-    """Tokens of a batch before padding: those it extends by, or the drafts of each request when
-    verifying them.
-
-    The piecewise runner hands the real batch's extend_num_tokens on to the padded one
-    (model_executor/ piecewise_cuda_graph_runner.py, replay_prepare); a batch of drafts has none.
-    """
+    """Tokens of a batch before padding, or the drafts of each request when verifying them."""
     if forward_batch.extend_num_tokens is not None:
         return forward_batch.extend_num_tokens
     return forward_batch.batch_size * forward_batch.spec_info.draft_token_num
@@ -143,48 +112,30 @@ def new_tokens(forward_batch: Any) -> int:
 
 def mamba2_backend(forward_batch: Any) -> Any:
     """The half of a hybrid attention backend that runs Mamba2 mixers, for the forward of a batch:
-    in the batch up to 0.5.12, in the forward's context from 0.5.13 on."""
-    backend = getattr(forward_batch, "attn_backend", None) or attention_backend()
-    return backend.linear_attn_backend
+    in the batch up to 0.5.12, then in the forward's context."""
+    found = getattr(forward_batch, "attn_backend", None)
+    return (found or importlib.import_module(FORWARD).get_attn_backend()).linear_attn_backend
 
 
 def mamba2_tokens(forward_batch: Any) -> int:
-    """Rows that Mamba2's metadata accounts for: prefill tokens, then one per decode, or its drafts
-    when verifying them.
-
-    The fields are those of Mamba2Metadata (layers/attention/mamba/mamba2_metadata.py);
-    is_target_verify and draft_token_num begin in 0.5.6. MambaMixer2 asserts that it is given
-    exactly so many rows.
-    """
+    """Rows that Mamba2Metadata accounts for, exactly those that MambaMixer2 takes: prefill tokens,
+    then one per decode, or its drafts when verifying them (from 0.5.6)."""
     metadata = mamba2_backend(forward_batch).forward_metadata
     per_decode = metadata.draft_token_num if getattr(metadata, "is_target_verify", False) else 1
     return metadata.num_prefill_tokens + metadata.num_decodes * per_decode
 
 
 def counted_tokens(forward_batch: Any) -> int | None:
-    """Tokens before padding, as the batch of a release's own prefill graph counts them for its
-    split ops.
-
-    Up to 0.5.10 that is extend_num_tokens, and None where drafts are verified: all rows count as
-    real then.
-    """
-    for name in (
-        "global_num_token_non_padded_cpu",
-        "num_token_non_padded_cpu",
-        "extend_num_tokens",
-    ):
-        count = getattr(forward_batch, name, None)
-        if count is not None:
-            return count
-    return None
+    """Tokens before padding, as the batch of a prefill graph counts them for its split ops; None
+    where drafts are verified up to 0.5.10, as all rows are real then."""
+    names = "global_num_token_non_padded_cpu", "num_token_non_padded_cpu", "extend_num_tokens"
+    counts = (getattr(forward_batch, name, None) for name in names)
+    return next((count for count in counts if count is not None), None)
 
 
 def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
-    """What gives the batch that a split op's function runs for, from the forward context that its
-    own module asks.
-
-    Raises RuntimeError where the module asks none of the known ones.
-    """
+    """What gives the batch that a split op's function runs for, by the forward context of its
+    module. Raises RuntimeError where the module asks no known one."""
     names = function.__globals__
     # the latter from 0.5.14
     for name in ("get_forward_context", "get_tc_piecewise_forward_context"):
@@ -196,9 +147,8 @@ def batch_getter(function: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def mamba_cache_chunk_size() -> int:
-    """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for, from 0.5.11
-    on. Asked as the release's backend does it: a function from 0.5.18 on, before that a property of
-    its server arguments. From 0.5.20 on the backend does not ask."""
+    """Of how many tokens a multiple the prefix cache keeps a hybrid model's states for (from
+    0.5.11)."""
     backend = importlib.import_module("sglang.srt.layers.attention.hybrid_linear_attn_backend")
     if hasattr(backend, "mamba_cache_chunk_size"):
         return backend.mamba_cache_chunk_size()
@@ -209,22 +159,18 @@ def mamba_cache_chunk_size() -> int:
 
 
 def state_slots(pool: Any, requests: Any) -> Any:
-    """Each request's slot in a HybridReqToTokenPool, on the device. requests: (requests,), as
-    ForwardBatch.req_pool_indices."""
+    """Each request's slot in a HybridReqToTokenPool, (requests,) on the device."""
     return slots_inside(pool, pool.get_mamba_indices(requests))
 
 
 def slots_inside(pool: Any, slots: Any) -> Any:
-    """The slots of a HybridReqToTokenPool by the names that its tensors have: from 0.5.15 on others
-    can be in use outside of it."""
-    return (
-        pool.translate_mamba_indices(slots) if hasattr(pool, "translate_mamba_indices") else slots
-    )
+    """The slots of a HybridReqToTokenPool as its tensors have them: from 0.5.15 on others can be in
+    use outside of it."""
+    translate = getattr(pool, "translate_mamba_indices", None)
+    return translate(slots) if translate else slots
 
 
 def mamba2_scan() -> Callable[..., Any]:
-    """The release's own scan of a Mamba2 prefill, as its mixer's module has it
-    (layers/attention/mamba/mamba.py)."""
-    return importlib.import_module(
-        "sglang.srt.layers.attention.mamba.mamba"
-    ).mamba_chunk_scan_combined
+    """The release's scan of a Mamba2 prefill, as its mixer's module has it."""
+    mixers = importlib.import_module("sglang.srt.layers.attention.mamba.mamba")
+    return mixers.mamba_chunk_scan_combined

@@ -1,14 +1,7 @@
-"""CUDA graphs whose memory a memory saver pauses with the rest: SGLANG_MEMORY_SAVER_CUDA_GRAPH
-beside --enable-memory-saver.
-
-Every release captures its decode graphs in the saver's region where both are given
-(CudaGraphRunner._capture_graph up to 0.5.13, then FullCudaGraphBackend.capture_one), and pauses
-that region's tag. What comes back holds zeros, unless a copy was kept: kernels can keep counters
-and workspaces in a graph's pool, written at the capture alone (sglang#32718). Prefill and decode
-share a pool, so that both are backed up (the patch memory-saver/back-up-captured-graphs up to
-0.5.20, then the release itself). Importing this module imports no other part of sglang; its
-functions do where they need it.
-"""
+"""CUDA graphs whose memory a memory saver pauses: SGLANG_MEMORY_SAVER_CUDA_GRAPH beside
+--enable-memory-saver. Every release captures its decode graphs in the saver's region then. Memory
+comes back as zeros unless a copy was kept, and kernels keep counters in a graph's pool
+(sglang#32718), which prefill and decode share: both are backed up."""
 
 from __future__ import annotations
 
@@ -47,19 +40,15 @@ def cache_region() -> Iterator[None]:
 
 
 def pausable(graph: Any) -> Any:
-    """`graph`, a torch.cuda.CUDAGraph that is about to be captured. Where graphs are paused, its
-    memory will be too."""
+    """`graph`, a torch.cuda.CUDAGraph to be captured, or what makes its memory paused with the
+    rest."""
     adapter = saver()
     return Pausable(graph, adapter) if adapter.enabled else graph
 
 
 class Pausable:
-    """A torch.cuda.CUDAGraph that is captured in the saver's region. Everything else is asked of
-    `graph`.
-
-    The region ends with the capture. What runs between two captures, such as a break, has memory
-    that is not paused.
-    """
+    """A torch.cuda.CUDAGraph that is captured in the saver's region; all else is asked of
+    `graph`."""
 
     def __init__(self, graph: Any, adapter: Any) -> None:
         self.graph = graph
@@ -67,8 +56,7 @@ class Pausable:
         self._capture: Any = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
-        """As torch.cuda.CUDAGraph has it. Further words of later versions of torch keep their
-        defaults."""
+        """As torch.cuda.CUDAGraph has it; further words of later torch keep their defaults."""
         capture = self._adapter.cuda_graph(
             cuda_graph=self.graph,
             pool=pool,
@@ -90,12 +78,8 @@ class Pausable:
 
 
 def empty_cache(device: Any = torch.cuda) -> None:
-    """torch.cuda.empty_cache(), for the memory of paused graphs too. device: another kind's module
-    in its place.
-
-    Up to torch_memory_saver 0.0.9.post1 what its region allocated is freed inside of its region
-    alone: elsewhere cudaFree is the driver's own, which does not know the address.
-    """
+    """torch.cuda.empty_cache(), for paused graphs too: up to torch_memory_saver 0.0.9.post1 a
+    region's memory is freed inside of a region alone."""
     adapter = saver()
     if adapter.enabled:
         with adapter.region(tag=_tag()):
@@ -105,8 +89,8 @@ def empty_cache(device: Any = torch.cuda) -> None:
 
 @contextlib.contextmanager
 def _without_clean_up() -> Iterator[None]:
-    """torch.cuda.graph collects garbage and empties the cache before it captures: too slow for each
-    of thousands of segments."""
+    """torch.cuda.graph collects garbage and empties the cache first: too slow for thousands of
+    segments."""
     with (
         mock.patch.object(gc, "collect", lambda *_: 0),
         mock.patch.object(torch.cuda, "empty_cache", lambda: None),

@@ -1,19 +1,15 @@
-"""A release's setting for the prefill graph from 0.5.14 on, and the rules by which it turns the
-graph off.
-
-The setting is one object for both phases, resolved from all arguments before the server starts
-(CudaGraphConfig of model_executor/cuda_graph_config.py). Importing this module imports neither
-torch nor any other part of sglang; its functions do where they need them.
-"""
+"""A release's setting for the prefill graph from 0.5.14 on (CudaGraphConfig, one object for both
+phases), and the rules by which it turns the graph off."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from .arguments import Rule, rules_of
@@ -35,10 +31,8 @@ def applies() -> bool:
 
 
 def prefill(server_args: Any) -> Any:
-    """The setting for prefill: its backend and its sizes (bs), as they are resolved.
-
-    From 0.5.17 on only the process's own context has them (get_exec of runtime_context.py).
-    """
+    """The resolved setting for prefill: its backend and its sizes (bs). From 0.5.17 on the
+    process's own context alone has it."""
     if defines(_CONTEXT, "get_exec"):
         try:
             found = importlib.import_module(_CONTEXT).get_exec().graph.cuda_graph_config
@@ -62,10 +56,8 @@ def why_disabled(server_args: Any) -> str | None:
     if prefill(server_args).backend != DISABLED:
         return None
     if ("prefill", "backend") in getattr(server_args, "_cuda_graph_config_locked", ()):
-        return (
-            "turned off by --cuda-graph-backend-prefill disabled, or by an argument that stands"
-            " for it"
-        )
+        given = "--cuda-graph-backend-prefill disabled, or by an argument that stands for it"
+        return f"turned off by {given}"
     holding = rules_that_hold(server_args)
     if holding:
         return f"turned off by the release's own rule: {'; '.join(holding)}"
@@ -76,8 +68,8 @@ def why_disabled(server_args: Any) -> str | None:
 
 
 def rules_that_hold(server_args: Any) -> list[str]:
-    """The release's own rules about arguments and models that turn its default backend off, by the
-    names that the release gives them, as far as they can be asked now."""
+    """The names of the release's own rules that turn its default backend off, as far as they can be
+    asked now."""
     config = importlib.import_module(_CONFIG)
     kind = _KINDS.get(config.default_cuda_graph_config().prefill.backend)
     name = f"disable_{kind}_cudagraph_if_incompatible"
@@ -85,12 +77,17 @@ def rules_that_hold(server_args: Any) -> list[str]:
         found = getattr(importlib.import_module(_RULES), name, None)
     else:
         found = getattr(type(server_args), f"_{name}", None)
-    return list(_holding(found, server_args)) if inspect.isfunction(found) else []
+    holding = []
+    for rule, predicate in _rules(found, server_args) if inspect.isfunction(found) else ():
+        with contextlib.suppress(Exception):  # what it asks is no longer there
+            if predicate():
+                holding.append(str(rule or "an unnamed one"))
+    return holding
 
 
 def refusals(runner: Any) -> list[Rule]:
-    """The ways in which the release leaves a ModelRunner without its graph that hold now, in the
-    function that captures it: capture_prefill_graph of cuda_graph_setup.py from 0.5.16 on."""
+    """The ways to leave a ModelRunner without its graph that hold now, in the function that
+    captures it."""
     place = sys.modules.get(_SETUP)
     function = getattr(place, "capture_prefill_graph", None) or getattr(
         type(runner), "init_prefill_cuda_graph", None
@@ -101,40 +98,22 @@ def refusals(runner: Any) -> list[Rule]:
     return [rule for rule in rules if rule.own and rule.condition != "always"]
 
 
-def _holding(function: Callable[..., Any], server_args: Any) -> Iterator[str]:
-    for name, predicate in _rules(function, server_args):
-        try:
-            holds = predicate()
-        except Exception:  # noqa: S112: what it asks is no longer there
-            continue
-        if holds:
-            yield str(name or "an unnamed one")
-
-
 def _rules(function: Callable[..., Any], server_args: Any) -> list[tuple[str, Callable[[], Any]]]:
-    """The list `rules` of the release's function, made by the function's own statements up to it.
-
-    What comes behind would turn the backend off.
-    """
+    """The list `rules` of the release's function, made by its own statements up to it: those behind
+    turn the backend off."""
     try:
         whole = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError):
         return []
     made = whole.body[0]
     assert isinstance(made, ast.FunctionDef)
-    places = [place for place, one in enumerate(made.body) if _makes_rules(one)]
-    if not places:
+    makes = [ast.unparse(statement).startswith("rules = ") for statement in made.body]
+    if True not in makes:
         return []
-    made.body = [*made.body[: places[0] + 1], *ast.parse("return rules").body]
+    made.body = [*made.body[: makes.index(True) + 1], *ast.parse("return rules").body]
     names = dict(function.__globals__)
     exec(compile(ast.fix_missing_locations(whole), "<rules>", "exec"), names)
     try:
         return names[made.name](server_args) or []
     except Exception:  # a statement before them needs the moment it was made for
         return []
-
-
-def _makes_rules(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == "rules" for target in statement.targets
-    )

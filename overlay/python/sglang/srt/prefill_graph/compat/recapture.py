@@ -1,16 +1,6 @@
 """The prefill graph captured anew with the decode graphs, after an update of the weights that may
-have replaced parameters.
-
-A graph replays addresses. `recapture_cuda_graph=True` of update_weights_from_disk makes every
-release capture its decode graphs anew, and none its prefill graph. Where what is kept of the old
-ones comes from:
-    the graphs          their runners, attributes of ModelRunner; from 0.5.14 a runner's `backend`
-    the pool            cuda_graph_runner.py and piecewise_cuda_graph_runner.py up to 0.5.13, then
-                        runner_utils/pool.py
-    the compiled stack  compilation/compile.py install_torch_compiled: a module's `forward`, torch's
-                        cache, a hook of torch's
-Importing this module imports no other part of sglang; its functions do where they need it.
-"""
+have replaced parameters: a graph replays addresses. `recapture_cuda_graph=True` of
+update_weights_from_disk makes every release capture its decode graphs alone."""
 
 from __future__ import annotations
 
@@ -23,6 +13,7 @@ import torch
 
 from . import pausing
 from .features import has
+from .model_runner import drafts
 
 _RUNNERS = (
     "graph_runner",
@@ -39,12 +30,8 @@ _COMPILE = "sglang.srt.compilation.compile"
 
 
 def recapture(runner: Any, decode: Callable[[], None]) -> None:
-    """Capture the graphs of a ModelRunner anew: those of decode by the release's own `decode`, and
-    that of prefill.
-
-    The old ones are let go first, so that the memory of two is never held. Drafts keep what their
-    worker captured: it gives them their head and their placement, which are not here.
-    """
+    """Capture the graphs of a ModelRunner anew, the old ones let go first: those of decode by the
+    release's own `decode`, and that of prefill. A draft's stay: their head is not here."""
     if runner.is_draft_worker:
         decode()
         return
@@ -59,8 +46,7 @@ def recapture(runner: Any, decode: Callable[[], None]) -> None:
 
 
 def let_go(runner: Any) -> None:
-    """Give back all that the graphs of a ModelRunner hold on the GPU, once it has nothing more to
-    do there."""
+    """Give back all that the graphs of an idle ModelRunner hold on the GPU."""
     device = torch.get_device_module(runner.device)
     device.synchronize()
     for name in _RUNNERS:
@@ -68,14 +54,14 @@ def let_go(runner: Any) -> None:
             _clear(getattr(runner, name))
             setattr(runner, name, None)
     _forget_compiled(runner.model)
-    if _shares_no_pool(runner):
+    if not drafts(runner):  # whose graphs are in the pool too, and keep it alive
         _forget_pools()
     gc.collect()
     pausing.empty_cache(device)
 
 
 def _clear(graphs: Any) -> None:
-    """What a runner of graphs holds of them: other objects may still know the runner itself."""
+    """Clear what a runner of graphs holds: other objects may still know the runner itself."""
     backend = getattr(graphs, "backend", None)
     if backend is not None:
         backend.cleanup()
@@ -86,8 +72,7 @@ def _clear(graphs: Any) -> None:
 
 
 def _forget_compiled(model: torch.nn.Module) -> None:
-    """Undo install_torch_compiled, whose pieces hold the graphs: the next capture compiles the
-    stack anew."""
+    """Undo install_torch_compiled, whose pieces hold the graphs."""
     compiled = [module for module in model.modules() if _is_compiled(vars(module).get("forward"))]
     if not compiled:
         return
@@ -106,16 +91,9 @@ def _is_compiled(forward: Any) -> bool:
     return getattr(getattr(forward, "__func__", forward), "__module__", None) == _COMPILE
 
 
-def _shares_no_pool(runner: Any) -> bool:
-    """Whether no draft's graphs are in the pool too. They keep it alive, and further graphs may
-    join them there."""
-    speculative = getattr(runner, "spec_algorithm", None)
-    return speculative is None or speculative.is_none()
-
-
 def _forget_pools() -> None:
-    """A pool that no graph holds any more must not be named again: an answer's logits may still lie
-    in it, and torch ends the process where a capture begins in a pool that it is giving back."""
+    """Name no pool again: logits may still be in it, and torch ends the process where a capture
+    begins in a pool that it is giving back."""
     for name in filter(has, _POOLS):
         forget = getattr(importlib.import_module(name), "set_global_graph_memory_pool", None)
         if forget is not None:

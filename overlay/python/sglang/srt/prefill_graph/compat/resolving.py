@@ -1,8 +1,5 @@
-"""What this package changes in a release's arguments while these are resolved, up to 0.5.14.
-
-From 0.5.16 on nobody may assign to them once that is done. Importing this module imports neither
-torch nor any other part of sglang.
-"""
+"""What this package changes in a release's arguments while these are resolved, up to 0.5.14. From
+0.5.16 on nobody may assign to them once that is done."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from .arguments import OPT_IN, OPT_OUT
 
 
 class Seen:
-    """Server arguments as a rule is to see them: some with another value. What it assigns goes to
-    the arguments themselves."""
+    """Server arguments with some other values, for a rule to read. Assignments go to the arguments
+    themselves."""
 
     def __init__(self, server_args: Any, **others: Any) -> None:
         vars(self).update(_server_args=server_args, _others=others)
@@ -33,11 +30,8 @@ def switch_on(server_args: Any) -> None:
 
 
 def piecewise_unasked(args: Any) -> bool:
-    """Whether the piecewise graph is on (0.5.13, 0.5.14), and by default: nobody asked for it, nor
-    for another one.
-
-    From 0.5.14 on one setting holds each phase's graph, and those that were typed are locked.
-    """
+    """Whether the piecewise graph is on (0.5.13, 0.5.14) by default: nobody asked for it, nor for
+    another one."""
     if not hasattr(args, "cuda_graph_config"):
         asked = args.enforce_piecewise_cuda_graph or args.enable_breakable_cuda_graph
         return not args.disable_piecewise_cuda_graph and not asked

@@ -1,27 +1,16 @@
-"""The capture sizes of 0.5.14 to 0.5.16 that the context has room for. Later releases look at that
-themselves.
-
-Importing this module imports neither torch nor any other part of sglang.
-"""
+"""The capture sizes of 0.5.14 to 0.5.16 that the context has room for; later releases look
+themselves."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-from .model_runner import is_first_rank, refused
-
-logger = logging.getLogger(__name__)
+from .model_runner import refused
 
 
 def some_size_fits(runner: Any) -> bool:
-    """Leave out the sizes beyond the context, and say whether one is left. If not, the first rank
-    logs one warning.
-
-    runner: ModelRunner. The batch that is captured is one request: beyond the context it has no
-    place in req_to_token. The sizes are changed where the runner of the graph and its backend both
-    read them.
-    """
+    """Leave out a ModelRunner's sizes beyond the context, where a request has no place in
+    req_to_token, and say whether one is left. If not, the first rank logs one warning."""
     prefill, context = runner.server_args.cuda_graph_config.prefill, runner.model_config.context_len
     fitting = [size for size in prefill.bs if size <= context]
     if not fitting:
@@ -30,7 +19,5 @@ def some_size_fits(runner: Any) -> bool:
             f" {context} tokens"
         )
         refused(runner, reason)
-        if is_first_rank(runner):
-            logger.warning("Prefill runs without a CUDA graph: %s", reason)
     prefill.bs = fitting
     return bool(fitting)

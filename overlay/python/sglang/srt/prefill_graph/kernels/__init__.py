@@ -7,9 +7,7 @@ Modules, low to high:
     ssd               Mamba2's scan of a prefill in three kernels
     mamba2_scan       which scan a prefill runs
     convolution       Mamba2's causal convolution, for launches that do not depend on the batch
-    tracked_windows   the convolution's windows that the prefix cache keeps of a prefill
-    delta_tables      what kernels of a gated delta rule need before a captured prefill
-    delta_states      the states of a gated delta rule's captured prefill
+    delta_states      tables and states of a gated delta rule's captured prefill
     relu2             the squared ReLU in one pass
     tracked_states    the Mamba2 states that the prefix cache keeps of a prefill
     lightning_states  the same of lightning attention

@@ -1,10 +1,6 @@
-"""Mamba2's causal convolution over 4 tokens with SiLU, for launches that do not depend on the
-batch.
-
-The release's kernel is launched over the longest request. This one is launched over the chunks of a
-table on the device, so that a captured launch serves any batch. Each sum is made in the release's
-order and types: bits are alike.
-"""
+"""Mamba2's causal convolution over 4 tokens with SiLU, launched over the chunks of a table on the
+device, so that a captured launch serves any batch. Each sum is made in the release's order and
+types: the bits are alike."""
 
 from __future__ import annotations
 
@@ -12,11 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
+from . import ssd
+
 WIDTH = 4  # tokens that one output depends on; the pool keeps the last three of a request
 # Found on an H200: 78 us for 4096 rows of 12288 features, where a program that walks 16 rows one
 # after another takes 88. Blocks of 8 x 128 take 75, but 142 in a graph's table: of its 96 chunks 64
 # are empty then, with four times the programs.
 BLOCK_ROWS, BLOCK_FEATURES, WARPS = 16, 256, 4
+WINDOW_FEATURES = 1024  # of a program that keeps windows
 
 
 @triton.jit
@@ -53,8 +52,8 @@ def _convolve_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of rows and features: its rows are loaded once for each tap, so that all are under
-    way at once."""
+    """A block of rows and features: all loads of its rows, one for each tap, are under way at
+    once."""
     chunk = tl.program_id(1) // (CHUNK // ROWS)
     row = tl.program_id(1) % (CHUNK // ROWS) * ROWS
     count = tl.load(size + chunk)
@@ -121,40 +120,70 @@ def convolve(
     bias: torch.Tensor | None,
     pool: torch.Tensor,
     out: torch.Tensor,
-    plan,
+    plan: ssd.Plan,
     owner: torch.Tensor,
     slots: torch.Tensor,
     warm: torch.Tensor,
 ) -> None:
-    """Fill `out`, and leave each request's last three inputs in its slot of the pool.
+    """Fill `out`, and leave each request's last three inputs in its slot of the pool. Rows behind
+    the last request are left alone.
 
-    x, out: (rows, features) of one floating type, each row contiguous, rows at any stride.
-    weight: (features, 4), contiguous. bias: (features,). pool: (slots, features, 3).
-    plan: an ssd.Plan. owner: (chunks,) int32, the request of each chunk.
-    slots, warm: (requests,), as in ssd.Launches. Rows behind the last request are left alone.
+    x, out: (rows, features) of one floating type, each row contiguous, rows at any stride. weight:
+    (features, 4), contiguous. bias: (features,). pool: (slots, features, 3). owner: (chunks,)
+    int32, the request of each chunk. slots, warm: (requests,), as in ssd.Launches.
     """
     features = x.shape[1]
     blocks = triton.cdiv(features, BLOCK_FEATURES), plan.chunks * (plan.chunk // BLOCK_ROWS)
     _convolve_kernel[blocks](
-        x,
-        weight,
-        bias,
-        pool,
-        out,
-        owner,
-        plan.start,
-        plan.size,
-        plan.cu,
-        plan.first,
-        slots,
-        warm,
-        x.stride(0),
-        out.stride(0),
-        *pool.stride(),
+        *(x, weight, bias, pool, out),
+        *(owner, plan.start, plan.size, plan.cu, plan.first, slots, warm),
+        *(x.stride(0), out.stride(0), *pool.stride()),
         FEATURES=features,
         CHUNK=plan.chunk,
         BIAS=bias is not None,
         ROWS=BLOCK_ROWS,
         BLOCK=BLOCK_FEATURES,
+        num_warps=WARPS,
+    )
+
+
+@triton.jit
+def _window_kernel(
+    x,
+    pool,
+    cu,
+    rows,
+    slots,
+    stride_x,
+    stride_slot,
+    stride_feature,
+    stride_token,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0)
+    count = tl.load(rows + request)
+    if count <= 0:
+        return
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = f < FEATURES
+    begin = (tl.load(cu + request) + count - WIDTH).to(tl.int64)
+    window = pool + tl.load(slots + request).to(tl.int64) * stride_slot + f * stride_feature
+    for k in tl.static_range(WIDTH):
+        value = tl.load(x + (begin + k) * stride_x + f, mask=here)
+        tl.store(window + k * stride_token, value.to(pool.dtype.element_ty), mask=here)
+
+
+def keep_windows(x: torch.Tensor, pool: torch.Tensor, plan: ssd.Plan) -> None:
+    """Leave the last inputs before each tracked row of `plan`, none or 3 at least, in the track
+    slot of the pool. x, pool: as in convolve."""
+    features = x.shape[1]
+    _window_kernel[plan.requests, triton.cdiv(features, WINDOW_FEATURES)](
+        *(x, pool, plan.cu, plan.track_rows, plan.track_slots),
+        *(x.stride(0), *pool.stride()),
+        FEATURES=features,
+        WIDTH=WIDTH - 1,
+        BLOCK=WINDOW_FEATURES,
         num_warps=WARPS,
     )

@@ -1,11 +1,14 @@
-"""The states of a gated delta rule's captured prefill: those that the prefix cache keeps, and for
-FlashInfer's kernel all of them, packed.
+"""What kernels of a gated delta rule need around a captured prefill: tables and states before it,
+and the states that the prefix cache keeps, rounded as eager prefill rounds them.
 
-The release's kernels leave the state before each chunk, in the type of activations. Eager prefill
-copies from there, so that what is kept is rounded to it.
+The releases' kernels want chunks as pairs of a request and a number, and each request's slot. They
+use the slot of every place in the table, and always go on from what a slot holds. So places behind
+the batch get slot 0, which nobody owns, and the states of requests that begin are zeroed.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,6 +18,98 @@ from . import ssd
 
 # elements of a program: most places have no request, and starting their programs costs, too
 BLOCK, WARPS = 8192, 8
+BLOCK_CHUNKS = 128  # of a program that fills pairs
+FAR = tl.constexpr(1 << 20)  # of a chunk that is not there: behind the last row of every request
+
+
+@triton.jit(do_not_specialize=["chunks", "requests"])
+def _begin_kernel(
+    pool,
+    owner,
+    start,
+    size,
+    cu,
+    slots,
+    warm,
+    pairs,
+    parts,
+    places,
+    chunks,
+    requests,
+    stride_slot,
+    STATE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,
+):
+    """A block of a place's state; behind the places, a block of pairs."""
+    place = tl.program_id(0)
+    block = tl.program_id(1)
+    if place < requests:
+        real = tl.load(cu + place + 1) > tl.load(cu + place)
+        slot = tl.where(real, tl.load(slots + place).to(tl.int64), 0)
+        tl.store(places + place, slot.to(tl.int32), mask=block == 0)
+        begins = real & (tl.load(warm + place) == 0)
+        at = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
+        none = tl.zeros((BLOCK_STATE,), pool.dtype.element_ty)
+        tl.store(pool + slot * stride_slot + at, none, mask=(at < STATE) & begins)
+    elif block == 0:
+        chunk = (place - requests) * BLOCK_CHUNKS + tl.arange(0, BLOCK_CHUNKS)
+        here = chunk < chunks
+        count = tl.load(size + chunk, mask=here, other=0)
+        request = tl.load(owner + chunk, mask=here & (count > 0), other=0)
+        began = tl.load(cu + request)
+        number = (tl.load(start + chunk, mask=here, other=0) - began) // CHUNK
+        tl.store(pairs + 2 * chunk, request, mask=here)
+        tl.store(pairs + 2 * chunk + 1, tl.where(count > 0, number, FAR), mask=here)
+        for k in tl.static_range(PARTS):
+            part = parts + 2 * (chunk * PARTS + k)
+            there = count > k * (CHUNK // PARTS)
+            tl.store(part, request, mask=here)
+            tl.store(part + 1, tl.where(there, number * PARTS + k, FAR), mask=here)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """pairs: (chunks, 2), each chunk's request and its number there; one that is not there is far
+    behind. parts: the same of parts of chunks, or None. slots: (requests,). All int32."""
+
+    pairs: torch.Tensor
+    parts: torch.Tensor | None
+    slots: torch.Tensor
+
+
+def begin(
+    pool: torch.Tensor,
+    plan: ssd.Plan,
+    owner: torch.Tensor,
+    slots: torch.Tensor,
+    warm: torch.Tensor,
+    parts: int = 0,
+) -> Begun:
+    """Zero the states of requests that begin, and say what the release's kernels ask for.
+
+    pool: (slots, heads, …), contiguous. owner: (chunks,), each chunk's request. slots, warm:
+    (requests,), as in ssd.Launches. parts: into how many each chunk is cut; 0: no table.
+    """
+    made = owner.new_empty((plan.chunks, 2))
+    cut = owner.new_empty((plan.chunks * parts, 2))
+    places = owner.new_empty(plan.requests)
+    state = pool[0].numel()
+    grid = plan.requests + triton.cdiv(plan.chunks, BLOCK_CHUNKS), triton.cdiv(state, BLOCK)
+    _begin_kernel[grid](
+        *(pool, owner, plan.start, plan.size, plan.cu, slots, warm),
+        *(made, cut if parts else made, places),
+        *(plan.chunks, plan.requests, pool.stride(0)),
+        STATE=state,
+        CHUNK=plan.chunk,
+        PARTS=parts,
+        BLOCK_CHUNKS=BLOCK_CHUNKS,
+        BLOCK_STATE=BLOCK,
+        num_warps=WARPS,
+    )
+    return Begun(made, cut if parts else None, places)
 
 
 @triton.jit
@@ -49,22 +144,13 @@ def _keep_kernel(
 
 
 def keep(pool: torch.Tensor, states: torch.Tensor, plan: ssd.Plan, slots: torch.Tensor) -> None:
-    """Leave in the pool what `plan` says that the prefix cache keeps of each request.
-
-    pool: (slots, heads, …), each slot contiguous, with every request's last state in it. states:
-    (chunks, heads, …), contiguous, before each chunk. slots: (requests,), each one's own.
-    """
+    """Leave in the pool, (slots, heads, …), what `plan` says that the prefix cache keeps. states:
+    (chunks, heads, …), contiguous, before each chunk. slots: (requests,), of each one's last
+    state."""
     size = pool[0].numel()
     _keep_kernel[plan.requests, triton.cdiv(size, BLOCK)](
-        pool,
-        states,
-        plan.cu,
-        plan.first,
-        plan.track_rows,
-        slots,
-        plan.track_slots,
-        pool.stride(0),
-        states.stride(0),
+        *(pool, states, plan.cu, plan.first, plan.track_rows, slots, plan.track_slots),
+        *(pool.stride(0), states.stride(0)),
         STATE=size,
         CHUNK=plan.chunk,
         BLOCK=BLOCK,
@@ -106,8 +192,8 @@ def move(
     warm: torch.Tensor | None = None,
 ) -> None:
     """Fill `packed`, (requests, heads, …) float32, from the slots of the pool, with zeros for a
-    request that begins; or, without `warm`, those slots from `packed`. A place without a request
-    reads and writes nothing. slots, warm: (requests,), as in ssd.Launches."""
+    request that begins; or, without `warm`, those slots from `packed`. slots, warm: (requests,), as
+    in ssd.Launches. A place without a request reads and writes nothing."""
     size = packed[0].numel()
     given = pool, packed, plan.cu, slots, slots if warm is None else warm, pool.stride(0)
     grid = plan.requests, triton.cdiv(size, BLOCK)

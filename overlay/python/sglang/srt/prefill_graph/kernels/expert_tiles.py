@@ -1,14 +1,9 @@
 """Tiles for the kernel of routed experts (fused_moe_kernel) where a release has no table for the
 shape and the GPU.
 
-A release reads `E=…,N=…,device_name=….json`, the tile for each number of tokens, from a folder for
-each version of Triton (get_moe_configs, fused_moe_triton_config.py): the running one's first, then
-the others'. Up to 0.5.11 a list names these others and ends at 3.4.0, so that 0.5.11, on 3.6.0,
-misses its own tables for 3.5.1. `table` reads the release's folders to the end, then TABLES, which
-is for what tests/gpu/sweep_experts.py measures. Nothing is timed here: every process reads the same
-file.
-
-In deterministic mode the release asks for no table.
+A release reads `E=…,N=…,device_name=….json` from a folder for each version of Triton; 0.5.11, on
+3.6.0, misses its own tables for 3.5.1. `table` reads all of the release's folders, then TABLES,
+which tests/gpu/sweep_experts.py measures. In deterministic mode the release asks for no table.
 """
 
 from __future__ import annotations
@@ -36,12 +31,8 @@ _missing: dict[tuple[int, int], Path] = {}  # by E and N: where the release look
 
 
 def table(name: str, release: str) -> dict[int, Tile] | None:
-    """The tile for each number of tokens, from the first file of this name; None where there is
-    none. Called where the release has found none.
-
-    name: of the file. release: the folder that holds the release's configs/. A down projection has
-    no table of its own here: it takes the up projection's tiles, and their BLOCK_SIZE_M must agree.
-    """
+    """The tile for each number of tokens, from the first file of this name, or None. release: the
+    folder of the release's configs/. A down projection takes the up projection's tiles."""
     if name.endswith("_down.json"):
         return None
     configs = Path(release, "configs")
@@ -65,31 +56,22 @@ def _folders(configs: Path) -> Iterator[Path]:
 
 
 def report_default(experts: int, size: int, first: Sequence[int], top_k: int) -> None:
-    """Log once, on rank 0, that these experts have no table, and the command that makes one. Called
-    where the release takes its default tile.
+    """Log once, on rank 0, that these experts have no table, and the command that makes one.
 
     experts, size: E and N of the file's name. first: the shape of the first projection's weights,
     [experts, size or twice size, hidden size]. top_k: experts of a token.
     """
     file = _missing.pop((experts, size), None)
-    if file is None or not features.on_cuda() or _rank() > 0:
+    ranks = torch.distributed.is_initialized()
+    if file is None or not features.on_cuda() or (ranks and torch.distributed.get_rank() > 0):
         return
+    from sglang.version import __version__
+
+    version = __version__.partition("+")[0]  # behind it is what a wheel of the queue adds
     shape = [experts, size, first[2], top_k, *(["relu2"] if first[1] == size else [])]
     logger.warning(
         "sglang has no tiles for E=%d experts of size N=%d on this GPU and uses its default. To"
         " find them, type in a folder of the prefill graph queue: scripts/nox sweep v%s --experts"
         " --here --python %s --pass=--shape --pass=%s; then copy the table to %s",
-        *(experts, size, _version(), sys.executable, ",".join(map(str, shape)), file),
+        *(experts, size, version, sys.executable, ",".join(map(str, shape)), file),
     )
-
-
-def _rank() -> int:
-    """Of this process among the server's."""
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def _version() -> str:
-    """Of the release, without what a wheel of the queue adds."""
-    from sglang.version import __version__
-
-    return __version__.partition("+")[0]

@@ -1,17 +1,10 @@
 """One launch setting for the kernels of a gated delta rule's prefill that releases tune badly.
 
-Since 0.5.10 the releases time six settings of the kernel that solves the chunks. They do so at the
-first call alone, and that is the server's warm-up of a few tokens, where all six are about as fast.
-The choice is kept for every later size, and in Triton's cache on disk for later processes. Of five
-first calls of six tokens four chose four warps, which take 95 to 101 us at 2048 tokens where one
-warp takes 24. All six give the same bits.
-
-The kernel that carries the states from chunk to chunk waits for memory with two stages on Hopper:
-136 us at 4096 tokens of one request, 91 with three.
-
-The times are of an H200, for 32 heads of 128 (docs/evidence/findings.md). One warp is the fastest
-there though its registers spill, 404 to 572 bytes of a thread, on every GPU. So other GPUs keep the
-release's choice: nothing was measured on them.
+Since 0.5.10 the releases time six settings of the kernel that solves the chunks, once: at the
+server's warm-up of a few tokens, where all are about as fast. Most choose four warps, which take 95
+to 101 us at 2048 tokens where one warp takes 24. The kernel that carries the states waits for
+memory with two stages: 136 us at 4096 tokens of one request, 91 with three. The bits are the same.
+The times are of an H200 (docs/evidence/findings.md); other GPUs keep the release's choice.
 """
 
 from __future__ import annotations
@@ -45,8 +38,7 @@ def settings() -> dict[str, Config]:
 
 
 def settle(*launchers: Callable[..., Any]) -> None:
-    """Leave each autotuned kernel that one of these functions launches the table's setting
-    alone."""
+    """Leave each autotuned kernel that one of these functions launches the table's setting."""
     for launcher in launchers:
         for name, config in settings().items():
             kernel = launcher.__globals__.get(name)

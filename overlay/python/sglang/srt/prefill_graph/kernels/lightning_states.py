@@ -1,11 +1,7 @@
 """The states of lightning attention (seg_la: Ling and Ring 2.5) that the prefix cache keeps of a
-prefill.
-
-It keeps each request's state behind its last whole chunk. 0.5.13 to 0.5.16 leave the state behind
-its last token in that place (forward_extend, layers/attention/linear/lightning_backend.py:332 in
-0.5.16), and whoever goes on from it has the tokens in between twice (sglang#29973). Here the
-release's kernel runs up to each boundary, the state is copied, and the kernel goes on.
-"""
+prefill, each behind a request's last whole chunk. 0.5.13 to 0.5.16 leave the state behind its last
+token there (sglang#29973). Here the release's kernel runs up to each boundary, the state is copied,
+and the kernel goes on."""
 
 from __future__ import annotations
 
@@ -23,8 +19,8 @@ from ..compat import ops
 class Cut:
     """A prefill in two. lengths: (requests,), the tokens of each before its boundary, or all of
     them. Of the n requests with a boundary inside: rows, their tokens behind it; offsets (n + 1,)
-    and rests (n,), where these begin among the rows, and how many they are; own and kept (n,): the
-    slots of their states, and of what the cache keeps."""
+    and rests (n,), where these begin among the rows, and how many; own and kept (n,): slots of
+    their states, and of what the cache keeps."""
 
     lengths: torch.Tensor
     rows: torch.Tensor
@@ -35,8 +31,7 @@ class Cut:
 
 
 def aim(metadata: Any, base: Any, batch: Any) -> None:
-    """Tell the metadata of a batch which states it leaves. base: the release's metadata that it was
-    made of."""
+    """Tell the metadata of a batch, made of the release's `base`, which states it leaves."""
     metadata.mamba_track_indices = getattr(base, "mamba_track_indices", None)
     metadata.track_ssm_final_src = base.track_ssm_final_src
     metadata.track_ssm_final_dst = base.track_ssm_final_dst
@@ -61,9 +56,8 @@ def _cut(base: Any, batch: Any) -> Cut | None:
     first = torch.where(inside, wanted // step * step, lengths)
     ends = lengths.cumsum(0)
     rests = (lengths - first)[inside]
-    rows = torch.cat(
-        [torch.arange(int(end - rest), int(end)) for end, rest in zip(ends[inside], rests)]
-    )
+    parts = zip((ends[inside] - rests).tolist(), ends[inside].tolist())
+    rows = torch.cat([torch.arange(*part) for part in parts])
     offsets = torch.nn.functional.pad(rests.cumsum(0), (1, 0))
     requests = inside.nonzero()[:, 0]
     made = (first, rows, offsets, rests, requests)
@@ -103,8 +97,7 @@ def _in_two(
 
 
 def keep(backend: Any, states: torch.Tensor) -> bool:
-    """Keep the states of the requests that end at a boundary. False where another kernel than
-    seg_la ran, which keeps its own."""
+    """Keep the states of the requests that end at a boundary. False where seg_la did not run."""
     if backend.linear_backend != "seg_la":
         return False
     metadata = backend.forward_metadata

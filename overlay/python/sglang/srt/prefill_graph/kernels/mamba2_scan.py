@@ -17,37 +17,22 @@ SWITCH = "SGLANG_MAMBA2_SCAN"  # "release" in the environment: never ours
 
 
 def choose(
-    metadata: Any,
-    pool: torch.Tensor,
-    slots: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor,
+    metadata: Any, pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, b: torch.Tensor
 ) -> tuple[Callable[..., Any], bool, Any]:
-    """What scans this prefill, whether the states that requests go on from must be gathered, and
-    where to write what they leave.
+    """What scans this prefill, as mamba_chunk_scan_combined; whether the states that requests go on
+    from must be gathered; and where to write what they leave: our scan fills the pool itself.
 
-    metadata: the release's Mamba2Metadata of the batch. pool: (slots, heads, head_dim, d_state).
-    slots: (requests,), each request's own. x: (tokens, heads * head_dim), b: (tokens, groups *
-    d_state), behind the convolution.
-
-    What is returned takes the arguments of the release's mamba_chunk_scan_combined. Ours writes all
-    states into the pool itself; the caller's write goes to no slot.
+    metadata: the release's Mamba2Metadata. pool: (slots, heads, head_dim, d_state). slots:
+    (requests,). x: (tokens, heads * head_dim), b: (tokens, groups * d_state), behind the
+    convolution.
     """
     mixed = metadata.mixed_metadata
-    shape = shape_of(pool, x, b)
+    shape = _shape_of(pool, x, b)
     chosen = shape and tiles_of(shape, x.dtype, x.device)
     if not chosen or not _can_plan(metadata, shape.chunk) or is_off():
         return _release(metadata, pool), mixed.prep_initial_states, slots
-    scan = functools.partial(
-        _in_place,
-        shape,
-        chosen,
-        _plan(metadata, shape.chunk, x.device),
-        pool,
-        slots,
-        mixed.has_initial_states,
-    )
-    return scan, False, slice(0)
+    plan, warm = _plan(metadata, shape.chunk, x.device), mixed.has_initial_states
+    return functools.partial(_in_place, shape, chosen, plan, pool, slots, warm), False, slice(0)
 
 
 def is_off() -> bool:
@@ -61,24 +46,16 @@ def _release(metadata: Any, pool: torch.Tensor) -> Callable[..., Any]:
     if keep is None:
         return scan
 
-    def run(
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        *,
-        dt_bias: torch.Tensor,
-        **more: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        states, left = scan(x, dt, a, b, c, dt_bias=dt_bias, **more)
-        keep(pool, states, x[0], dt[0], b[0], a, dt_bias)
+    def run(*given: torch.Tensor, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        states, left = scan(*given, **more)
+        x, dt, a, b, _ = given
+        keep(pool, states, x[0], dt[0], b[0], a, more["dt_bias"])
         return states, left
 
     return run
 
 
-def shape_of(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
+def _shape_of(pool: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> ssd.Shape | None:
     """None for what the kernels cannot address or divide."""
     _, heads, size, d_state = pool.shape
     if x.stride(-1) != 1 or b.stride(-1) != 1 or pool.stride(-1) != 1:
@@ -108,17 +85,11 @@ def tiles_of(
 
 
 def _can_plan(metadata: Any, chunk: int) -> bool:
-    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk.
-    chunk: rows of one."""
-    lengths, wanted = (
-        metadata.mixed_metadata.extend_seq_lens_cpu,
-        getattr(metadata, "wanted_states", None),
-    )
-    if (
-        lengths is None
-        or len(lengths) != metadata.num_prefills
-        or sum(lengths) != metadata.num_prefill_tokens
-    ):
+    """Whether the host knows all requests' tokens, and every state to keep is behind a chunk."""
+    lengths = metadata.mixed_metadata.extend_seq_lens_cpu
+    wanted = getattr(metadata, "wanted_states", None)
+    counts = metadata.num_prefills, metadata.num_prefill_tokens
+    if lengths is None or (len(lengths), sum(lengths)) != counts:
         return False
     if getattr(metadata, "track_ssm_h_src", None) is None:
         return True
@@ -159,12 +130,9 @@ def _in_place(
     return_intermediate_states: bool = False,
     **_of_the_release_s_chunks: Any,
 ) -> tuple[None, torch.Tensor] | torch.Tensor:
-    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it. Of the states that
-    it returns none is left to write.
-
-    x, out: (1, tokens, heads, head_dim); dt: (1, tokens, heads);
-    b, c: (1, tokens, groups, d_state). Raises ValueError for what no Mamba2 mixer asks for.
-    """
+    """As mamba_chunk_scan_combined with the arguments that MambaMixer2 gives it: x, out (1, tokens,
+    heads, head_dim), dt (1, tokens, heads), b, c (1, tokens, groups, d_state). Returns no states.
+    Raises ValueError for what no Mamba2 mixer asks for."""
     if z is not None or not dt_softplus or dt_limit != (0.0, float("inf")) or return_final_states:
         raise ValueError("a gate, a time step without softplus, a limit to it, or final states")
     launches = ssd.Launches(

@@ -1,9 +1,5 @@
-"""The squared ReLU of NemotronH's feed-forward layers (So et al., Primer, arXiv 2109.08668) in one
-pass over memory.
-
-Up to 0.5.12 a release takes two kernels, F.relu(x) and then a product: each reads and writes a
-tensor of x's size. From 0.5.13 on it has a kernel of its own (relu2 in jit_kernel/activation.py).
-"""
+"""The squared ReLU of NemotronH's feed-forward layers (arXiv 2109.08668) in one pass over memory.
+Up to 0.5.12 a release takes two kernels; from 0.5.13 on it has a kernel of its own."""
 
 from __future__ import annotations
 
@@ -27,8 +23,8 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Whether launch() may take x. A traced graph keeps the two operations: inductor makes one
-    kernel of them."""
+    """Whether launch() may take x. In a traced graph inductor makes one kernel of the two
+    operations."""
     if torch.compiler.is_compiling():
         return False
     return (
@@ -50,11 +46,8 @@ def launch(x: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def _relu2_kernel(x_ptr, y_ptr, total, BLOCK: tl.constexpr):
-    """x, y: [total], of one dtype. One program takes BLOCK elements.
-
-    The product is taken in float32 and rounded once, as PyTorch does. A NaN is not below 0, so it
-    goes through.
-    """
+    """One program takes BLOCK of [total] elements. The product is rounded once, from float32; a NaN
+    is not below 0, so it goes through."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < total
     x = tl.load(x_ptr + at, mask=inside).to(tl.float32)

@@ -1,9 +1,6 @@
-"""Which of a token's positions turns which lane of a rotary embedding.
-
-A token of an image has three positions: time, height and width. Each lane (a pair of a head's
-entries) turns by one of them. Which, is a rule of the model: either its sections lie one behind
-another, or they alternate (https://arxiv.org/abs/2409.12191, section 2.1; Qwen3-VL interleaves).
-"""
+"""Which of a token's positions (time, height and width of an image) turns which lane of a rotary
+embedding: a model's sections lie one behind another, or alternate (arXiv 2409.12191, section
+2.1)."""
 
 from typing import Any
 
@@ -12,11 +9,8 @@ import triton.language as tl
 
 
 def of(rotary: Any) -> dict[str, int]:
-    """The lanes of height and of width in a rotary embedding, as slices with one step: arguments of
-    `position_row`. All other lanes turn by time.
-
-    Raises ValueError for an order of lanes that two slices do not describe.
-    """
+    """The lanes of height and of width, as slices with one step: arguments of `position_row`. All
+    other lanes turn by time. Raises ValueError for an order that two slices do not describe."""
     sections = getattr(rotary, "mrope_section", None)
     if not sections:
         return _slices(0, 0, 0, 0, 1)
@@ -28,14 +22,9 @@ def of(rotary: Any) -> dict[str, int]:
     return _slices(time, time + height, time + height, time + height + width, 1)
 
 
-def _slices(height: int, height_end: int, width: int, width_end: int, step: int) -> dict[str, int]:
-    return {
-        "HEIGHT": height,
-        "HEIGHT_END": height_end,
-        "WIDTH": width,
-        "WIDTH_END": width_end,
-        "LANE_STEP": step,
-    }
+def _slices(*ends: int) -> dict[str, int]:
+    names = "HEIGHT", "HEIGHT_END", "WIDTH", "WIDTH_END", "LANE_STEP"
+    return dict(zip(names, ends))
 
 
 @triton.jit
@@ -47,10 +36,7 @@ def position_row(
     WIDTH_END: tl.constexpr,
     LANE_STEP: tl.constexpr,
 ):
-    """The row of [3, tokens] positions that a lane turns by: 0 time, 1 height, 2 width.
-
-    lane: int32, any shape; the row has the same.
-    """
+    """The row of [3, tokens] positions that a lane (int32, any shape) turns by."""
     height = (lane >= HEIGHT) & (lane < HEIGHT_END) & ((lane - HEIGHT) % LANE_STEP == 0)
     width = (lane >= WIDTH) & (lane < WIDTH_END) & ((lane - WIDTH) % LANE_STEP == 0)
     return height.to(tl.int32) + 2 * width.to(tl.int32)

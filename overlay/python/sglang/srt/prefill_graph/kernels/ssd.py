@@ -1,10 +1,7 @@
 """Mamba2's scan of a prefill in three kernels (Dao and Gu, Transformers are SSMs, 2024, section 6).
-
-Each request is cut into chunks of its own, so that a chunk never holds two requests. So there is no
-index of the request at each token, no extra pass for the last chunk, and a request has the same
-bits whoever else is in the batch. States stay in registers from a request's first chunk to its last
-one. They are read from the pool and written there in place, those that the prefix cache asked for
-too.
+Each request is cut into chunks of its own, so that it has the same bits whoever else is in the
+batch. States stay in registers from its first chunk to its last, and are read from the pool and
+written there, those that the prefix cache asked for too.
 
     steps    dt' = softplus(dt + bias), and the running sum of dt' a over each chunk
     states   s <- exp(sum of dt' a) s + sum over the chunk's tokens of decay dt' x b
@@ -17,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -52,48 +50,73 @@ class Plan:
     track_slots: torch.Tensor | None = None
 
 
+class Columns(NamedTuple):
+    """How a batch is cut into chunks, on the host: the fields of Plan, and owner: (chunks,), the
+    request of each chunk."""
+
+    cu: numpy.ndarray
+    first: numpy.ndarray
+    start: numpy.ndarray
+    size: numpy.ndarray
+    owner: numpy.ndarray
+
+
+def cut(lengths: Sequence[int], chunk: int, tokens: int, requests: int, room: int) -> Columns:
+    """The columns of a batch, padded to `tokens` rows, `requests` places and `room` chunks.
+
+    A place without a request has no rows and no chunks. Chunks behind the last real one are those
+    of the rows behind the batch, with minus their rows as size, and then chunks of no rows.
+    """
+    counts = numpy.zeros(requests, numpy.int32)
+    counts[: len(lengths)] = lengths
+    chunks = -(-counts // chunk)
+    cu = numpy.concatenate(([0], counts.cumsum()))
+    first = numpy.concatenate(([0], chunks.cumsum()))
+    real = first[-1]
+    start, size, owner = numpy.zeros((3, room), numpy.int32)
+    owner[:real] = numpy.repeat(numpy.arange(requests), chunks)
+    within = (numpy.arange(real) - first[owner[:real]]) * chunk
+    start[:real] = cu[owner[:real]] + within
+    size[:real] = numpy.minimum(chunk, counts[owner[:real]] - within)
+    behind = numpy.arange(cu[-1], tokens, chunk)
+    start[real : real + len(behind)] = behind
+    size[real : real + len(behind)] = -numpy.minimum(chunk, tokens - behind)
+    return Columns(cu, first, start, size, owner)
+
+
 def plan(
     lengths: Sequence[int],
     chunk: int,
     device: torch.device,
     tracked: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> Plan:
-    """The plan of a batch, with one copy to the device and no synchronisation.
-
-    lengths: rows of each request. tracked: (rows, slots) of the states to keep, as in Plan; rows
-    are a multiple of `chunk`, or all rows of the request, or 0.
-    """
-    counts = numpy.asarray(lengths, dtype=numpy.int32)
-    chunks = -(-counts // chunk)
-    cu = numpy.concatenate(([0], counts.cumsum()))
-    first = numpy.concatenate(([0], chunks.cumsum()))
-    owner = numpy.repeat(numpy.arange(len(counts)), chunks)
-    within = (numpy.arange(first[-1]) - first[owner]) * chunk
-    tables = [cu, first, cu[owner] + within, numpy.minimum(chunk, counts[owner] - within)]
-    tables += [numpy.asarray(column) for column in tracked or ()]
-    views = _to_device(tables, device)
-    return Plan(chunk, len(counts), int(first[-1]), *views)
+    """The plan of a batch, with one copy to the device and no synchronisation. lengths: rows of
+    each request. tracked: (rows, slots) of the states to keep, as in Plan; rows are a multiple of
+    `chunk`, or all rows of the request, or 0."""
+    chunks = sum(-(-length // chunk) for length in lengths)
+    columns = cut(lengths, chunk, sum(lengths), len(lengths), chunks)[:4]
+    host, places = packed([*columns, *map(numpy.asarray, tracked or ())], device)
+    there = host.to(device, non_blocking=True)
+    return Plan(chunk, len(lengths), chunks, *(there[place] for place in places))
 
 
-def _to_device(tables: list[numpy.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Views of one int32 tensor on the device, each at an address that 16 bytes divide."""
-    places = numpy.cumsum([0, *(-(-len(table) // ALIGN) * ALIGN for table in tables)])
-    # Pinned, since a copy out of other memory may still be under way when that memory is gone;
-    # torch's allocator lends pinned memory again only behind the copy.
-    packed = torch.zeros(
-        max(int(places[-1]), 1), dtype=torch.int32, pin_memory=device.type == "cuda"
-    )
-    for place, table in zip(places, tables):
-        packed.numpy()[place : place + len(table)] = table
-    there = packed.to(device, non_blocking=True)
-    return [there[place : place + len(table)] for place, table in zip(places, tables)]
+def packed(
+    columns: Sequence[numpy.ndarray], device: torch.device
+) -> tuple[torch.Tensor, list[slice]]:
+    """One int32 tensor on the host for a copy to the device, and each column's place in it, at an
+    address that 16 bytes divide. Pinned, and new each time: an earlier copy may be under way."""
+    begins = numpy.cumsum([0, *(-(-len(column) // ALIGN) * ALIGN for column in columns)]).tolist()
+    pinned = device.type == "cuda"
+    host = torch.zeros(max(begins[-1], 1), dtype=torch.int32, pin_memory=pinned)
+    places = [slice(begin, begin + len(column)) for begin, column in zip(begins, columns)]
+    for place, column in zip(places, columns):
+        host.numpy()[place] = column
+    return host, places
 
 
 def split_size(size: int) -> tuple[int, int] | None:
-    """`size` as one or two powers of two of at least 16, the larger one first; None if it is not.
-
-    Triton's blocks have powers of two as sizes; 80 is 64 and 16, and pays for no padding.
-    """
+    """`size` as one or two powers of two of at least 16, the larger one first, as Triton's blocks
+    have them; None if it is not."""
     high = 1 << (size.bit_length() - 1)
     rest = size - high
     if size < 16 or (rest and (rest < 16 or rest & (rest - 1))):
@@ -230,8 +253,8 @@ def _request_states(
     decay += head * CHUNK
     before += (head * P + p0) * N + n0
     done = 0
-    if TRACK:
-        done = tl.load(track_rows + request)
+    for part in tl.static_range(TRACK + 1):
+        end = tl.load(track_rows + request) if part < TRACK else rows
         state, x, b, chunk = _through(
             state,
             x,
@@ -240,8 +263,8 @@ def _request_states(
             decay,
             before,
             chunk,
-            0,
             done,
+            end,
             rows,
             here,
             stride_x,
@@ -253,29 +276,10 @@ def _request_states(
             BLOCK_P,
             BLOCK_N,
         )
-        also = pool + tl.load(track_slots + request).to(tl.int64) * stride_slot
-        tl.store(also, state.to(also.dtype.element_ty), mask=(done > 0) & here[:, None])
-    state, x, b, chunk = _through(
-        state,
-        x,
-        b,
-        steps,
-        decay,
-        before,
-        chunk,
-        done,
-        rows,
-        rows,
-        here,
-        stride_x,
-        stride_b,
-        HEADS,
-        P,
-        N,
-        CHUNK,
-        BLOCK_P,
-        BLOCK_N,
-    )
+        if part < TRACK:
+            also = pool + tl.load(track_slots + request).to(tl.int64) * stride_slot
+            tl.store(also, state.to(also.dtype.element_ty), mask=(end > 0) & here[:, None])
+        done = end
     tl.store(own, state.to(own.dtype.element_ty), mask=here[:, None])
 
 
@@ -308,8 +312,7 @@ def _states_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A block of a head's states, of every so many requests: a place without one costs two
-    loads."""
+    """A block of a head's states, of every so many requests."""
     for request in range(tl.program_id(1), requests, tl.num_programs(1)):
         if tl.load(cu + request + 1) > tl.load(cu + request):
             _request_states(
@@ -437,8 +440,8 @@ def _scan_kernel(
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them, or in halves
-    that fit into a program's memory."""
+    """A layer's sizes on this rank. blocks: of its head, as split_size() gives them, or in
+    halves."""
 
     heads: int
     groups: int
@@ -459,29 +462,21 @@ class Shape:
 
     def constants(self) -> dict[str, int]:
         """What the two large kernels are compiled for."""
-        ratio = self.heads // self.groups
-        return {
-            "HEADS": self.heads,
-            "RATIO": ratio,
-            "P": self.size,
-            "N": self.d_state,
-            "CHUNK": self.chunk,
-        }
+        sizes = {"HEADS": self.heads, "P": self.size, "N": self.d_state, "CHUNK": self.chunk}
+        return sizes | {"RATIO": self.heads // self.groups}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Launches:
     """The three launches of one batch of prefills, in order: steps(), states(tile), scan(tile).
-
-    They fill `out`, and leave each request's state in its slot of the pool. Rows behind the last
-    request are left alone.
+    They fill `out`, and leave each request's state in its slot of the pool.
 
     x, out: (rows, H, P); b, c: (rows, G, N); dt: (rows, H) before bias and softplus: all of one
-    floating type, each row contiguous, rows at any stride. a, d, dt_bias: (H,).
-    pool: (slots, H, P, N), its last dimension contiguous. slots: (requests,) integers.
-    warm: (requests,) bool, whether a request goes on from its slot's state; others start from zero.
-    times: (2, chunks, H, chunk) float32, each row's dt' and the sum of dt' a log2(e) up to it.
-    before: (chunks, H, P, N), the state before each chunk, in the type that the products take.
+    floating type, each row contiguous, rows at any stride. a, d, dt_bias: (H,). pool: (slots, H, P,
+    N), its last dimension contiguous. slots: (requests,) integers. warm: (requests,) bool, whether
+    a request goes on from its slot's state; others start from zero. times: (2, chunks, H, chunk)
+    float32, each row's dt' and the sum of dt' a log2(e) up to it. before: (chunks, H, P, N), the
+    state before each chunk, in the type that the products take.
     """
 
     shape: Shape
@@ -503,52 +498,28 @@ class Launches:
     def __post_init__(self) -> None:
         shape, chunks = self.shape, self.plan.chunks
         rows = (2, chunks, shape.heads, shape.chunk)
-        times = torch.empty(rows, dtype=torch.float32, device=self.x.device)
-        before = self.x.new_empty((chunks, shape.heads, shape.size, shape.d_state))
-        object.__setattr__(self, "times", times)
-        object.__setattr__(self, "before", before)
+        self.times = torch.empty(rows, dtype=torch.float32, device=self.x.device)
+        self.before = self.x.new_empty((chunks, shape.heads, shape.size, shape.d_state))
 
     def steps(self) -> None:
         """Fill `times`."""
         plan, heads = self.plan, self.shape.heads
-        _steps_kernel[plan.chunks, triton.cdiv(heads, STEP_HEADS)](
-            self.dt,
-            self.dt_bias,
-            self.a,
-            self.times[0],
-            self.times[1],
-            plan.start,
-            plan.size,
-            self.dt.stride(0),
-            HEADS=heads,
-            CHUNK=self.shape.chunk,
-            BLOCK_HEADS=STEP_HEADS,
-        )
+        grid = plan.chunks, triton.cdiv(heads, STEP_HEADS)
+        given = self.dt, self.dt_bias, self.a, *self.times, plan.start, plan.size, self.dt.stride(0)
+        _steps_kernel[grid](*given, HEADS=heads, CHUNK=self.shape.chunk, BLOCK_HEADS=STEP_HEADS)
 
     def states(self, tile: dict[str, int]) -> None:
         """Fill `before` and the pool. tile: BLOCK_P, BLOCK_N, num_warps, num_stages."""
-        plan, shape, pool = self.plan, self.shape, self.pool
+        plan, shape = self.plan, self.shape
         blocks = triton.cdiv(shape.size, tile["BLOCK_P"]) * (shape.d_state // tile["BLOCK_N"])
         together = min(plan.requests, triton.cdiv(PROGRAMS, blocks * shape.heads))
+        requests = plan.cu, plan.first, self.slots, self.warm, plan.track_rows, plan.track_slots
+        strides = self.x.stride(0), self.b.stride(0), *self.pool.stride()[:3]
         _states_kernel[blocks, together, shape.heads](
-            self.x,
-            self.b,
-            self.times[0],
-            self.times[1],
-            self.before,
-            pool,
-            plan.cu,
-            plan.first,
-            self.slots,
-            self.warm,
-            plan.track_rows,
-            plan.track_slots,
+            *(self.x, self.b, *self.times, self.before, self.pool),
+            *requests,
             plan.requests,
-            self.x.stride(0),
-            self.b.stride(0),
-            pool.stride(0),
-            pool.stride(1),
-            pool.stride(2),
+            *strides,
             **shape.constants(),
             TRACK=plan.track_rows is not None,
             **tile,
@@ -557,21 +528,10 @@ class Launches:
     def scan(self, tile: dict[str, int]) -> None:
         """Fill `out`. tile: BLOCK_HEADS (a divisor of H / G), num_warps, num_stages."""
         plan, shape = self.plan, self.shape
+        strides = (tensor.stride(0) for tensor in (self.x, self.b, self.c, self.out))
         _scan_kernel[2, plan.chunks, shape.heads // tile["BLOCK_HEADS"]](
-            self.x,
-            self.b,
-            self.c,
-            self.d,
-            self.times[0],
-            self.times[1],
-            self.before,
-            self.out,
-            plan.start,
-            plan.size,
-            self.x.stride(0),
-            self.b.stride(0),
-            self.c.stride(0),
-            self.out.stride(0),
+            *(self.x, self.b, self.c, self.d, *self.times, self.before, self.out),
+            *(plan.start, plan.size, *strides),
             **shape.constants(),
             PA=shape.blocks[0],
             PB=shape.blocks[1],

@@ -1,21 +1,12 @@
 """Tiles for Mamba2's prefill kernels, chosen here once and for all by what a launch is for.
 
-Up to 0.5.21 the releases launch their kernels at the defaults of the signatures, 16x16x16, since
-the port dropped the timing that chose tiles (sglang#39130). Later releases time candidates while
-they serve: the first requests of a new shape wait, and another process may choose otherwise, which
-gives other bits.
+Up to 0.5.21 the releases launch their kernels at 16x16x16 (sglang#39130). Later releases time
+candidates while they serve: requests of a new shape wait, and another process may choose otherwise,
+which gives other bits. The tables were measured on an H200 (docs/evidence/findings.md); each tile
+is within 18 % of the best one of its kernel.
 
-The tables are what tests/gpu/sweep.py found on an H200. A tile depends on the sizes of head and
-state, on the type and on the GPU, and once on the number of heads. It does not depend on groups,
-chunks or tokens. Over the cases that were timed, each is within 18 % of the best tile of its
-kernel, most within 10 %. The scan's tiles have one stage: Triton miscompiles more (see
-`miscompiled`). Of the tiles that are left, those for states of 128 are the best at all sizes, 9 to
-23 % faster than the ones before. Those for states of 256 were not timed with one stage.
-
-Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on.
-Where the release times candidates, they get what it chooses. The scan of ssd.py likewise has
-SAFE_OWN for every size that its blocks take. It was measured nowhere, so that a server takes it
-where SWITCH asks for it.
+Other sizes, types and GPUs get SAFE, which fits into the shared memory of every GPU from sm_80 on,
+or what the release chooses. SAFE_OWN, of ssd.py, was measured nowhere: SWITCH asks for it.
 """
 
 from __future__ import annotations
@@ -42,12 +33,9 @@ def block(m: int, n: int, k: int, warps: int, stages: int) -> Tile:
 
 
 def miscompiled(tile: Tile) -> bool:
-    """Whether Triton miscompiles chunk_scan at this tile for compute capability 9.0.
-
-    A loop of chunk_scan computes the left operand of its product, in registers. With more than one
-    stage Triton leaves the product under way at the loop's end, and the next round overwrites these
-    registers (triton-lang/triton#9433). Asynchronous products take four warps and 64 rows.
-    """
+    """Whether Triton miscompiles chunk_scan at this tile for compute capability 9.0: with more than
+    one stage the next round of its loop overwrites registers that a product still reads
+    (triton-lang/triton#9433). Asynchronous products take four warps and 64 rows."""
     asynchronous = tile["num_warps"] % 4 == 0 and tile["BLOCK_SIZE_M"] % 64 == 0
     return asynchronous and tile["num_stages"] > 1
 
@@ -63,17 +51,13 @@ PLAIN = {
 RELEASE = {
     ("chunk_state", 80, 128): block(128, 64, 32, 4, 3),
     ("chunk_scan", 80, 128): block(64, 128, 32, 4, 1),
-    ("state_varlen", 80, 128): block(128, 64, 32, 4, 3),
     ("bmm", 0, 128): block(64, 128, 32, 4, 3),
     ("chunk_state", 64, 128): block(64, 64, 64, 4, 2),
     ("chunk_scan", 64, 128): block(64, 64, 32, 4, 1),
-    ("state_varlen", 64, 128): block(64, 64, 64, 4, 2),
     ("chunk_state", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_scan", 64, 256): block(64, 64, 64, 4, 1),
-    ("state_varlen", 64, 256): block(64, 64, 64, 4, 2),
     ("chunk_state", 128, 256): block(128, 64, 32, 4, 3),
     ("chunk_scan", 128, 256): block(64, 128, 32, 4, 1),
-    ("state_varlen", 128, 256): block(128, 64, 32, 4, 3),
     ("bmm", 0, 256): block(64, 64, 64, 4, 3),
 }
 
@@ -110,7 +94,7 @@ KERNELS = {
     "_chunk_cumsum_fwd_kernel": ("cumsum", "dt_ptr", None, "nheads"),
     "_chunk_scan_fwd_kernel": ("chunk_scan", "x_ptr", "hdim", "dstate"),
     "_chunk_state_fwd_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
-    "_chunk_state_varlen_kernel": ("state_varlen", "x_ptr", "hdim", "dstate"),
+    "_chunk_state_varlen_kernel": ("chunk_state", "x_ptr", "hdim", "dstate"),
     "_state_passing_fwd_kernel": ("state_passing", "states_ptr", None, "dim"),
 }
 
@@ -140,8 +124,7 @@ def of_release(
 def own(
     kernel: str, heads: int, size: int, d_state: int, itemsize: int, device: torch.device
 ) -> Tile | None:
-    """The tile of "states" or "scan" for a rank with so many heads; None where there is none, or
-    `needs_switch`."""
+    """The tile of "states" or "scan" for a rank with so many heads, or None."""
     if itemsize != 2 or capability(device) not in COMPILED:
         return None
     key = (kernel, size, d_state)
@@ -164,7 +147,7 @@ def chunk(size: int, d_state: int, device: torch.device) -> int:
 
 
 def is_unmeasured(device: torch.device) -> bool:
-    """Whether the GPU is one that SAFE_OWN was compiled for, and where nothing was measured."""
+    """Whether the GPU is one that SAFE_OWN was compiled for, without measurements."""
     return capability(device) in COMPILED - {HOPPER}
 
 
@@ -175,11 +158,8 @@ def needs_switch(size: int, d_state: int, device: torch.device) -> bool:
 
 
 class Fixed:
-    """A kernel of the release that takes its tile out of the table at every launch.
-
-    tuned: the release's autotuner of the kernel, which chooses where the table has no tile; None
-    where the release has none.
-    """
+    """A kernel of the release that takes its tile out of the table at every launch. tuned: its
+    autotuner, which chooses where the table has no tile; None where the release has none."""
 
     def __init__(self, kernel: Any):
         self.tuned: Any = kernel if isinstance(kernel, Autotuner) else None
@@ -203,18 +183,16 @@ class Fixed:
         return launch
 
     def tile(self, args: tuple[Any, ...]) -> Tile | None:
-        """None where the release's autotuner chooses. args: as the release's launchers give them,
-        sizes and tensors by position."""
+        """None where the autotuner chooses. args: sizes and tensors by position, as the launchers
+        give them."""
         data, size = args[self.data], 0 if self.size is None else args[self.size]
         found = of_release(self.name, size, args[self.d_state], data.element_size(), data.device)
         return found or (None if self.tuned else PLAIN.get(self.name, SAFE))
 
 
 def leave_out_miscompiled(tuned: Any, data: str) -> None:
-    """Have an autotuner of chunk_scan choose among tiles that Triton compiles right for the GPU.
-
-    data: the argument that lies on the GPU.
-    """
+    """Have an autotuner of chunk_scan choose among tiles that Triton compiles right for the GPU of
+    the argument `data`."""
     prune = tuned.early_config_prune
 
     def pruned(configs: list[Any], named_args: dict[str, Any], **words: Any) -> list[Any]:
@@ -225,24 +203,11 @@ def leave_out_miscompiled(tuned: Any, data: str) -> None:
     tuned.early_config_prune = pruned
 
 
-LAUNCHERS = (
-    "_bmm_chunk_fwd",
-    "_chunk_cumsum_fwd",
-    "_chunk_scan_fwd",
-    "_chunk_state_fwd",
-    "chunk_state_varlen",
-    "_state_passing_fwd",
-)
-
-
 def fix(names: dict[str, Any]) -> None:
-    """Have each kernel that the launchers among `names` may launch take its tile from the table.
-
-    names: of the release's ssd_combined.py, which imports all of them, each from a module of its
-    own.
-    """
-    for launcher in LAUNCHERS:
-        room = names[launcher].__globals__
+    """Have each kernel that the launchers among `names`, those of the release's ssd_combined.py,
+    may launch take its tile from the table."""
+    for launcher in tuple(names.values()):
+        room = getattr(launcher, "__globals__", {})
         for name in KERNELS.keys() & room.keys():
             if not isinstance(room[name], Fixed):
                 room[name] = Fixed(room[name])

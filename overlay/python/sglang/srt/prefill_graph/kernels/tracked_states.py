@@ -1,18 +1,8 @@
-"""The Mamba2 states that the prefix cache keeps of a prefill: which, where from, and what no chunk
-of the scan ends at.
-
-With the strategy extra_buffer (NemotronH's and Falcon-H1's own from 0.5.14 on) a prefill leaves,
-for each request, its state behind its last whole chunk. The scan's chunks cut the whole batch, not
-its requests: they begin at multiples of chunk_size of the flattened tokens, and states[c] is the
-state before token c * chunk_size of the batch (_chunk_state_fwd and _state_passing_fwd of the
-Mamba2 kernels). 0.5.13 to 0.5.19 look each state up as if chunks began anew with every request
-(_init_track_ssm_indices, layers/attention/hybrid_linear_attn_backend.py:283 in 0.5.16): all but a
-batch's first request left the state of other tokens, and whoever hit them in the cache went on from
-there (sglang#31833).
-
-Where a request's boundary is one of the batch, its state is looked up there; elsewhere the state of
-the boundary before it is moved on by the few tokens between.
-"""
+"""The Mamba2 states that the prefix cache keeps of a prefill (extra_buffer): of each request the
+one behind its last whole chunk. The scan's chunks cut the whole batch: states[c] is the state
+before its token c * chunk_size. 0.5.13 to 0.5.19 look states up as if chunks began anew with every
+request (sglang#31833). Here a boundary of the batch is looked up; elsewhere the state of the
+boundary before it is moved on by the few tokens between."""
 
 from __future__ import annotations
 
@@ -36,12 +26,8 @@ DELTA_CHUNK = 64  # tokens, of every kernel that leaves such states (fla/chunk.p
 
 @dataclass(frozen=True)
 class WantedStates:
-    """Which state of each request the prefix cache keeps, for a scan that writes them itself
-    (kernels/mamba2_scan.py).
-
-    rows: behind how many of its new tokens, a multiple of `step` or all of them; 0: none. slots:
-    where that state goes.
-    """
+    """Which state of each request the prefix cache keeps. rows: behind how many of its new tokens,
+    a multiple of `step` or all of them; 0: none. slots: where that state goes."""
 
     step: int
     rows: list[int]
@@ -51,8 +37,8 @@ class WantedStates:
 @dataclass(frozen=True)
 class Between:
     """States to make for some requests. tokens: (requests, chunk_size) int64, positions in the
-    batch, of which `real` count; chunk: (requests,) int64, the scan's chunk that the first token is
-    in; slots: (requests,) int64, where states go."""
+    batch, of which `real` count; chunk: the scan's chunk of the first one; slots: where states
+    go."""
 
     tokens: torch.Tensor
     real: torch.Tensor
@@ -61,8 +47,7 @@ class Between:
 
 
 class Answered(torch.Tensor):
-    """A mask on a GPU that the host knows: any() and nonzero() do not ask again. In all else it is
-    the tensor that it was made of."""
+    """A mask on a GPU that the host knows: any() and nonzero() do not ask the GPU again."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     _rows: tuple[torch.Tensor, ...]
@@ -83,25 +68,16 @@ class Answered(torch.Tensor):
 
 def ask_once(batch: Any) -> None:
     """Let the layers of a prefill know which requests leave a state, without asking the GPU one by
-    one.
-
-    Called where linear attention prepares a ForwardBatch. Decoding and the drafts that are verified
-    leave none that way.
-    """
+    one. Decoding, and drafts that are verified, leave none that way."""
     mode, mask = batch.forward_mode, batch.mamba_track_mask
     if mask is not None and mode.is_extend() and not mode.is_target_verify():
         batch.mamba_track_mask = Answered.of(mask)
 
 
 def follow(static: Any, batch: Any) -> None:
-    """Let the breaks of a prefill graph leave the states that `batch` asks for: those that eager
-    prefill leaves.
-
-    static: the ForwardBatch that a runner makes of `batch` for its replay, which breaks read. Its
-    own say is of buffers that a runner has not always made, and not always filled (#32606). Breaks
-    run eagerly and need no fixed addresses. Called where nothing is left that changes what `batch`
-    says: 0.5.15's backends translate its slots.
-    """
+    """Let the breaks of a prefill graph leave the states that eager prefill of `batch` leaves.
+    static: the ForwardBatch of the replay, which they read, and whose own buffers are not always
+    filled (#32606). 0.5.15's backends translate the slots of `batch` before."""
     if not getattr(batch, IN_TABLES, False):  # to ask is to wait for the device
         ask_once(batch)
     for name in SAID:
@@ -109,12 +85,8 @@ def follow(static: Any, batch: Any) -> None:
 
 
 def aim(metadata: Any, batch: Any) -> None:
-    """Correct where a prefill's metadata says that tracked states are, and leave in
-    `keep_between_chunks` what keeps the others.
-
-    metadata: the release's Mamba2Metadata of `batch`, a ForwardBatch. The scan calls what is left
-    (kernels/mamba2_scan.py); None where every state is looked up, as where the batch tracks none.
-    """
+    """Correct where the release's Mamba2Metadata says that tracked states are, and leave in
+    `keep_between_chunks` what the scan calls to keep the others, if any."""
     metadata.keep_between_chunks = None
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
@@ -135,18 +107,15 @@ def aim(metadata: Any, batch: Any) -> None:
     metadata.wanted_states = WantedStates(step, behind.tolist(), (slots * mask).tolist())
     listed, made = inside & (ends % size == 0), inside & (ends % size != 0)
     device = metadata.track_ssm_h_src.device
-    metadata.track_ssm_h_src, metadata.track_ssm_h_dst = (
-        (ends[listed] // size).to(device),
-        slots[listed].to(device),
-    )
+    metadata.track_ssm_h_src = (ends[listed] // size).to(device)
+    metadata.track_ssm_h_dst = slots[listed].to(device)
     parts = tuple(_between(ends[made].split(AT_ONCE), slots[made].split(AT_ONCE), size, device))
     if parts:
         metadata.keep_between_chunks = functools.partial(keep, parts)
 
 
 def rows_before(batch: Any, step: int) -> torch.Tensor:
-    """WantedStates.rows of a ForwardBatch with SAID, (requests,) on its device, without asking
-    it."""
+    """WantedStates.rows of a ForwardBatch with SAID, (requests,) on its device."""
     wanted = batch.mamba_track_seqlens - batch.extend_prefix_lens
     return _rows(wanted, batch.extend_seq_lens, batch.mamba_track_mask, step)
 
@@ -160,8 +129,7 @@ def _rows(
 
 def delta_chunks(mask: torch.Tensor, wanted: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Which of the states that a delta rule's kernels leave, one before each DELTA_CHUNK tokens of
-    each request, are those that the prefix cache keeps of a prefill; for requests whose boundary is
-    not their end.
+    each request, the prefix cache keeps, for requests whose boundary is not their end.
 
     mask: (requests,) bool, who leaves a state; wanted, lengths: (requests,) int64, behind how many
     new tokens (rounded down to whole steps), and how many there are. All on the host.
@@ -174,20 +142,16 @@ def delta_chunks(mask: torch.Tensor, wanted: torch.Tensor, lengths: torch.Tensor
 def _between(
     ends: tuple[torch.Tensor, ...], slots: tuple[torch.Tensor, ...], size: int, device: torch.device
 ) -> Iterator[Between]:
-    """A request is tracked from its first whole chunk on (managers/schedule_batch.py:2439 in
-    0.5.16), so that the boundary before its end is one of its own."""
+    """A request is tracked from its first whole chunk on, so that the boundary before is its
+    own."""
     for end, slot in zip(ends, slots):
         if not len(end):  # split() of nothing is one piece of nothing
             continue
         chunk = end // size
         tokens = chunk[:, None] * size + torch.arange(size)
         real = tokens < end[:, None]
-        yield Between(
-            *(
-                tensor.to(device)
-                for tensor in (tokens.where(real, end[:, None] - 1), real, chunk, slot)
-            )
-        )
+        tokens = tokens.where(real, end[:, None] - 1)
+        yield Between(*(tensor.to(device) for tensor in (tokens, real, chunk, slot)))
 
 
 def keep(
@@ -200,47 +164,21 @@ def keep(
     a: torch.Tensor,
     dt_bias: torch.Tensor,
 ) -> None:
-    """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`.
+    """Write the states of `parts`, which lie between the scan's chunks, into their slots of `kept`:
+    s <- exp(dt_t a) s + dt_t x_t b_t for each token t, summed up at once in float32.
 
     kept: (slots, heads, head_dim, d_state). states: (1, chunks, heads, head_dim, d_state), each
-    that before its chunk. x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads)
+    before its chunk. x: (tokens, heads, head_dim) behind the convolution; dt: (tokens, heads)
     before bias and softplus; b: (tokens, groups, d_state); a, dt_bias: (heads,).
     """
+    groups = b.shape[1]
     for part in parts:
-        moved = move_on(
-            states[0, part.chunk],
-            x[part.tokens],
-            dt[part.tokens].masked_fill(
-                ~part.real[..., None], -torch.inf
-            ),  # softplus: a step of no length
-            b[part.tokens],
-            a,
-            dt_bias,
-        )
-        kept[part.slots] = moved.to(kept.dtype)
-
-
-def move_on(
-    state: torch.Tensor,
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    b: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
-) -> torch.Tensor:
-    """A Mamba2 state behind some more tokens, in float32: s <- exp(dt_t a) s + dt_t x_t b_t for
-    each token t (Dao and Gu, Transformers are SSMs, 2024, section 6), summed up at once.
-
-    state: (n, heads, head_dim, d_state). x: (n, tokens, heads, head_dim). dt: (n, tokens, heads)
-    before bias and softplus. b: (n, tokens, groups, d_state), of heads // groups heads each. a,
-    dt_bias: (heads,). Returns (n, heads, head_dim, d_state).
-    """
-    groups = b.shape[2]
-    step = torch.nn.functional.softplus(dt.float() + dt_bias.float())
-    decay = step * a.float()
-    behind = decay.flip(1).cumsum(1).flip(1) - decay  # what the tokens behind this one take of it
-    weighted = x.float() * (step * behind.exp())[..., None]
-    added = torch.einsum(
-        "ntghp,ntgs->nghps", weighted.unflatten(2, (groups, -1)), b.float()
-    ).flatten(1, 2)
-    return state.float() * decay.sum(1).exp()[..., None, None] + added
+        rows = part.tokens
+        given = dt[rows].masked_fill(~part.real[..., None], -torch.inf)  # a step of no length
+        step = torch.nn.functional.softplus(given.float() + dt_bias.float())
+        decay = step * a.float()
+        behind = decay.flip(1).cumsum(1).flip(1) - decay  # what later tokens take of a token
+        weighted = (x[rows].float() * (step * behind.exp())[..., None]).unflatten(2, (groups, -1))
+        added = torch.einsum("ntghp,ntgs->nghps", weighted, b[rows].float()).flatten(1, 2)
+        before = states[0, part.chunk].float() * decay.sum(1).exp()[..., None, None]
+        kept[part.slots] = (before + added).to(kept.dtype)

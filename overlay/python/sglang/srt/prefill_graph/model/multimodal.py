@@ -1,9 +1,8 @@
 """Multimodal models whose text prefills the breakable graph takes, up to 0.5.15.
 
-Such a model embeds a batch itself, images among it, and hands its layer stack the embeddings and a
-position for each of three axes. Both are captured: up to 0.5.13 by the overlay's runner, then by
-the release's, which looks here for what it lacks. Batches with images run eagerly. Upstream takes
-text of these models from 0.5.16 on (sglang#30620), and its other multimodal ones stay eager.
+Such a model hands its layer stack embeddings and a position for each of three axes. Both are
+captured: up to 0.5.13 by the overlay's runner, then by the release's, which looks here for what it
+lacks. Upstream takes text of these models from 0.5.16 on (sglang#30620).
 Importing this module imports neither torch nor any other part of sglang.
 """
 
@@ -33,40 +32,28 @@ def has_axes(model: Any) -> bool:
 
 
 def left_eager(server_args: Any) -> bool:
-    """Whether the rule about multimodal models is to leave the breakable graph off (0.5.15, where
-    it is the default).
-
-    With drafts it stays off: the graph of Qwen3.5's own would be captured without the target's
-    hidden states, and guess badly.
-    """
+    """Whether the rule about multimodal models is to leave the breakable graph off (0.5.15). With
+    drafts it stays off: the graph of Qwen3.5's own would be captured without the target's hidden
+    states, and guess badly."""
     model_config = server_args.get_model_config()
-    captured = (
-        is_known(model_config.hf_config.architectures) and not server_args.speculative_algorithm
-    )
+    known = is_known(model_config.hf_config.architectures)
+    captured = known and not server_args.speculative_algorithm
     return model_config.is_multimodal and not captured
 
 
 def positions(graph_runner: Any, forward_batch: Any) -> Any:
-    """The positions that the layer stack is captured with: those that the model hands it at a
-    replay.
+    """The positions that the layer stack is captured with, which are those of a replay.
 
-    graph_runner: the prefill graph's of 0.5.14 or 0.5.15. They captured one row, also where the
-    model hands over three.
+    graph_runner: the prefill graph's of 0.5.14 or 0.5.15. They captured one row always.
     """
     axes = forward_batch.mrope_positions
-    return (
-        axes
-        if axes is not None and has_axes(graph_runner.model_runner.model)
-        else forward_batch.positions
-    )
+    three = axes is not None and has_axes(graph_runner.model_runner.model)
+    return axes if three else forward_batch.positions
 
 
 def embeds(graph_runner: Any, forward_batch: Any) -> Any:
-    """The embeddings that the layer stack is captured with; None where it makes them itself.
-
-    0.5.15 captures none, and so the embedding of token ids. At a replay it has the model's own put
-    into its buffer.
-    """
+    """The embeddings that the layer stack is captured with; None where it makes them itself, which
+    is all that 0.5.15 captures. At a replay that has the model's own put into its buffer."""
     given = forward_batch.input_embeds
     if given is not None or not takes_embeds(graph_runner.model_runner.model):
         return given
@@ -75,9 +62,6 @@ def embeds(graph_runner: Any, forward_batch: Any) -> Any:
 
 
 def has_images(graph_runner: Any, forward_batch: Any) -> bool:
-    """Whether a batch has to run eagerly for its images, videos or sounds: layers outside of the
-    stack are not captured.
-
-    tc_piecewise has no `layer_model`: it replays them for the models that upstream lists.
-    """
+    """Whether a batch has to run eagerly for its images, videos or sounds. tc_piecewise has no
+    `layer_model`: it replays them for the models that upstream lists."""
     return graph_runner.layer_model is not None and forward_batch.contains_mm_inputs()

@@ -1,13 +1,12 @@
 """Weights that come in two parts, where an update brings one part alone.
 
-Trainers send an update in bounded buckets, each of which is one call of `load_weights`. Loaders of
-MLA join `q_a_proj` and `kv_a_proj_with_mqa` to one parameter, and an indexer's fp8 weight and its
-scale to one in bfloat16. They wait for the second part within one call, and drop the first where
-the call ends (sglang#38298).
+Loaders of MLA join `q_a_proj` and `kv_a_proj_with_mqa` to one parameter, and an indexer's fp8
+weight and its scale to one in bfloat16. They wait for the second part within one call of
+`load_weights`, and drop the first where the call ends (sglang#38298), as a trainer's bucket does.
 
 Here a call that ends with one part gets the other. Of a projection that is what the parameter
-holds. So nothing is kept from call to call, and an update of one half alone is whole. An indexer's
-parameter holds the product, so its last parted weight and scale are kept: 1 MB a layer.
+holds. An indexer's parameter holds the product, so its last parted weight and scale are kept: 1 MB
+a layer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,13 +29,6 @@ WIDE = torch.float32, torch.bfloat16, torch.float16  # torch.cat takes them besi
 
 Named = tuple[str, torch.Tensor]
 Parted = dict[str, dict[str, Named]]  # by the whole's name: the parts that came, by theirs
-
-
-class Part(NamedTuple):
-    """Which part of which whole a tensor is."""
-
-    whole: str
-    name: str
 
 
 def complete(model: Any) -> None:
@@ -61,26 +53,28 @@ def completed(model: Any, weights: Iterable[Named], kept: Parted) -> Iterator[Na
     """
     parted: Parted = {}
     for name, weight in weights:
-        if part := part_of(name, weight):
-            parts = parted.setdefault(part.whole, {})
-            parts[part.name] = name, weight
+        if found := part_of(name, weight):
+            whole, part = found
+            parts = parted.setdefault(whole, {})
+            parts[part] = name, weight
             if len(parts) == 2:
-                del parted[part.whole]
-                kept.pop(part.whole, None)
+                del parted[whole]
+                kept.pop(whole, None)
         yield name, weight
     if parted:
         yield from _others(dict(model.named_parameters()), parted, kept)
 
 
-def part_of(name: str, weight: torch.Tensor) -> Part | None:
-    """Which part a tensor of a checkpoint is, or None: it is a whole."""
+def part_of(name: str, weight: torch.Tensor) -> tuple[str, str] | None:
+    """(the name of the whole, which part of it a tensor of a checkpoint is), or None: it is a
+    whole."""
     for part in (QUERIES, KEYS):
         if part in name:
-            return Part(name.replace(part, JOINED), part)
+            return name.replace(part, JOINED), part
     if found := INDEXER.search(name):
         scale = found[1] != "weight"
         if scale or weight.dtype == torch.float8_e4m3fn:  # others are whole
-            return Part(name[: found.start(1)], "scale" if scale else "weight")
+            return name[: found.start(1)], "scale" if scale else "weight"
     return None
 
 

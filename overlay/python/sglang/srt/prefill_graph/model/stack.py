@@ -38,12 +38,8 @@ class NoStack(LookupError):
 
 
 def find(model: Any) -> Stack:
-    """The stack of a whole model (`…ForCausalLM`, or a multimodal wrapper of one).
-
-    A model can say so itself with get_layer_stack(), which returns the module that has `.layers`.
-    Otherwise its language_model, model and thinker attributes are followed inwards until one has
-    `.layers`. Raises NoStack.
-    """
+    """The stack of a whole model (`…ForCausalLM`, or a multimodal wrapper of one): what its
+    get_layer_stack() returns, or the first of _INNER inwards that has `.layers`. Raises NoStack."""
     explicit = getattr(model, "get_layer_stack", None)
     if callable(explicit):
         try:
@@ -52,9 +48,8 @@ def find(model: Any) -> Stack:
             raise NoStack(f"{type(model).__name__}.get_layer_stack() raised {error!r}") from error
         if _has_layers(owner):
             return Stack(owner, "get_layer_stack()")
-        raise NoStack(
-            f"{type(model).__name__}.get_layer_stack() gave a {type(owner).__name__} without layers"
-        )
+        what = f"gave a {type(owner).__name__} without layers"
+        raise NoStack(f"{type(model).__name__}.get_layer_stack() {what}")
     probed, waiting, seen = [], [(model, "")], set()
     while waiting and len(probed) < _MOST:
         owner, path = waiting.pop(0)
@@ -71,11 +66,8 @@ def find(model: Any) -> Stack:
 
 def inner_stack(model: Any) -> Any:
     """The module that owns the decoder layers inside of `model`: a graph captures its forward, the
-    head stays outside.
-
-    Raises NoStack, also where `model` owns the layers itself (drafts, embedding models): then there
-    is no head outside.
-    """
+    head stays outside. Raises NoStack, also where `model` owns the layers itself (drafts, embedding
+    models)."""
     found = find(model)
     if found.owner is model:
         raise NoStack(f"{type(model).__name__} has the layers itself, and no language model inside")
@@ -92,8 +84,7 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
     """The batch's embeddings by the name of the layer stack's parameter; nothing where it has none.
 
     graph_runner: the prefill graph's, with `layer_model`, while it captures. From 0.5.15 on it
-    keeps the place of that parameter, at which a replay looks for the embeddings of the request. It
-    only knows "input_embeds", so it is told here.
+    keeps the place of that parameter, but only knows "input_embeds".
     """
     parameters = list(inspect.signature(graph_runner.layer_model.forward).parameters)
     names = [name for name in ("input_embeds", "inputs_embeds") if name in parameters]
@@ -104,12 +95,8 @@ def embeds_by_name(graph_runner: Any, forward_batch: Any) -> dict[str, Any]:
 
 def find_layer_stack(runner: Any) -> Any | None:
     """inner_stack() of a model runner's model, or None: then its prefill runs eagerly, and the
-    first rank has logged one warning; of a draft model one INFO line, as upstream does from 0.5.20
-    on: the draft layers of DeepSeek and others have no stack, and the target keeps its graph.
-
-    Called in ModelRunner.init_prefill_cuda_graph (0.5.14, 0.5.15) and in capture_prefill_graph,
-    from 0.5.16, of model_executor/model_runner_components/cuda_graph_setup.py.
-    """
+    first rank has logged why. Layers of drafts have no stack in DeepSeek and others: no warning, as
+    upstream has it from 0.5.20 on."""
     try:
         owner = inner_stack(runner.model)
         reason = model_runner.out_of_reach(runner, owner)
@@ -117,13 +104,11 @@ def find_layer_stack(runner: Any) -> Any | None:
         owner, reason = None, str(error)
     if reason is None:
         return owner
-    model_runner.refused(runner, reason)
-    if model_runner.is_first_rank(runner):
-        said = f"{type(runner.model).__name__}: {reason}"
-        if runner.is_draft_worker:
-            logger.info("Disable draft prefill CUDA graph because of the draft model: %s", said)
-        else:
-            logger.warning("Prefill runs eagerly, without a CUDA graph: %s", said)
+    said = f"{type(runner.model).__name__}: {reason}"
+    if not runner.is_draft_worker:
+        model_runner.refused(runner, said, "Prefill runs eagerly, without a CUDA graph: %s")
+    elif model_runner.is_first_rank(runner):
+        logger.info("Disable draft prefill CUDA graph because of the draft model: %s", said)
     return None
 
 

@@ -1,7 +1,6 @@
 """Split ops: what their functions become in a prefill graph, and the ops that releases lack.
 Modules, low to high:
 
-    reach            whether the release's runner reaches a model's layers
     admission        what keeps a server out of the release's piecewise graph
     rows             which rows of a split op's tensors are real, and zero in the others
     op_function      what stands for a split op's function
@@ -14,7 +13,7 @@ Modules, low to high:
 
 A patch calls:
 
-    admission.admits, bypassed_topk.keep_bypassed_topk_eager, mamba2.ran_as_split_op,
-    nsa.attend, nsa.is_traced, nsa.select, op_function.at_op, reach.has_layer_stack,
+    admission.admits, admission.has_layer_stack, bypassed_topk.keep_bypassed_topk_eager,
+    mamba2.ran_as_split_op, nsa.attend, nsa.is_traced, nsa.select, op_function.at_op,
     sparse.admits_sparse_attention, split_op.in_prefill_graph, split_op.on_one_stream.
 """

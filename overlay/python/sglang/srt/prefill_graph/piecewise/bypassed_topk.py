@@ -13,12 +13,10 @@ BYPASSING = ("flashinfer_trtllm", "flashinfer_mxfp4", "experimental_sgl_trtllm")
 
 
 def keep_bypassed_topk_eager(args: Any) -> None:
-    """Turn the piecewise graph off for MoE kernels that pick the experts themselves, from more than
-    the graph's op hands on.
+    """Turn the piecewise graph off for them. One that was asked for stays, and so does GptOss's,
+    which wraps its whole MoE block in an op of its own.
 
-    args: ServerArgs, once the MoE backend is final. A graph that was asked for stays, and so does
-    GptOss's, which wraps its whole MoE block in an op of its own. The reason stays with the
-    arguments as `prefill_graph_refusal`, for the report.
+    args: ServerArgs, once the MoE backend is final. The reason stays with them, for the report.
     """
     if args.moe_runner_backend not in BYPASSING or not resolving.piecewise_unasked(args):
         return

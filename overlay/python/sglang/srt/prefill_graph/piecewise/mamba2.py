@@ -15,12 +15,7 @@ from .split_op import in_prefill_graph, split_op
 def nemotron_mamba2_with_output(
     layer: Any, hidden_states: torch.Tensor, output: torch.Tensor, forward_batch: Any
 ) -> None:
-    """Run one NemotronHMambaDecoderLayer's mixer on normed hidden_states, [tokens, hidden] ->
-    [tokens, hidden].
-
-    layer: `mixer` (MambaMixer2) and `layer_id`. Updates the layer's convolution and SSM state in
-    the request pool.
-    """
+    """Run the mixer of a NemotronHMambaDecoderLayer on normed hidden_states, [tokens, hidden]."""
     forward_batch.attn_backend.linear_attn_backend.forward(
         mixer=layer.mixer,
         layer_id=layer.layer_id,

@@ -2,14 +2,7 @@
 #28644, in releases from 0.5.13).
 
 Its indexer scores the whole context of each token and hands attention the positions worth reading.
-Both read lengths, cache slots and pages of the batch at hand, so both run between captured pieces,
-as two split ops:
-
-    nsa_topk_with_output        the release's indexer: keys into the index cache, then the selection
-    nsa_attention_with_output   the attention behind it, on what was selected
-
-`admit_sparse_attention` decides, for a model runner whose layers were collected, whether they may
-be.
+Both read lengths, cache slots and pages of the batch at hand, so that both are split ops.
 """
 
 from __future__ import annotations
@@ -22,10 +15,8 @@ from typing import Any
 
 import torch
 
-from ..compat import features, model_runner, ops
-from ..compat.arguments import has_default_sizes, no_size_fits, sizes_that_fit
+from ..compat import model_runner, ops
 from ..model import stack
-from ..model.layers import Refusal
 from . import sparse, split_op
 
 logger = logging.getLogger(__name__)
@@ -48,20 +39,15 @@ def is_traced() -> bool:
 
 
 def select(
-    indexer: Any, x: Any, q_lora: Any, positions: torch.Tensor, layer_id: int
+    indexer: Any, x: torch.Tensor, q_lora: torch.Tensor, positions: torch.Tensor, layer_id: int
 ) -> torch.Tensor:
     """What `indexer` selects for each token, through the split op: [padded tokens, index_topk]
-    int32, NOTHING behind.
+    int32, NOTHING behind. x: [padded tokens, hidden]; q_lora: [padded tokens, q_lora_rank].
 
-    x: [padded tokens, hidden], or a tuple of that in fp8, its scales and, where there is one, the
-    unquantised original. q_lora: [padded tokens, q_lora_rank], or such a tuple. positions: [padded
-    tokens]. See nsa_topk_with_output.
+    Tuples of quantised parts, which are AMD's alone, have no such op.
     """
-    (x, x_scale, x_plain), (q_lora, q_scale, _) = _three(x), _three(q_lora)
     topk_indices = x.new_empty((x.shape[0], indexer.index_topk), dtype=torch.int32)
-    torch.ops.sglang.nsa_topk_with_output(
-        x, x_scale, x_plain, q_lora, q_scale, positions, topk_indices, layer_id
-    )
+    torch.ops.sglang.nsa_topk_with_output(x, q_lora, positions, topk_indices, layer_id)
     return topk_indices
 
 
@@ -75,7 +61,7 @@ def attend(
     **rope: torch.Tensor,
 ) -> torch.Tensor:
     """`layer` (RadixAttention) on what was selected, through the split op: [padded tokens, heads *
-    v_head_dim]. See nsa_attention_with_output."""
+    v_head_dim]."""
     output = query.new_empty((query.shape[0], layer.tp_q_head_num * layer.v_head_dim))
     torch.ops.sglang.nsa_attention_with_output(
         query, key, value, output, topk_indices, save_kv_cache, layer.layer_id, **rope
@@ -85,37 +71,28 @@ def attend(
 
 def _run_indexer(
     x: torch.Tensor,
-    x_scale: torch.Tensor | None,
-    x_plain: torch.Tensor | None,
     q_lora: torch.Tensor,
-    q_scale: torch.Tensor | None,
     positions: torch.Tensor,
     topk_indices: torch.Tensor,
     layer_id: int,
 ) -> None:
-    """The op behind `select`: the layer's indexer, eagerly, on the rows of real tokens; rows
-    without a selection are NOTHING.
+    """The op behind `select`: the layer's indexer, eagerly, on the rows of real tokens. Rows
+    without a selection are NOTHING. A batch that was padded itself for tensor parallelism has fewer
+    selections than rows.
 
-    Also where the indexer selects nothing at all, because the attention backend keeps no metadata
-    for it. Raises RuntimeError outside of the graph or for a layer without an indexer, ValueError
-    for more real tokens than rows or a selection of more rows or another width. Fewer rows there
-    are where the batch itself was padded for tensor parallelism (prepare_mlp_sync_batch,
-    model_executor/forward_batch_info.py): the indexer then answers for the tokens of requests.
+    Raises RuntimeError outside of the graph or for a layer without an indexer, ValueError for more
+    real tokens than rows or a selection of more rows or another width.
     """
     context = ops.forward_context()
-    batch, rows = context.forward_batch, x.shape[0]
+    batch, rows = context.forward_batch, len(x)
     indexer = _indexer(context, layer_id)
     count = _count(batch, rows, layer_id)
     found = None
     if count:
-        inputs = [
-            _packed(*(_cut(part, rows, count) for part in parts))
-            for parts in ((x, x_scale, x_plain), (q_lora, q_scale))
-        ]
         with _real_cache_slots(batch, count):
             found = indexer(
-                x=inputs[0],
-                q_lora=inputs[1],
+                x=x[:count],
+                q_lora=q_lora[:count],
                 positions=positions[:count],
                 forward_batch=batch,
                 layer_id=layer_id,
@@ -147,20 +124,18 @@ def _run_attention(
     """The op behind `attend`: the attention backend, eagerly, on the rows of real tokens; rows
     behind them are set to zero.
 
-    query [padded tokens, heads, kv_lora_rank] and q_rope [padded tokens, heads, rope]; key, value
+    query [padded tokens, heads, kv_lora_rank], q_rope [padded tokens, heads, rope]; key, value
     [padded tokens, 1, kv_lora_rank] and k_rope [padded tokens, 1, rope], or None where a fused
-    kernel has stored them already; topk_indices as `select` made them; output [padded tokens, heads
-    * v_head_dim]. The backend's result may have any shape of as many numbers: kernels made for
-    decoding return [requests, tokens, heads, v_head_dim]. Raises as `_run_indexer`.
+    kernel has stored them; output [padded tokens, heads * v_head_dim]. The backend's result may
+    have any shape of as many numbers. Raises as `_run_indexer`.
     """
     context = ops.forward_context()
-    batch, rows = context.forward_batch, query.shape[0]
+    batch, rows = context.forward_batch, len(query)
     layer = split_op.layer_of(context, layer_id)
     count = _count(batch, rows, layer_id)
     if count:
-        q, k, v, selected, *rope = (
-            _cut(part, rows, count) for part in (query, key, value, topk_indices, q_rope, k_rope)
-        )
+        parts = (query, key, value, topk_indices, q_rope, k_rope)
+        q, k, v, selected, *rope = (part if part is None else part[:count] for part in parts)
         more = {name: part for name, part in zip(("q_rope", "k_rope"), rope) if part is not None}
         with _real_cache_slots(batch, count):
             result = batch.attn_backend.forward(
@@ -179,23 +154,6 @@ def _count(batch: Any, rows: int, layer_id: int) -> int:
     if count > rows:
         raise ValueError(f"layer {layer_id}: {count} tokens in {rows} rows")
     return count
-
-
-def _three(value: Any) -> tuple[Any, Any, Any]:
-    parts = value if isinstance(value, tuple) else (value,)
-    return (*parts, None, None)[:3]
-
-
-def _packed(*parts: Any) -> Any:
-    """What `_three` was made of: a tuple only if there is more than one."""
-    given = tuple(part for part in parts if part is not None)
-    return given if len(given) > 1 else given[0]
-
-
-def _cut(tensor: Any, rows: int, count: int) -> Any:
-    """The rows of real tokens; a tensor that has no row per token (a scale for all of them) as it
-    is."""
-    return tensor[:count] if tensor is not None and tensor.shape[0] == rows else tensor
 
 
 @contextlib.contextmanager
@@ -225,53 +183,30 @@ def _prepare(attention: Any) -> None:
         attention.attn_mha.kv_b_proj = attention.kv_b_proj
 
 
-def admit_sparse_attention(runner: Any) -> bool:
-    """Whether a model runner's piecewise graph may be captured, as far as sparse attention goes;
-    lists the indexers if so.
+def admit_sparse_attention(runner: Any, by_default: bool) -> bool:
+    """Whether the piecewise graph of a model with sparse attention may be captured; lists its
+    indexers if so.
 
-    runner: ModelRunner after its own loop. True for models without sparse attention, and for the
-    breakable graph, which decides for itself. Where the answer is no, the first rank logs one
-    warning; the reason stays with the runner as `prefill_graph_refusal`, for the report. Sizes
-    beyond the context are left out: these releases capture them all, and the kernels of the
-    selection would read past the placeholder's page table. Where nobody chose sizes, those beyond
-    LARGEST are left out too, which the first rank logs.
+    runner: ModelRunner with the sizes that fit. by_default: nobody chose these: those beyond
+    LARGEST are left out. A reason against it stays with the runner, for the report.
     """
-    if not features.has_sparse_attention(runner.model_config) or getattr(
-        runner.server_args, "enable_breakable_cuda_graph", False
-    ):
-        return True
-    reasons = sparse.against_sparse(runner.server_args)
-    if not reasons and type(runner.attn_backend).__name__ != BACKEND:
-        reasons = [
-            f"attention runs on {type(runner.attn_backend).__name__}, which keeps nothing for the"
-            " indexer"
-        ]
-    sizes = _useful_sizes(runner)
-    if not reasons and not sizes:
-        reasons = [no_size_fits(runner)]
-    if not reasons:
-        runner.server_args.piecewise_cuda_graph_tokens = sizes
-        for layer in stack.find(runner.model).layers:
-            _prepare(layer.self_attn)
-        return True
-    runner.prefill_graph_refusal = Refusal(sparse.sparse_reason(reasons))
-    if model_runner.is_first_rank(runner):
-        logger.warning("Prefill runs without a CUDA graph: %s", runner.prefill_graph_refusal.reason)
-    return False
-
-
-def _useful_sizes(runner: Any) -> list[int]:
-    """The sizes to capture, ascending: those that fit, and of the default ones no more than are
-    faster than eager prefill."""
-    fitting = sizes_that_fit(runner)
-    if not has_default_sizes(runner.server_args) or fitting[-1:] <= [LARGEST]:
-        return fitting
-    useful = [size for size in fitting if size <= LARGEST]
-    if model_runner.is_first_rank(runner):
-        logger.info(
-            "Of the default capture sizes up to %d tokens those beyond %d are left out: eager"
-            " prefill is as fast there with sparse attention",
-            fitting[-1],
-            LARGEST,
-        )
-    return useful
+    args, backend = runner.server_args, type(runner.attn_backend).__name__
+    reasons = sparse.against_sparse(args)
+    if not reasons and backend != BACKEND:
+        reasons = [f"attention runs on {backend}, which keeps nothing for the indexer"]
+    if reasons:
+        model_runner.refused(runner, sparse.sparse_reason(reasons))
+        return False
+    fitting = args.piecewise_cuda_graph_tokens
+    if by_default and fitting[-1] > LARGEST:
+        args.piecewise_cuda_graph_tokens = [size for size in fitting if size <= LARGEST]
+        if model_runner.is_first_rank(runner):
+            logger.info(
+                "Of the default capture sizes up to %d tokens those beyond %d are left out: eager"
+                " prefill is as fast there with sparse attention",
+                fitting[-1],
+                LARGEST,
+            )
+    for layer in stack.find(runner.model).layers:
+        _prepare(layer.self_attn)
+    return True

@@ -1,10 +1,5 @@
 """What stands for a split op's function: its rows behind the batch zeroed, in the overlay's
-breakable graph a break, and where its layer is captured the launches of that.
-
-Where the piecewise graph is split, the breakable one breaks: `register_split_op` hands every op's
-function to `at_op`. How a break is made, on releases whose own graph has none (before 0.5.11), the
-breakable graph's runner says while it captures and replays.
-"""
+breakable graph a break, and where its layer is captured the launches of that."""
 
 from __future__ import annotations
 
@@ -21,19 +16,24 @@ from . import rows
 
 Op = Callable[..., Any]
 CAPTURED = f"{__package__.rpartition('.')[0]}.captured.layers"
-_broken: Callable[[Op, str], Op] | None = None
+_maker: Callable[[Op, str], Op] | None = None
 
 
 @contextlib.contextmanager
-def broken_by(broken: Callable[[Op, str], Op]) -> Iterator[None]:
-    """Let broken(function, name) stand for the function of every split op inside. It is asked at
-    each call."""
-    global _broken
-    before, _broken = _broken, broken
+def broken_by(maker: Callable[[Op, str], Op]) -> Iterator[None]:
+    """Let maker(function, name) stand inside for each function that has to be a break, on releases
+    without breaks of their own (before 0.5.11)."""
+    global _maker
+    before, _maker = _maker, maker
     try:
         yield
     finally:
-        _broken = before
+        _maker = before
+
+
+def broken(function: Op, name: str) -> Op | None:
+    """`function` as a break; None outside of `broken_by`."""
+    return _maker and _maker(function, name)
 
 
 def at_op(function: Op, name: str) -> Op:
@@ -60,13 +60,12 @@ def or_captured(function: Op, name: str) -> Op:
     return rows.with_signature(run, function)
 
 
-def breaking(function: Op, name: str, otherwise: Op | None = None) -> Op:
-    """The function of a split op, made a break inside of `broken_by`, and `otherwise` (if None,
-    itself) at any other time."""
-    otherwise = otherwise or function
+def breaking(function: Op, name: str, otherwise: Op) -> Op:
+    """The function of a split op as a break inside of `broken_by`, and `otherwise` at any other
+    time. Which it is is asked at each call."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (_broken(function, name) if _broken else otherwise)(*args, **kwargs)
+        return (broken(function, name) or otherwise)(*args, **kwargs)
 
     return rows.with_signature(run, function)

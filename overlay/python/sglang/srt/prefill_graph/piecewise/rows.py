@@ -1,10 +1,8 @@
-"""The rows of a split op's tensors: which arguments have one for each token, and what becomes of
-those behind the batch.
+"""Which arguments of a split op have one row for each token, and what becomes of the rows behind
+the batch.
 
-A prefill graph hands its split ops as many rows as it was captured for. The backends compute those
-of the batch and leave the others as the allocator had them, NaN included. Captured layers behind
-the op read them: routers send them to experts, norms and projections pass them on, and attention's
-next layer multiplies them with a weight of zero, which keeps a NaN.
+The backends leave these as the allocator had them, NaN included, and captured layers behind the op
+read them: routers send them to experts, and attention multiplies them with a weight of zero.
 """
 
 from __future__ import annotations
@@ -28,11 +26,10 @@ class Rows:
 
     ranks: for each argument that has a row for each token, how many dimensions it has at most
     without a batch dimension in front. Rows are its first dimension; behind a batch dimension,
-    which is one, they are its second. narrowed: whether its function has to be given the rows of
-    the batch alone, since it takes the others for real ones. single: arguments that its function
-    expects without a batch dimension. settled_by: a name in its function where that does all this
-    itself. body: the function of its module that does its work, where the release has that one; the
-    name is looked for there. count: how many rows the batch has; None where it does not say.
+    which is one, they are its second. narrowed: its function has to be given the rows of the batch
+    alone. single: arguments that it expects without a batch dimension. settled_by: a name in it, or
+    in the function `body` of its module, where that does all this itself. count: how many rows the
+    batch has; None where it does not say.
     """
 
     ranks: dict[str, int]
@@ -77,24 +74,37 @@ def zeroed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     if rows is None or rows.settled_by in _body(function, rows).__code__.co_names:
         return function
     batch_of, count_of = ops.batch_getter(function), rows.count
-    single = each(function, rows.single, rows.ranks, _without_batch)
-    inputs = each(function, rows.ranks if rows.narrowed else (), rows.ranks, head)
-    output_of = argument(function, "output")
+    names = rows.ranks if rows.narrowed else ()
+    run = on_batch(function, rows, names, lambda: count_of(batch_of()))
+    return with_signature(run, function)
+
+
+def on_batch(
+    function: Callable[..., Any],
+    rows: Rows,
+    names: Iterable[str],
+    count_of: Callable[[], int | None],
+) -> Callable[..., Any]:
+    """The function of an op: its arguments `names` cut to the rows of the batch, and zero left in
+    the rows behind them. Where the arguments are is looked up once."""
+    single = _each(function, rows.single, rows.ranks, _without_batch)
+    inputs = _each(function, names, rows.ranks, _head)
+    output_at = list(inspect.signature(function).parameters).index("output")
 
     @functools.wraps(function)
     def run(*given: Any, **kwargs: Any) -> Any:
-        count = count_of(batch_of())
+        count = count_of()
         if count is None:
             return function(*given, **kwargs)
         args = list(given)
         single(args, kwargs, count)
-        output = output_of(args, kwargs)
+        output = args[output_at] if output_at < len(args) else kwargs["output"]
         inputs(args, kwargs, count)
         result = function(*args, **kwargs)
-        zero_behind(output, rows.ranks["output"], count)
+        _zero_behind(output, rows.ranks["output"], count)
         return result
 
-    return with_signature(run, function)
+    return run
 
 
 def _body(function: Callable[..., Any], rows: Rows) -> Callable[..., Any]:
@@ -102,14 +112,11 @@ def _body(function: Callable[..., Any], rows: Rows) -> Callable[..., Any]:
     return found
 
 
-def each(
+def _each(
     function: Callable[..., Any], names: Iterable[str], ranks: dict[str, int], change: Change
-) -> Callable[[list, dict, int], None]:
+) -> Callable[[list[Any], dict[str, Any], int], None]:
     """What replaces the arguments `names` of a call, given as lists and dicts, by change(tensor,
-    rank, count).
-
-    The places of the arguments are looked up once, here: a break runs at every replay.
-    """
+    rank, count)."""
     places = [
         (place, name, ranks[name])
         for place, name in enumerate(inspect.signature(function).parameters)
@@ -128,19 +135,11 @@ def each(
     return run
 
 
-def argument(function: Callable[..., Any], name: str) -> Callable[[list, dict], Any]:
-    """What finds the argument `name` in a call."""
-    place = list(inspect.signature(function).parameters).index(name)
-    return lambda args, kwargs: args[place] if place < len(args) else kwargs[name]
-
-
-def head(tensor: torch.Tensor, rank: int, count: int) -> torch.Tensor:
-    """The first `count` rows of a tensor."""
+def _head(tensor: torch.Tensor, rank: int, count: int) -> torch.Tensor:
     return tensor[:, :count] if _has_batch(tensor, rank) else tensor[:count]
 
 
-def zero_behind(tensor: torch.Tensor, rank: int, count: int) -> None:
-    """Set the rows behind the first `count` to zero."""
+def _zero_behind(tensor: torch.Tensor, rank: int, count: int) -> None:
     batched = _has_batch(tensor, rank)
     if tensor.shape[batched] > count:
         (tensor[:, count:] if batched else tensor[count:]).zero_()

@@ -27,17 +27,13 @@ def admits_sparse_attention(args: Any) -> bool:
 
 def against_sparse(args: Any) -> list[str]:
     """What keeps sparse attention (NSA) out of the piecewise graph: everything but the one setting
-    in which it is proven.
-
-    args: ServerArgs. An attention backend that is not set yet will be the sparse one
-    (_handle_model_specific_adjustments, server_args.py:1790 in 0.5.12.post1).
-    """
+    in which it is proven. An attention backend of ServerArgs that is not set yet will be the sparse
+    one (_handle_model_specific_adjustments, server_args.py)."""
     found = [] if features.on_cuda() else ["it needs an NVIDIA GPU"]
     for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-        if getattr(args, name, None) not in (None, SPARSE_BACKEND):
-            found.append(
-                f"--{name.replace('_', '-')} is {getattr(args, name)}, not {SPARSE_BACKEND}"
-            )
+        backend = getattr(args, name, None)
+        if backend not in (None, SPARSE_BACKEND):
+            found.append(f"--{name.replace('_', '-')} is {backend}, not {SPARSE_BACKEND}")
     if getattr(args, "piecewise_cuda_graph_compiler", "eager") != "eager":
         found.append(
             f"--piecewise-cuda-graph-compiler is {args.piecewise_cuda_graph_compiler}: it swaps the"
@@ -47,18 +43,13 @@ def against_sparse(args: Any) -> list[str]:
         # with fp8 keys it rotates them itself, from positions that are padded in the graph
         if getattr(args, name, None) == "trtllm":
             found.append(f"--{name.replace('_', '-')} is trtllm")
-    together = (
-        "nsa_prefill_context_parallel",
-        "prefill_context_parallel",
-        "hisparse",
-        "two_batch_overlap",
-        "dp_attention",
-        "lora",
-    )
+    together = ["nsa_prefill_context_parallel", "prefill_context_parallel", "hisparse"]
+    together += ["two_batch_overlap", "dp_attention", "lora"]
     # where the graph must be asked for, its runner tells neither drafts nor mixed batches apart
-    if now := arguments.switch(args):
-        together += ("mixed_chunk",) if now.opt_in else ()
-        if now.opt_in and getattr(args, "speculative_algorithm", None):
+    now = arguments.switch(args)
+    if now and now.opt_in:
+        together += ["mixed_chunk"]
+        if getattr(args, "speculative_algorithm", None):
             found.append("--speculative-algorithm is given")
     found += [
         f"--enable-{name.replace('_', '-')} is given"

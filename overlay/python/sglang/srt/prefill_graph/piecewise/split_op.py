@@ -1,27 +1,7 @@
 """Make an op at which the piecewise graph is split from a function that runs one layer.
 
-    @split_op("nemotron_mamba2_with_output", tokens=real_tokens)
-    def nemotron_mamba2_with_output(layer, hidden_states, output, forward_batch): ...
-
-defines torch.ops.sglang.nemotron_mamba2_with_output with this schema and these promises:
-
-    (Tensor hidden_states, Tensor(a!) output, int layer_id) -> ()
-
-    hidden_states   [padded tokens, hidden], any floating dtype. Rows past the real tokens hold
-                    anything, NaN included.
-    output          same shape, dtype and device; preallocated, because what the graph reads must
-                    keep its address. Rows of real tokens get the layer's result; all rows behind
-                    them are set to zero.
-    layer_id        index into the forward context's attention_layers, where the layer's object is.
-
-The function gets that object, hidden_states and output cut to the real tokens, and the forward
-batch; it writes output. It is not called for a batch without real tokens. Errors of the op:
-RuntimeError without a forward context or without an object for layer_id, ValueError for more real
-tokens than rows or an output of another shape, and what the function raises.
-
-The fake computes nothing: output is given. The op has one kernel for every device
-(CompositeExplicitAutograd); the release's direct_register_custom_op has one for GPUs only, so that
-nothing could run it where there is none.
+The op has one kernel for every device (CompositeExplicitAutograd); the release's
+direct_register_custom_op has one for GPUs only, so that nothing could run it where there is none.
 """
 
 from __future__ import annotations
@@ -48,11 +28,14 @@ def on_one_stream() -> bool:
 
 
 def split_op(name: str, tokens: Callable[[Any], int]) -> Callable[[Body], Callable[..., None]]:
-    """Decorate body(layer, hidden_states, output, forward_batch); the result is called as
-    op(hidden_states, output, layer_id).
+    """Make torch.ops.sglang.<name>(hidden_states, output, layer_id) of body(layer, hidden_states,
+    output, forward_batch), where the release has no such op; `layer` is what the forward context
+    lists under layer_id.
 
-    tokens: from the forward batch, the number of real tokens; a host integer, since reading the
-    device would wait for it.
+    hidden_states, output: [padded tokens, hidden]; the body gets their real rows, and writes
+    `output`. Rows behind them become zero. tokens: how many rows of a forward batch are real.
+    Raises RuntimeError without a forward context or such a layer, ValueError for more real tokens
+    than rows or an output of another shape.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
@@ -78,9 +61,7 @@ def _op_function(body: Body, tokens: Callable[[Any], int]) -> Callable[..., None
             )
         if count:
             body(layer, hidden_states[:count], output[:count], context.forward_batch)
-        output[
-            count:
-        ].zero_()  # captured norms, routing and collectives behind the op read these rows too
+        output[count:].zero_()  # captured norms, routing and collectives read these rows too
 
     return run
 
@@ -89,13 +70,9 @@ def layer_of(context: Any, layer_id: int) -> Any:
     """The object that a forward context lists for a layer. Raises RuntimeError where there is
     none."""
     layers = context.attention_layers
-    layer = layers[layer_id] if layer_id < len(layers) else None
-    if layer is None:
-        raise RuntimeError(
-            f"no layer is listed under layer_id {layer_id}; the runner's table has {len(layers)}"
-            " entries"
-        )
-    return layer
+    if layer_id < len(layers) and layers[layer_id] is not None:
+        return layers[layer_id]
+    raise RuntimeError(f"no layer is listed under layer_id {layer_id}, of {len(layers)} entries")
 
 
 def define(name: str, run: Callable[..., None], mutates: str) -> Callable[..., None]:
@@ -103,10 +80,6 @@ def define(name: str, run: Callable[..., None], mutates: str) -> Callable[..., N
     writes its argument `mutates`."""
     _LIBRARY.define(name + torch.library.infer_schema(run, mutates_args=(mutates,)))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"sglang::{name}", _fake, lib=_LIBRARY)
+    torch.library.register_fake(f"sglang::{name}", lambda *_, **__: None, lib=_LIBRARY)
     ops.split_at(name)
     return getattr(torch.ops.sglang, name)
-
-
-def _fake(*args: Any, **kwargs: Any) -> None:
-    return None

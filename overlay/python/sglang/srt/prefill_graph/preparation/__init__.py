@@ -1,7 +1,5 @@
-"""What a prefill prepares before its layers, without asking the GPU for what the host knows.
-
-A copy to the host waits for all that was launched before it. With the overlap schedule that is the
-whole batch before: the GPU then idles while the host prepares the next one. Modules, low to high:
+"""What a prefill prepares before its layers, without asking the GPU for what the host knows: a copy
+to the host waits for the whole batch before. Modules, low to high:
 
     known             tensors on a GPU whose values the host has too
     attention_plans   FlashInfer's plans of a prefill

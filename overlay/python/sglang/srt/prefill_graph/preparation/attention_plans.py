@@ -1,9 +1,5 @@
-"""FlashInfer's plans of a prefill, made without waiting for the GPU.
-
-A plan is made on the host, of offsets that the releases sum up on the GPU: FlashInfer copies them
-back (plan() in its prefill.py), and the host waits there for the batch before. The releases' own
-batch has all lengths on the host.
-"""
+"""FlashInfer's plans of a prefill, made without waiting for the GPU: the releases sum up the
+offsets on the GPU, and plan() copies them back, though a batch has all lengths on the host."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ PINNED = "_pin_memory_int_workspace_buffer"
 
 @dataclass(frozen=True)
 class Lengths:
-    """A batch's lengths on the host. seq_lens, prefixes: the tensors on the GPU that they belong
-    to."""
+    """A batch's lengths on the host; seq_lens and prefixes are the tensors of them on the GPU."""
 
     seq_lens: torch.Tensor
     prefixes: Known
@@ -34,24 +29,18 @@ class Lengths:
 
 
 def know(updater: Any, batch: Any) -> None:
-    """Keep what the host knows of a batch's lengths: for offsets(), and for whoever asks for its
-    `extend_prefix_lens`.
+    """Keep what the host knows of a batch's lengths, for offsets(); nothing where it does not know,
+    several wrappers share the batch, or the environment's SWITCH says so.
 
-    updater: the release's FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill,
-    neither of drafts nor of their verification. Nothing is kept where the host does not know, where
-    several wrappers share the batch, or where the environment's SWITCH says so.
+    updater: FlashInferIndicesUpdaterPrefill. batch: the ForwardBatch of a prefill, not of drafts.
     """
     updater.known_lengths = None
     if os.environ.get(SWITCH) == "release":
         return
-    prefixes, given = (
-        batch.extend_prefix_lens,
-        (batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu),
-    )
+    prefixes, count = batch.extend_prefix_lens, len(batch.seq_lens)
+    given = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
     alone = getattr(updater.attn_backend, "num_wrappers", 1) == 1
-    if not alone or any(
-        lengths is None or len(lengths) != len(batch.seq_lens) for lengths in given
-    ):
+    if not alone or any(lengths is None or len(lengths) != count for lengths in given):
         return
     cached, extended = (list(map(int, lengths)) for lengths in given)
     whole = [before + new for before, new in zip(cached, extended)]
@@ -67,14 +56,12 @@ def offsets(
     new: torch.Tensor,
     cached: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The offsets `new` and `cached`, for plan() of `wrappers`: the same tensors, that answer from
-    the host where it knows.
+    """The offsets `new` and `cached` for plan() of `wrappers`, which answer from the host where it
+    knows.
 
     new, cached: (requests + 1,) int32 on the GPU, running sums of the new tokens and of `attended`,
-    what the paged wrapper attends to: all tokens of each request, or its cached ones. seq_lens:
-    (requests,).
-    Offsets of more requests than the batch has stay as they are: in its piecewise graph 0.5.10 adds
-    one for the padding.
+    all tokens of each request or its cached ones. 0.5.10's piecewise graph adds a request for the
+    padding: its offsets stay as they are.
     """
     known, updater.known_lengths = getattr(updater, "known_lengths", None), None
     if known is None or known.seq_lens is not seq_lens or len(new) != len(seq_lens) + 1:
@@ -100,8 +87,7 @@ def _sums(there: torch.Tensor, lengths: Iterable[int]) -> Known:
 
 @dataclass
 class _Workspaces:
-    """Two pinned workspaces of a wrapper, in turn; behind each, when the GPU had copied what was
-    planned there."""
+    """Two pinned workspaces of a wrapper, in turn, each with the event of its last copy."""
 
     buffers: list[torch.Tensor]
     copied: list[Any] = field(default_factory=lambda: [None, None])
@@ -118,14 +104,12 @@ class _Workspaces:
 
 
 def _turn(wrapper: Any) -> None:
-    """Let the next plan() write where no copy of an earlier one is under way: the host does not
-    wait for these any more."""
+    """Let the next plan() write where no copy of an earlier one is under way."""
     pinned = getattr(wrapper, PINNED, None)
     if pinned is None or not pinned.is_pinned():
         return
     spaces = getattr(wrapper, "prefill_graph_workspaces", None)
     if spaces is None or all(pinned is not buffer for buffer in spaces.buffers):
-        spaces = wrapper.prefill_graph_workspaces = _Workspaces(
-            [pinned, torch.empty_like(pinned, pin_memory=True)]
-        )
+        spaces = _Workspaces([pinned, torch.empty_like(pinned, pin_memory=True)])
+        wrapper.prefill_graph_workspaces = spaces
     setattr(wrapper, PINNED, spaces.next())

@@ -10,19 +10,15 @@ import torch
 
 class Known(torch.Tensor):
     """A tensor that answers from the host where code asks for its values by cpu(), to("cpu"), sum()
-    or a slice.
-
-    In all else it is the tensor that it was made of; what is computed of it is an ordinary tensor.
-    Whoever changes it in place has to make another.
-    """
+    or a slice. What is computed of it is an ordinary tensor; whoever changes it has to make
+    another."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     host: torch.Tensor
 
     @classmethod
     def of(cls, tensor: torch.Tensor, host: torch.Tensor) -> Known:
-        """host: the same values in memory of the host, of `tensor`'s shape and type. Raises
-        ValueError for another."""
+        """host: the same values on the host. Raises ValueError for another shape or type."""
         if tensor.shape != host.shape or tensor.dtype != host.dtype:
             raise ValueError(
                 f"{tuple(host.shape)} {host.dtype} for {tuple(tensor.shape)} {tensor.dtype}"

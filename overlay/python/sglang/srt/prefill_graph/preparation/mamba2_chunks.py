@@ -1,9 +1,5 @@
-"""Mamba2's chunks of a prefill, cut on the host.
-
-The releases ask the GPU whether any request goes on from a state, and then cut the batch with
-operations on the GPU, which the host waits for several times a request (prepare_mixed in
-layers/attention/mamba/mamba2_metadata.py).
-"""
+"""Mamba2's chunks of a prefill, cut on the host: the releases ask the GPU whether any request goes
+on from a state, and then cut the batch there, which the host waits for several times a request."""
 
 from __future__ import annotations
 
@@ -15,10 +11,8 @@ import torch
 
 
 def goes_on(batch: Any, warm: torch.Tensor) -> bool:
-    """Whether any request of a prefill goes on from a state.
-
-    batch: the ForwardBatch. warm: (requests,) bool on the GPU, asked where the host does not know.
-    """
+    """Whether any request of a prefill goes on from a state. warm: (requests,) bool on the GPU,
+    asked where the host does not know."""
     prefixes = batch.extend_prefix_lens_cpu
     if prefixes is None or len(prefixes) < len(warm):
         return bool(warm.any())
@@ -33,11 +27,8 @@ def cut(
     tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The release's chunk_indices and chunk_offsets, int32 on the GPU: which chunk of the batch
-    each piece of a request is in, and where it begins there.
-
-    starts: (requests + 1,), the requests' first tokens and their end, `tokens`. release: what cuts
-    them on the GPU; it does so where the host does not know the lengths.
-    """
+    each piece of a request is in, and where it begins there. starts: (requests + 1,), the requests'
+    first tokens, then `tokens`. release: cuts them where the host does not know the lengths."""
     lengths = batch.extend_seq_lens_cpu
     if lengths is None or len(lengths) != len(starts) - 1 or sum(map(int, lengths)) != tokens:
         return release(starts, chunk, tokens)

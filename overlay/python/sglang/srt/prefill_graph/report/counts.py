@@ -1,8 +1,7 @@
 """How many prefills of this scheduler ran on its prefill graph, and why the others ran eagerly.
 
-The release's runner decides for each batch; patches call `ran_on_graph` and `ran_eagerly` where it
-has decided. Both look at what the host knows of the batch, and wait for nothing. A thread of its
-own leaves the counts with the record, at most INTERVAL seconds after the first that is not in it.
+Patches call `ran_on_graph` and `ran_eagerly` where the release has decided about a batch. Both wait
+for nothing: a thread leaves the counts with the record.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..compat import eager
 
-INTERVAL = 5.0  # seconds
+INTERVAL = 5.0  # seconds, at most, until a count is in the record
 _KEPT = "prefill_graph_counts"
 
 

@@ -4,17 +4,14 @@ left beside this folder.
 provenance.json: the release, the queue, and every patch and overlay file with its sha256.
 tree.sha256: the sha256 of every file of the tree, as sha256sum prints it, by its name in upstream's
 repository; `sha256sum tree.sha256` is the tree's hash.
-laid.json: each change of the queue in upstream's files, by the sha256 of its lines with one line of
-context on both sides ("whole") and without ("bare", which stand in the file so many "times"); and
-the files that others had edited before. By it edits of others are told from the queue's changes.
-
-In a tree that came by git, tree.sha256 has the queue's files alone. laid.json has the tree's hash
-("tree") there, and how many Python files the rest are, with one sha256 of their listing ("rest").
+laid.json: "files", each change of the queue in upstream's files by the sha256 of its lines with one
+line of context on both sides ("whole") and without ("bare", so many "times" in the file); "edits",
+the files that others had edited before. In a tree that came by git, tree.sha256 has the queue's
+files alone, and laid.json the tree's hash ("tree") and one sha256 of the listing of the "rest".
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import logging
@@ -55,32 +52,21 @@ class Provenance:
         return f"sglang {self.version}, queue release {self.release}, {len(self.patches)} patches"
 
 
-class Fault(str, enum.Enum):
-    """How a file is not as the queue made it."""
-
-    CHANGED = "changed"
-    MISSING = "missing"
-    ADDED = "added"
-
-    def __str__(self) -> str:
-        return self.value
+# how a file is not as the queue made it
+CHANGED, MISSING, ADDED = "changed", "missing", "added"
 
 
 @dataclass(frozen=True)
 class Verification:
     """Whether the files are those that the queue made. files: how many were compared; faults: by
-    name below the folder that holds sglang/; tree: the hash of the listing, "sha256:<hex>"; reason:
-    why nothing could be compared, else empty.
-
-    others: what others edited since, in files that hold no change of the queue, or where all of
-    them are in place; before: the files that others had edited before. Neither is a fault.
-    """
+    name below the folder that holds sglang/; reason: why nothing could be compared. No faults are:
+    others, edited since, where every change of the queue is in place; before, edited before."""
 
     files: int = 0
-    faults: tuple[tuple[str, Fault], ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
     tree: str = ""
     reason: str = ""
-    others: tuple[tuple[str, Fault], ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
     before: tuple[str, ...] = ()
 
     @property
@@ -90,18 +76,17 @@ class Verification:
 
 def read() -> Provenance:
     """The record; "unknown" where there is none, or not in this form."""
+    found = _json(RECORD)
     try:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))
         names = tuple(patch["name"].removesuffix(".patch") for patch in found["patches"])
         return Provenance(found["version"], str(found["release"]), found["queue"], names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return Provenance()
 
 
 def log_tree() -> None:
-    """One line at INFO that says what this server is made of. Called where a server starts, in
-    _set_envs_and_config of srt/entrypoints/engine.py, which comes right after its logging is set
-    up. Never raises."""
+    """Log what this server is made of. Called where a server starts, right after its logging is set
+    up (_set_envs_and_config of srt/entrypoints/engine.py). Never raises."""
     tree = tree_hash()
     logger.info(
         "Patched by the prefill graph queue: %s%s",
@@ -111,16 +96,17 @@ def log_tree() -> None:
 
 
 def log_plugin() -> None:
-    """The entry point `prefill_graph_queue` of the group sglang.srt.plugins, from 0.5.11 on, where
-    the release has such a list (srt/plugins/__init__.py, load_plugins). Every process of a server
-    calls it first. It logs one line at INFO, and changes nothing. Never raises."""
+    """The entry point `prefill_graph_queue` of the group sglang.srt.plugins (from 0.5.11 on), which
+    every process of a server calls first. It logs one line, and changes nothing. Never raises."""
     logger.info("The prefill graph queue's plugin only reports: %s, tree %s", read(), tree_hash())
 
 
 def tree_hash() -> str:
     """The hash of the tree as it was made, "sha256:<hex>"; "" where no listing of it is there."""
     try:
-        return _about().get("tree") or ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        return (
+            _json(LAID).get("tree") or ALGORITHM + hashlib.sha256(LISTING.read_bytes()).hexdigest()
+        )
     except OSError:
         return ""
 
@@ -131,29 +117,20 @@ def verify() -> Verification:
     try:
         wanted = dict(_listed(LISTING.read_bytes().decode("utf-8", "surrogateescape")))
     except (OSError, ValueError) as error:
-        return Verification(
-            reason=(
-                f"{LISTING.name} cannot be read ({type(error).__name__}): the queue's tool did not"
-                " make this tree"
-            )
-        )
-    here = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / PACKAGE).rglob("*.py")
-        if path.is_file()
-    } - {GENERATED}
-    found = [
-        (name, fault) for name, digest in wanted.items() if (fault := _fault(ROOT / name, digest))
-    ]
-    rest = _about().get("rest")
-    unnamed = {
-        name for name in here - wanted.keys() if rest and not (ROOT / name).is_relative_to(HERE)
-    }
-    found += [(name, Fault.ADDED) for name in here - wanted.keys() - unnamed]
+        why = f"cannot be read ({type(error).__name__}): the queue's tool did not make this tree"
+        return Verification(reason=f"{LISTING.name} {why}")
+    files = (path for path in (ROOT / PACKAGE).rglob("*.py") if path.is_file())
+    here = {path.relative_to(ROOT).as_posix() for path in files} - {GENERATED}
+    faults = ((name, _fault(ROOT / name, digest)) for name, digest in wanted.items())
+    found = [(name, fault) for name, fault in faults if fault]
+    rest = _json(LAID).get("rest")
+    unlisted = here - wanted.keys()
+    unnamed = {name for name in unlisted if rest and not (ROOT / name).is_relative_to(HERE)}
+    found += [(name, ADDED) for name in unlisted - unnamed]
     changes, before = _laid()
     others = {name for name, fault in found if _of_others(name, fault, changes)}
     if rest and _digest(unnamed) != rest["sha256"]:
-        found.append((REST, Fault.CHANGED))
+        found.append((REST, CHANGED))
         others.add(REST)
     return Verification(
         len(wanted) + (rest["files"] if rest else 0),
@@ -164,10 +141,10 @@ def verify() -> Verification:
     )
 
 
-def _about() -> dict[str, Any]:
-    """laid.json; empty where it cannot be read."""
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where it cannot be read."""
     try:
-        return dict(json.loads(LAID.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -189,29 +166,29 @@ def _row(name: str, content: bytes) -> str:
 def _laid() -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """(the queue's changes by file, the files that others had edited before); (None, none) where
     that is not known: then everything that differs is a fault."""
+    found = _json(LAID)
     try:
-        found = _about()
         edits = [name for names in found["edits"].values() for name in names]
         return dict(found["files"]), tuple(sorted(edits))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, ()
 
 
-def _of_others(name: str, fault: Fault, changes: dict[str, Any] | None) -> bool:
+def _of_others(name: str, fault: str, changes: dict[str, Any] | None) -> bool:
     """Whether a difference leaves everything of the queue in place."""
     if changes is None or (ROOT / name).is_relative_to(HERE):
         return False
     if name not in changes:
         return not _is_overlaid(name)
-    return fault is Fault.CHANGED and _stand(ROOT / name, changes[name])
+    return fault is CHANGED and _stand(ROOT / name, changes[name])
 
 
 def _is_overlaid(name: str) -> bool:
-    """Whether the queue added the file, outside of its own package."""
+    """Whether the queue added the file, outside of its own package; so, too, where that is not
+    known."""
     try:
-        found = json.loads(RECORD.read_text(encoding="utf-8"))["overlay"]
-        return PREFIX + name in {file["path"] for file in found}
-    except (OSError, ValueError, KeyError, TypeError):
+        return PREFIX + name in {file["path"] for file in _json(RECORD)["overlay"]}
+    except (KeyError, TypeError):
         return True
 
 
@@ -248,12 +225,12 @@ def _listed(text: str) -> Iterator[tuple[str, str]]:
             yield name.removeprefix(PREFIX), digest
 
 
-def _fault(path: Path, digest: str) -> Fault | None:
+def _fault(path: Path, digest: str) -> str | None:
     try:
         content = _content(path)
     except OSError:
-        return Fault.MISSING
-    return None if hashlib.sha256(content).hexdigest() == digest else Fault.CHANGED
+        return MISSING
+    return None if hashlib.sha256(content).hexdigest() == digest else CHANGED
 
 
 def _content(path: Path) -> bytes:
@@ -268,14 +245,14 @@ def lines(found: Verification) -> Iterator[str]:
         return
     yield f"tree: {found.tree}"
     if found.intact:
-        kept = found.files - sum(fault is not Fault.ADDED for _, fault in found.others)
+        kept = found.files - sum(fault is not ADDED for _, fault in found.others)
         yield f"{kept} files are as the queue made them"
     else:
         yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
-        yield from (f"  {fault!s:8} {name}" for name, fault in found.faults)
+        yield from (f"  {fault:8} {name}" for name, fault in found.faults)
     if found.before:
         yield f"edits of others from before ({len(found.before)}):"
         yield from (f"           {name}" for name in found.before)
     if found.others:
         yield f"edits of others since then ({len(found.others)}):"
-        yield from (f"  {fault!s:8} {name}" for name, fault in found.others)
+        yield from (f"  {fault:8} {name}" for name, fault in found.others)

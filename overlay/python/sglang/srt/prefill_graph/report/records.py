@@ -1,11 +1,5 @@
-"""The records that the schedulers of servers left on this host: which tree each runs, why its
-prefill graph is on or off, and how many prefills ran on it.
-
-The file: <XDG_RUNTIME_DIR, or the temporary folder>/sglang-prefill-graph-<uid>/<pid>.json, the
-folder readable by its owner only. Records of processes that are gone are ignored, and removed by
-the next server that writes. A record of another release of the queue can have more fields, or
-fewer: these are left out, or have their defaults.
-"""
+"""The records that the schedulers of servers left on this host, one file a process in a folder that
+its owner alone can read. Those of another release of the queue can have more fields, or fewer."""
 
 from __future__ import annotations
 
@@ -21,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .provenance import Provenance
+from .schedulers import PROCESSES, started_at
 
 
 @dataclass(frozen=True)
@@ -28,10 +23,9 @@ class Record:
     """One scheduler's prefill graph.
 
     started: the process's start in clock ticks since boot, to tell it from a later one with the
-    same pid; None where the host does not say. tree: "sha256:<hex>" of the listing, as it was when
-    the process began. ranks: its place in the server, such as {"tp": 1}. sizes: the token counts
-    that were captured. on_graph, eager: prefills since the start, the server's own warm-up
-    included; eager ones by reason. written: seconds since the epoch.
+    same pid. tree: "sha256:<hex>" of the listing as the process began; made_of: the same in words.
+    ranks: its place in the server, such as {"tp": 1}. sizes: the captured token counts. on_graph,
+    eager: prefills since the start, eager ones by reason. written: seconds since the epoch.
     """
 
     pid: int
@@ -39,15 +33,10 @@ class Record:
     feature: str = "unknown"
     verdict: str = "unknown"
     reason: str = "unknown"
-    offender: dict[str, Any] | None = None
     model: str = "unknown"
-    version: str = "unknown"
-    release: str = "unknown"
-    queue: str = "unknown"
-    patches: tuple[str, ...] = ()
+    made_of: str = "unknown"
     tree: str = ""
     ranks: dict[str, int] = field(default_factory=dict)
-    port: int | None = None
     sizes: tuple[int, ...] = ()
     on_graph: int = 0
     eager: dict[str, int] = field(default_factory=dict)
@@ -68,8 +57,7 @@ def folder() -> Path:
 
 
 def folders(uid: int) -> list[Path]:
-    """Where records of a user's servers may lie: the server can have had other variables than this
-    process."""
+    """Where records of a user's servers may lie, which can have had other variables."""
     bases = (
         os.environ.get("XDG_RUNTIME_DIR"),
         tempfile.gettempdir(),
@@ -132,7 +120,7 @@ def _alive(path: Path) -> Record | None:
     """The record in `path` if it is one and its process still runs."""
     try:
         record = _read(json.loads(path.read_text(encoding="utf-8")))
-        runs = Path(f"/proc/{record.pid}").exists()
+        runs = (PROCESSES / str(record.pid)).exists()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return record if runs and started_at(record.pid) == record.started else None
@@ -142,18 +130,8 @@ def _read(values: dict[str, Any]) -> Record:
     """Raises TypeError, KeyError or AttributeError where it is no record."""
     known = {one.name for one in dataclasses.fields(Record)}
     kept = {name: value for name, value in values.items() if name in known}
-    kept |= {name: tuple(kept.get(name) or ()) for name in ("patches", "sizes")}
-    return Record(**kept | {"pid": int(values["pid"]), "started": values["started"]})
-
-
-def started_at(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None where the host does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        # field 22 of proc(5), counted from behind the name, which may hold blanks
-        return int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    needed = {"pid": int(values["pid"]), "started": values["started"]}
+    return Record(**kept | needed | {"sizes": tuple(values.get("sizes") or ())})
 
 
 def lines(made_of: Provenance, records: list[Record]) -> Iterator[str]:
@@ -168,13 +146,10 @@ def lines(made_of: Provenance, records: list[Record]) -> Iterator[str]:
 
 
 def _block(record: Record) -> Iterator[str]:
-    tree = Provenance(record.version, record.release, record.queue, record.patches)
     yield f"server process {record.pid}: {record.model}"
     yield f"  rank           {record.rank}"
     yield f"  prefill graph  {record.verdict} ({record.feature})"
     yield f"  reason         {record.reason}"
-    if record.offender:
-        yield f"  first layer    {record.offender['index']} ({record.offender['class']})"
     if record.sizes:
         yield f"  sizes          {' '.join(map(str, record.sizes))}"
     yield f"  on the graph   {record.on_graph} prefills"
@@ -182,4 +157,4 @@ def _block(record: Record) -> Iterator[str]:
     for reason, count in sorted(record.eager.items(), key=lambda item: -item[1]):
         yield f"    {count:>9}  {reason}"
     yield f"  written        {max(0.0, time.time() - record.written):.0f} s ago"
-    yield f"  tree           {tree}{f', {record.tree}' if record.tree else ''}"
+    yield f"  tree           {record.made_of}{record.tree and f', {record.tree}'}"

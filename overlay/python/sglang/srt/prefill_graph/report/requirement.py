@@ -1,12 +1,9 @@
 """Whether every scheduler on this host runs the tree that is asked for: for start scripts and
-readiness probes.
-
-What a scheduler runs is what it said when its prefill graph was decided: a record (records.py). A
-process without one runs an unpatched sglang, or is not ready yet.
-"""
+readiness probes. What a scheduler runs is what its record says (records.py)."""
 
 from __future__ import annotations
 
+import argparse
 import enum
 import re
 from dataclasses import dataclass
@@ -37,13 +34,10 @@ class Found:
 
 def digits(tree: str) -> str:
     """The hexadecimal digits of a tree's hash, or of its beginning, as a log or `--verify` prints
-    it.
-
-    Raises ValueError where it is no such hash, or too short to tell trees apart.
-    """
+    it. Raises ArgumentTypeError where it is no such hash, or too short to tell trees apart."""
     found = tree.strip().lower().removeprefix(ALGORITHM).rstrip("…")
     if not re.fullmatch(rf"[0-9a-f]{{{SHOWN},64}}", found):
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"{tree!r} is not a tree: give sha256: and {SHOWN} to 64 of its hexadecimal digits, as"
             " the server's log prints them"
         )

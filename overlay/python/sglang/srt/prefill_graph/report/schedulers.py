@@ -1,9 +1,5 @@
-"""The processes on this host that run a model for an sglang server, patched or not.
-
-Each release names such a process "sglang::scheduler", with its ranks behind
-(configure_scheduler_process, or run_scheduler_process, in srt/managers/scheduler.py). Linux tells
-the names in /proc; inside of a container, those of its own processes.
-"""
+"""The processes on this host that run a model for an sglang server, patched or not, by the title
+that each release gives them (srt/managers/scheduler.py). In a container, those of its own."""
 
 from __future__ import annotations
 
@@ -43,15 +39,26 @@ def _scheduler(pid: int) -> Scheduler | None:
     return Scheduler(pid, title.strip(), uid) if title.startswith(TITLE) else None
 
 
+def started_at(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None where the host does not say."""
+    try:
+        return int(_stat(pid)[19])  # field 22
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _line(pid: int) -> list[int]:
     """A process and those that it descends from."""
     found = []
     while pid > 0 and pid not in found:
         found.append(pid)
         try:
-            # field 4 of proc(5), counted from behind the name, which may hold blanks
-            stat = (PROCESSES / str(pid) / "stat").read_text(encoding="utf-8")
-            pid = int(stat.rpartition(")")[2].split()[1])
+            pid = int(_stat(pid)[1])  # field 4
         except (OSError, ValueError, IndexError):
             break
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of proc(5) from the third on, behind the name, which may hold blanks."""
+    return (PROCESSES / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
