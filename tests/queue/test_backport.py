@@ -121,11 +121,12 @@ def test_tests_come_along_where_they_are_asked_for(project, checkout):
 
 
 def test_tests_that_come_along_find_what_they_import():
-    files = {ROOT / test for one in load_queue(ROOT).patches.values() for test in one.header.tests}
-    files |= {file for each in backport.HARNESS.split() for file in (ROOT / "tests").glob(each)}
-    imported = re.findall(r"(?m)^(?:import|from) (\w+)", "".join(map(Path.read_text, files)))
-    others = {file.stem for file in (ROOT / "tests/gpu").glob("*.py") if file not in files}
-    assert files and others.isdisjoint(imported)
+    queue, places = load_queue(ROOT), ("revision/{}.py", "revision/{}/__init__.py", "gpu/{}.py")
+    for pin in pins.load(ROOT).all:
+        files = backport.tests_of(ROOT, backport.select(queue, pin)).files
+        words = re.findall(r"(?m)^(?:from|import) (\S+)", b"\n".join(files.values()).decode())
+        wanted = {f"tests/{at.format(word.replace('.', '/'))}" for word in words for at in places}
+        assert {path for path in wanted if (ROOT / path).is_file()} <= files.keys()
 
 
 @pytest.fixture

@@ -225,8 +225,7 @@ def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
 def test_a_text_is_sent_as_it_is_written(sent):
     text = 'title = "[Fix] Count once more"\nbody = "## Motivation\\n\\nLate.\\n"\n'
     sent.write(f"pull-requests/{COUNT}/{WRITTEN}", text)
-    done = send(sent, COUNT)
-    [request] = done.requests
+    [request] = send(sent, COUNT).requests
     assert request.draft.text.body == "## Motivation\n\nLate.\n"
     assert request.draft.title == "[Fix] Count once more"
     message = git(sent, "show", "--no-patch", "--format=%B", request.tip)

@@ -8,7 +8,7 @@ of the tree's own context. The hashes of the files before and after are in it, s
 
 from __future__ import annotations
 
-import datetime
+import calendar
 import re
 import tempfile
 import textwrap
@@ -37,7 +37,10 @@ PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
 # below tests/, what tests of releases import and read
-HARNESS = "revision/conftest.py revision/host/*.py models/*.json gpu/machine_code.py gpu/models.py"
+HARNESS = (
+    "revision/conftest.py revision/host/**/*.py models/*.json gpu/machine_code.py gpu/models.py"
+)
+IMPORTED = re.compile(r"(?m)^ *(?:import|from) (test_\w+)")  # tests, for what they define
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 TESTS = """Add the tests of the patches
 
@@ -127,9 +130,8 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str, where
         return pins.find(release)
     known, tags = repository.tags(), repository.tags("--merged", commit)
     newest = [pin for pin in reversed(pins.all) if pin.tag in known]
-    for pin in newest:
-        if pin.tag in tags:
-            return pin
+    if merged := [pin for pin in newest if pin.tag in tags]:
+        return merged[0]
     hint = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
     hint = f"name a release: --base {newest[0].tag}" if newest else f"{hint} {pins.default.tag}"
     what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
@@ -150,8 +152,7 @@ def _compared(found: Base, selection: Selection, checkout: Path, step: str) -> B
 
 
 def commits(selection: Selection, base: Base) -> Iterator[Commit]:
-    """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
-    does not fit.
+    """One for each patch, in the series' order, at exact lines, which `settle` has tried.
 
     An overlay file comes with the first patch that needs it. The record of what the tree was made
     of, and its listing, come with the last: only there are they true.
@@ -163,8 +164,6 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
         needed = queue.overlay_for([patch]) | (record if patch is patches[-1] else {})
         new = {path: content for path, content in needed.items() if path not in laid}
         done = replay([patch], new, in_front(laid, base.files.get), pin.tag)
-        if done.problems:
-            raise Refused(done.problems)
         laid.update(done.files)
         listing: dict[str, bytes] = {}
         if patch is patches[-1]:
@@ -175,11 +174,15 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 def tests_of(root: Path, selection: Selection) -> Commit:
     """The commit that adds the tests of a selection's patches, and what they import. A test that a
     patch of the release names that is left out is left out, too."""
-    named: dict[bool, set[str]] = {True: set(), False: set()}
-    queue = load_queue(root)
+    queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
     for patch in queue.select(selection.pin.version):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
     files = [root / test for test in named[True] - named[False]]
+    for file in files:  # and those that it imports
+        others = (
+            file.with_name(f"{name}.py") for name in IMPORTED.findall(file.read_text("utf-8"))
+        )
+        files += [other for other in others if other not in files]
     files += [file for each in HARNESS.split() for file in (root / "tests").glob(each)]
     tests = {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
     return Commit(TESTS.format(selection.pin.version), tests)
@@ -218,8 +221,7 @@ def description(queue: Queue, patch: Patch) -> str:
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
     """When the commits say they were made: the release's day, or the base's own time where that is
     later."""
-    day = datetime.datetime.combine(pin.released, datetime.time(), datetime.timezone.utc)
-    return max(int(day.timestamp()), repository.date(base))
+    return max(calendar.timegm(pin.released.timetuple()), repository.date(base))
 
 
 @dataclass(frozen=True)
@@ -256,18 +258,16 @@ def write_patch(
     before = {path: onto.files[path] for path in after if path in onto.files}
     content = _head(selection).encode() + diff(before, after)
     atomic.write(out, content)
-    tree = hash_python(listing_with(onto.listing, after))
     counts = len(selection.patches), len(before), len(after) - len(before), len(onto.edits.paths)
-    return PatchFile(out, sha256(content), *counts, tree)
+    return PatchFile(out, sha256(content), *counts, hash_python(listing_with(onto.listing, after)))
 
 
 def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
     names = {each.name: queue.header(each.name).get("Subject") for each in selection.patches}
-    version = local_version(pin, queue.profile)
     return (
-        f"The prefill graph queue for sglang {pin.version}, {version}:"
+        f"The prefill graph queue for sglang {pin.version}, {local_version(pin, queue.profile)}:"
         f" {counted(len(names), 'patch', 'patches')}.\n"
         "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
         + "".join(
