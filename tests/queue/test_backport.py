@@ -111,13 +111,15 @@ def test_a_branch_has_small_fixes_first_and_the_report_last(tag):
 
 
 def test_tests_come_along_where_they_are_asked_for(project, checkout):
-    test, harness = "tests/revision/test_steps.py", "tests/revision/conftest.py"
-    project.write(harness, "steps = 1\n")
+    project.edit(f"patches/{fakes.CUT}", "test_steps", "test_cut")
+    files = [f"tests/revision/{name}.py" for name in ("conftest", "test_cut", "test_steps")]
+    for file in files:
+        project.write(file, "import test_cut\n")
     made = make(project, checkout, tests=True)
     names = [git(checkout, *LISTED, commit, "--", "tests/").split() for commit in made.commits]
-    assert names == [[], [], [harness, test]] and made.tree == make(project, checkout, "bare").tree
-    make(project, checkout, "part", without=("steps/count-once-more",), tests=True)
-    assert git(checkout, *LISTED, "part").split() == [harness]
+    assert names == [[], [], files] and made.tree == make(project, checkout, "bare").tree
+    make(project, checkout, "part", without=("steps/name-the-cut",), tests=True)
+    assert git(checkout, *LISTED, "part").split() == files[:1]
 
 
 def test_tests_that_come_along_find_what_they_import():

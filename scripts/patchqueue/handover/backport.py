@@ -36,15 +36,13 @@ from .repository import Commit, Repository, open_repository
 PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
-# below tests/, what tests of releases import and read
 HARNESS = (
     "revision/conftest.py revision/host/**/*.py models/*.json gpu/machine_code.py gpu/models.py"
 )
 IMPORTED = re.compile(r"(?m)^ *(?:import|from) (test_\w+)")  # tests, for what they define
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
-TESTS = """Add the tests of the patches
+TESTS = """Add the tests of the patches, which need pytest and no GPU
 
-They need pytest, and no GPU:
 PYTHONPATH=python PATCHQUEUE_TREE=. PATCHQUEUE_REVISION={} python -m pytest tests/revision
 """
 MERGE = "begins at the release; `git merge BRANCH` in the fork merges both sides"
@@ -173,17 +171,17 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 
 def tests_of(root: Path, selection: Selection) -> Commit:
     """The commit that adds the tests of a selection's patches, and what they import. A test that a
-    patch of the release names that is left out is left out, too."""
+    patch of the release names that is left out is left out, too, with those that import it."""
     queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
     for patch in queue.select(selection.pin.version):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
-    files = [root / test for test in named[True] - named[False]]
-    for file in files:  # and those that it imports
-        others = (
-            file.with_name(f"{name}.py") for name in IMPORTED.findall(file.read_text("utf-8"))
-        )
-        files += [other for other in others if other not in files]
-    files += [file for each in HARNESS.split() for file in (root / "tests").glob(each)]
+    files = {file for each in HARNESS.split() for file in (root / "tests").glob(each)}
+    for test in named[True] - named[False]:
+        needed = [test]
+        for name in needed:  # and those that it imports
+            others = IMPORTED.findall((root / name).read_text("utf-8"))
+            needed += [path for one in others if (path := f"tests/revision/{one}.py") not in needed]
+        files |= {root / name for name in needed if named[False].isdisjoint(needed)}
     tests = {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
     return Commit(TESTS.format(selection.pin.version), tests)
 
