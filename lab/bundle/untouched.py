@@ -23,7 +23,7 @@ def lay(built: Built, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with zipfile.ZipFile(built.upstream) as before, zipfile.ZipFile(built.path) as after:
-        own, patched = ({*wheel.namelist()} for wheel in (before, after))
+        own, patched = (_files(wheel) for wheel in (before, after))
         changed = [
             name
             for name in sorted(own)
@@ -38,3 +38,8 @@ def lay(built: Built, folder: Path) -> Path:
         }
     (folder / PLAN).write_text(json.dumps(plan, indent=1) + "\n")
     return folder
+
+
+def _files(wheel: zipfile.ZipFile) -> set[str]:
+    """The members of a wheel, without its folders: sglang's wheels list these."""
+    return {member.filename for member in wheel.infolist() if not member.is_dir()}

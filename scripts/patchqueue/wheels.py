@@ -1,8 +1,8 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.2-….whl`.
 
-The patched files come from work/<tag>/, which apply has proven; everything else, compiled parts
-included, comes byte for byte from the wheel that the pin names. Of the .dist-info, METADATA and
-RECORD are changed, and entry_points.txt from 0.5.11 on. The same input gives the same bytes.
+What the queue leaves alone, compiled parts included, comes byte for byte from the wheel that the
+pin names. Of the .dist-info, METADATA and RECORD are changed, and entry_points.txt from 0.5.11 on.
+The same input gives the same bytes. Trees in work/ are neither read nor written.
 
 The wheel says to people that it is changed, where, and who answers for it: the Apache License 2.0
 asks for prominent notices in section 4(b). In upstream's own list of plugins, the group
@@ -33,10 +33,11 @@ from msgspec.structs import replace
 from packaging.utils import parse_wheel_filename
 
 from . import RELEASE, REPOSITORY
-from .applying.apply import apply
+from .applying.apply import load_queue, patched
+from .applying.selection import select
 from .files import atomic
 from .files import tree as trees
-from .files.tree import LAID, LISTING, is_part_of_tree, sha256
+from .files.tree import LISTING, PREFIX, is_part_of_tree, sha256
 from .outcome import Refused, to_type
 from .queue.series import OVERLAY_PATCH
 from .queue.series import PROVENANCE as TREE_PROVENANCE
@@ -88,8 +89,7 @@ class Built:
     """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
     tree's provenance.
 
-    changes: its members that differ from upstream's; upstream: the wheel it was made of; replaced:
-    a wheel of the same name had other content.
+    changes: its members that differ from upstream's; upstream: the wheel it was made of.
     """
 
     pin: Pin
@@ -100,7 +100,6 @@ class Built:
     record: dict[str, Any]
     changes: Edits
     upstream: Path
-    replaced: bool
 
 
 def local_version(pin: Pin, only: str = "") -> str:
@@ -109,13 +108,13 @@ def local_version(pin: Pin, only: str = "") -> str:
 
 
 def build(
-    root: Path, pin: Pin, target: Target | Wheel, origin: str | None, out: Path, only: str = ""
+    root: Path, pin: Pin, target: Target | Wheel, origin: Path | None, out: Path, only: str = ""
 ) -> Built:
-    """Apply the queue, then repack a wheel of the pin, or the official one for a target, into the
+    """Repack a wheel of the pin, or the official one for a target, with the queue on it, into the
     folder `out`, whole or not at all.
 
-    origin, only: as for apply; a wheel or a folder of wheels (a git checkout has no wheel to
-    repack). Raises Refused where the release has no wheel for `target`, or where apply refuses.
+    origin: as for apply; only: the profile whose patches are applied, "" for every patch. Raises
+    Refused where the release has no wheel for `target`, or where a patch does not fit.
     """
     wheel = target if isinstance(target, Wheel) else next(filter(target.takes, pin.wheels), None)
     if wheel is None:
@@ -123,52 +122,34 @@ def build(
         what = f"has no wheel for {target}; its wheels are for {' '.join(sorted(built_for))}"
         step = to_type("build", f"{pin.tag} --python 3.12 --machine x86_64")
         raise Refused.of("no-wheel", pin.tag, what, step)
-    archive = source.fetch(replace(pin, wheels=(wheel,)), origin, wheel_only=True)
-    if archive.kind != "wheel":
-        step = "give a wheel or a folder of wheels, or leave --from out"
-        raise Refused.of("no-wheel", pin.tag, f"{origin} has no wheel to repack", step)
-    report = apply(root, pin, None if origin is None else str(archive.archive), only=only)
+    archive = source.fetch(replace(pin, wheels=(wheel,)), origin)
+    planned = select(load_queue(root, only), pin).plan(archive.read, archive.origin)
+    record, _, beside = patched(archive.listing(), archive.read, planned)
     with zipfile.ZipFile(archive.archive) as released:
         files = [member for member in released.infolist() if not member.is_dir()]
         members = {member.filename: released.read(member) for member in files}
-    record = report.record | {"source": archive.origin}  # apply takes this host's wheel
-    version = local_version(pin, only)
-    made = repack(members, patched_files(report.path), pin, record, only)
+    own = archive.contents() | planned.files | beside
+    own = {path.removeprefix(PREFIX): content for path, content in own.items()}
+    made, version = repack(members, own, pin, record, only), local_version(pin, only)
     name, _, tags = wheel.file.split("-", 2)
     path = out / f"{name}-{version}-{tags}"
-    before = source.file_sha256(path) if path.is_file() else ""
     atomic.write(path, _zip(made, pin.released))
     digest, changes = source.file_sha256(path), changed_members(members, made)
-    replaced, upstream = before not in ("", digest), archive.archive
-    return Built(pin, path, version, digest, wheel.file, record, changes, upstream, replaced)
-
-
-def patched_files(tree: Path) -> dict[str, bytes]:
-    """The work tree's files under their names in a wheel ("sglang/…"); what belongs to no wheel
-    (test/) is left out."""
-    names = [name for name in trees.list_folder(tree) if name.startswith("python/sglang/")]
-    names += [LAID] if (tree / LAID).is_file() else []
-    return {name.removeprefix("python/"): (tree / name).read_bytes() for name in names}
+    return Built(pin, path, version, digest, wheel.file, record, changes, archive.archive)
 
 
 def repack(
     upstream: Mapping[str, bytes],
-    patched: Mapping[str, bytes],
+    own: Mapping[str, bytes],
     pin: Pin,
     record: dict[str, Any],
     only: str = "",
 ) -> dict[str, bytes]:
-    """The members of the new wheel, RECORD last. `record`, the tree's provenance, goes into its
-    .dist-info/. only: the profile of the tree, "" for every patch.
-
-    Raises Refused where the patched files are not the tree that the record names.
-    """
-    if trees.hash_python(_listing(patched)) != record["tree"]["after"]:
-        what, step = "is not the tree that its record names", f"{pin.tag} --discard"
-        raise Refused.of("tree-mismatch", f"work/{pin.tag}", what, to_type("apply", step))
+    """The members of the new wheel, RECORD last. own: the patched tree's files, by their names in a
+    wheel; record: its provenance, for .dist-info/; only: its profile, "" for every patch."""
     public, version = str(pin.version), local_version(pin, only)
     info = f"sglang-{version}.dist-info/"
-    made = dict(patched) | {
+    made = dict(own) | {
         INFO.sub(info, name): content
         for name, content in upstream.items()
         if not name.startswith("sglang/") or not is_part_of_tree(name)

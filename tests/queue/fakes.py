@@ -191,7 +191,7 @@ class Project:
         """Make a wheel of a release, and pin it. changes: as of `newer`, without `files`."""
         name = f"sglang-{version}-py3-none-any.whl"
         wheel = write_wheel(self.wheels / name, files) if files else self.newer(version, **changes)
-        releases.add_pin(self.root, version, str(self.wheels))
+        releases.add_pin(self.root, version, self.wheels)
         return wheel
 
     def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
@@ -206,16 +206,16 @@ class Project:
     def warm(self) -> None:
         """Put every release into the cache."""
         for each in pins.load(self.root).all:
-            source.fetch(each, str(self.wheels))
+            source.fetch(each, self.wheels)
 
     def place(self) -> None:
         """Write the tree that the queue makes of every release; their wheels are in the cache, or
         come into it."""
         self.warm()
-        check.write(self.root, pins.load(self.root).all, None)
+        check.write(self.root, pins.load(self.root).all)
 
-    def apply(self, origin: object = None, **options) -> apply.Report:
-        return apply.apply(self.root, self.pin, str(origin) if origin else None, **options)
+    def apply(self, origin: Path | None = None, **options) -> apply.Report:
+        return apply.apply(self.root, self.pin, origin, **options)
 
     def unapply(self) -> apply.Report:
         return apply.unapply(self.root, self.pin)

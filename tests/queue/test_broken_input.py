@@ -87,7 +87,7 @@ SERIES = [  # the problem's name, its place, and what breaks the project
     ("no-series", "series", remove("series")),
     ("no-series", "series", series_is_a_folder),
     ("not-utf-8", "series", write("series", b"\xff\n")),
-    ("byte-order-mark", "series:1", begin_with_a_byte_order_mark),
+    ("bad-path", "series:1", begin_with_a_byte_order_mark),
     ("empty-guard", "series:2", edit("series", "  # >=9.9,<10", "")),
     ("missing-patch", "series:3", remove(CUT)),
     ("missing-patch", "series:2", link_instead_of_patch),

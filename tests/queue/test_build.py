@@ -20,7 +20,6 @@ from fakes import ROOT
 
 from patchqueue import wheels
 from patchqueue.files import tree as trees
-from patchqueue.outcome import Refused
 from patchqueue.upstream import pins, source
 
 ANY = wheels.Target("3.12", "x86_64")
@@ -42,7 +41,7 @@ def members(path) -> dict[str, bytes]:
 
 
 def test_the_wheel_holds_the_patched_tree_and_upstreams_rest(project):
-    made = make(project)
+    made, _ = make(project), project.apply()
     assert (made.path.name, made.version) == (NAME, LOCAL)
     assert made.origin == "sglang-9.9.1-py3-none-any.whl"
     found = members(made.path)
@@ -80,7 +79,7 @@ def test_the_record_names_the_wheel_that_was_repacked(project):
     file.write_text(re.sub(r"(?s)wheels = \[.*?\]", listed, file.read_text()))
     pin = pins.load(project.root).default
     for wheel in pin.wheels:
-        source.fetch(pin, str(project.wheels / wheel.file))
+        source.fetch(pin, project.wheels / wheel.file)
     target = wheels.Target("3.99", "x86_64")
     made = wheels.build(project.root, pin, target, None, project.root / "dist")
     named = json.loads(members(made.path)[f"{INFO}{wheels.PROVENANCE}"])["source"]
@@ -93,11 +92,12 @@ def test_a_release_without_a_wheel_for_the_target_is_refused(project):
     assert fakes.refused(make, project)[0] == "no-wheel"
 
 
-def test_files_that_are_not_the_recorded_tree_are_refused(project):
-    report = project.apply()
-    files = wheels.patched_files(report.path) | {"sglang/srt/runner.py": b"edited = 1\n"}
-    with pytest.raises(Refused, match="is not the tree that its record names"):
-        wheels.repack({}, files, project.pin, report.record)
+def test_a_tree_in_work_is_neither_read_nor_written(project):
+    project.apply()
+    edited = project.tree / fakes.RUNNER
+    edited.write_text("edited = 1\n")
+    made = members(make(project).path)["sglang/srt/runner.py"]
+    assert b"added_step" in made and edited.read_text() == "edited = 1\n"
 
 
 def test_a_release_without_a_generated_version_file_says_its_local_version_too(project):
@@ -107,7 +107,7 @@ def test_a_release_without_a_generated_version_file_says_its_local_version_too(p
     project.release("9.9.2", files)
     project.edit("series", "==9.9.1", ">=9.9")
     pin = pins.load(project.root).find("9.9.2")
-    made = wheels.build(project.root, pin, ANY, str(project.wheels), project.root / "dist")
+    made = wheels.build(project.root, pin, ANY, project.wheels, project.root / "dist")
     found = members(made.path)["sglang/version.py"].decode()
     assert found == f'__version__ = "9.9.2+{fakes.LABEL}"\n'
 
@@ -265,12 +265,11 @@ def test_what_is_named_is_there():
 def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
     """The members of the fake release's wheel, with these files of the package more."""
     report = project.apply()
-    files = wheels.patched_files(report.path) | extra
-    listing = {f"python/{name}": trees.sha256(content) for name, content in files.items()}
-    tree = report.record["tree"] | {"after": trees.hash_python(listing)}
+    listed = trees.list_folder(report.path)
+    files = {name.removeprefix("python/"): (report.path / name).read_bytes() for name in listed}
     upstream = {name: content.encode() for name, content in fakes.RELEASE.items()}
     upstream["sglang-9.9.1.dist-info/entry_points.txt"] = SCRIPTS.encode()
-    return wheels.repack(upstream, files, project.pin, report.record | {"tree": tree})
+    return wheels.repack(upstream, files | extra, project.pin, report.record)
 
 
 def test_a_wheel_names_it_and_its_record_is_right(project, tmp_path):

@@ -23,7 +23,6 @@ from evidence.pages import bench, status
 from patchqueue import __main__ as program
 from patchqueue.commands import cli, trees
 from patchqueue.commands.terminal import show_problems
-from patchqueue.environments import testing
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo
 from patchqueue.outcome import Problem, to_type
@@ -74,21 +73,16 @@ def test_a_machine_has_its_name_on_linux(run, named, machine):
 
 def test_apply_says_what_it_did(run):
     said = "no release is named: v9.9.1, the default in upstream/pins.toml\n"
-    subject = "Count [steps] once[/] more"  # no markup
-    run.project.edit(f"patches/{COUNT}", "Count the steps once more", subject)
     run("unapply")
     code, out, err = run("apply")
-    assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 of 2 patches" in out
+    assert code == 0 and f"tree {run.project.pin.patched}" in out and "2 patches" in out
     assert "steps/count-once-more" not in out and out.splitlines()[-1].startswith("next: ")
     assert err.startswith(said)
-    _, out, err = run("apply", TAG, "--verbose")
-    assert "steps/count-once-more" in out and "steps/name-the-cut" in out and said not in err
-    assert subject in " ".join(out.split())
     run.project.guards(">=9.9,<10", ">=9.10")
     gap = "Overlay: none\nGap: <9.10: nothing is cut there, or nobody looks\n"
     run.project.edit(f"patches/{CUT}", "Overlay: none\n", gap)
-    code, out, err = run("apply")
-    assert code == 0 and "not for v9.9.1: 1 not selected" in out and "name-the-cut" not in out, err
+    code, out, err = run("apply", TAG)
+    assert code == 0 and f"work/{TAG}: 1 patch, " in out and said not in err
     run.project.edit(f"patches/{COUNT}", " step_18 = 18", " step_18 = other")
     code, out, err = run("apply", TAG)
     assert code == 1 and out == ""
@@ -99,14 +93,13 @@ def test_apply_says_what_it_did(run):
     assert following.startswith("    next: ")
 
 
-def test_a_wheel_of_other_content_under_the_same_name_is_noted(run):
+def test_a_wheel_of_other_content_under_the_same_name_is_forced_in(run):
     """pip would keep the installed one of that version."""
-    notes = ("this clone has edits", "a wheel of the same version with other content")
-    first = run("build", TAG)[1]
-    assert not any(note in first or note in run("build", TAG)[1] for note in notes)
+    note = "this clone has edits"
+    assert note not in run("build", TAG)[1]
     run.project.write("overlay/python/sglang/srt/steps/__init__.py", "mine = 1\n")
     code, out, err = run("build", TAG)
-    assert code == 0 and all(note in out for note in notes), err
+    assert code == 0 and note in out, err
     assert "--force-reinstall" in out.splitlines()[-1]
 
 
@@ -155,7 +148,7 @@ def test_a_problem_of_several_releases_is_said_once(run):
     run.project.edit("series", "==9.9.3", ">=9.9")
     code, out, _ = run("apply", TAG, "9.9.2")
     laid = [line.partition(",")[0] for line in out.splitlines()[:-1]]
-    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 of 2 patches"]
+    assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 patches"]
 
 
 def test_a_problem_of_a_release_begins_with_its_name(capsys):
@@ -191,7 +184,7 @@ def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, 
     for state in (half, undo.State.INSTALLED):
         file.write_text(json.dumps({"state": state}))
         code, _, err = run("install", "--site-packages", tmp_path / "site")
-        words = f"`scripts/nox install --site-packages {tmp_path}/site --verify`"
+        words = f"`scripts/nox install --site-packages {tmp_path}/site`"
         assert code == 130 and (words in err) is (state is half)
 
 
@@ -324,6 +317,7 @@ def profiled(applied, tmp_path):
     """A project with the second patch in another profile, and what its commands are run on."""
     applied.edit(f"patches/{fakes.CUT}", "Probe: ", "Profile: speed\nProbe: ")
     applied.edit(f"patches/{fakes.CUT}", "Count the steps once more", "Name the cut")
+    applied.edit(f"patches/{fakes.COUNT}", "Count the steps", "Count [/] the [steps]")  # no markup
     fakes.author(tmp_path / "home")
     applied.checkout(tmp_path / "sglang")
     fakes.install(tmp_path / "site")
@@ -333,7 +327,7 @@ def profiled(applied, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("backport --onto {}/sglang b", "Count the steps once more"),
+        ("backport --onto {}/sglang b", "Count [/] the [steps] once more"),
         ("build", f"version 9.9.1+{fakes.LABEL}.fixes"),
         ("patches --out {}/all.patch", "1 patch for"),
         ("install --site-packages {}/site", "1 patch, 1 file changed"),
@@ -359,23 +353,13 @@ def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool)
     assert code == 1 and "[no-evidence]" in err
 
 
-def test_coverage_is_measured_in_place_of_a_test(applied, tool, monkeypatch):
-    applied.write("upstream/locks/9.9.1.txt", "")
-    measured = []
-    monkeypatch.setattr(testing, "measure_coverage", lambda root: measured.append(root) or 0)
-    assert tool(applied, "test", "--coverage")[0] == 0 and measured == [applied.root]
-
-
 @pytest.mark.parametrize(
     "words",
     [
         "gpu --agree --bench",
-        "test --upstream x --tool",
-        "test --coverage --tool",
         "build --release --only rl",
         "backport --onto x --report --pull-requests",
-        "install --site-packages x --discard --verify",
-        "install --site-packages x --verify --check",
+        "install --site-packages x --discard --check",
         "pin 9.9.2 --from x --lock",
         "rebase 9.9.2 --continue --abort",
     ],

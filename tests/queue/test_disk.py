@@ -87,7 +87,6 @@ def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     shutil.rmtree(project.cache / "archives")
     for name, call in (
         ("git-failed", lambda: run.own_git(tmp_path, "init")),
-        ("not-fetched", lambda: source.fetch(project.pin, "https://example.org/sglang")),
         ("not-fetched", lambda: source.fetch(project.pin, None)),
     ):
         found, text = fakes.refused(call)
@@ -216,7 +215,7 @@ def test_a_journal_that_another_user_may_read_is_not_called_broken(project, tmp_
         return read(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "read_text", denied)
-    problem = fakes.problem_of(inplace.verify, project.root, site)
+    problem = fakes.problem_of(inplace.uninstall, project.root, site)
     assert problem.name == "no-access" and "run it as root" in problem.hint
     assert "reinstall" not in problem.hint
 

@@ -23,6 +23,7 @@ from patchqueue.applying.matching import nearest
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport
 from patchqueue.install import inplace, undo
+from patchqueue.install.patched import Differing, InPlace
 from patchqueue.outcome import Outcome, Refused
 from patchqueue.queue import series
 from patchqueue.upstream import release as edits
@@ -63,6 +64,11 @@ class Kind:
     make: Callable[[Path], None]
     said: str = ""
     since: str = ""
+
+
+def differing(site: Path) -> Differing:
+    """The files of an install in place that are not as it left them, by whose they are."""
+    return InPlace(undo.read(site)).differing
 
 
 def replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -139,9 +145,9 @@ def test_each_kind_is_laid_or_refused_by_name(edited, site, kind):
     report = inplace.install(edited.root, site)
     assert report.outcome is Outcome.APPLIED
     assert len(report.before) == 1 and "added_step" in (site / PATCHED).read_text()
-    checked = inplace.verify(edited.root, site)
-    assert (checked.outcome, checked.faults, checked.others) == (Outcome.APPLIED, (), ())
-    assert checked.before == report.before
+    again = inplace.install(edited.root, site)
+    assert (again.outcome, again.others) == (Outcome.ALREADY_APPLIED, ())
+    assert again.before == report.before and differing(site) == ((), ())
     found = verified(site)
     assert found["intact"] and found["before"] == list(report.before) and not found["others"]
     inplace.uninstall(edited.root, site)
@@ -155,13 +161,14 @@ def test_the_queue_first_then_theirs(edited, site, alone, name):
     kind.make(alone)
     inplace.install(edited.root, site)
     kind.make(site)
-    checked, found = inplace.verify(edited.root, site), verified(site)
-    assert checked.faults == tuple(name for name, _ in found["faults"])
-    modules = tuple(name for name in checked.others if name.endswith(".py"))
+    faults, others = differing(site)
+    found = verified(site)
+    assert faults == tuple(name for name, _ in found["faults"])
+    modules = tuple(name for name in others if name.endswith(".py"))
     assert modules == tuple(name for name, _ in found["others"])
-    assert checked.faults or checked.others
-    assert found["intact"] is (checked.outcome is Outcome.APPLIED)
-    if checked.faults:
+    assert faults or others
+    assert found["intact"] is (not faults)
+    if faults:
         before = exactly(site)
         assert refused(inplace.uninstall, edited.root, site)[0] == "edited-install"
         assert exactly(site) == before
@@ -172,7 +179,7 @@ def test_the_queue_first_then_theirs(edited, site, alone, name):
         assert kind.since, refusal
         assert "remove that edit, run the same command again" in str(refusal)
         return
-    assert done.others == checked.others
+    assert done.others == others
     assert trees.list_package(site) == trees.list_package(alone)
 
 
@@ -209,7 +216,7 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, tool):
     assert code == 0
     assert "steps/count-once-more: these files have that change already" in out
     assert (site / PATCHED).read_text().count("added_step") == 1
-    assert inplace.verify(edited.root, site).outcome is Outcome.APPLIED
+    assert inplace.install(edited.root, site).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(edited.root, site)
     assert exactly(site) == before
 
@@ -244,8 +251,8 @@ def test_killed_at_every_step(edited, site, verb):
             inplace.install(edited.root, site)
         if not killed_at(number, site, lambda: getattr(inplace, verb)(edited.root, site)):
             break
-        report = inplace.verify(edited.root, site)
-        assert report.outcome in (Outcome.APPLIED, Outcome.EMPTY) and len(report.before) == 2
+        report = inplace.install(edited.root, site)
+        assert len(report.before) == 2
         inplace.uninstall(edited.root, site)
         assert exactly(site) == pristine, f"step {number}"
         number += 7
@@ -261,7 +268,8 @@ def test_killed_while_later_edits_are_taken_over(edited, alone, tmp_path):
         inplace.install(edited.root, here)
         KINDS["behind our hunks"].make(here)
         done = not killed_at(number, here, lambda: inplace.uninstall(edited.root, here))
-        assert inplace.verify(edited.root, here).faults == ()
+        if undo.state_of(here) == undo.State.INSTALLED:
+            assert differing(here).ours == ()
         inplace.uninstall(edited.root, here)
         assert trees.list_package(here) == trees.list_package(alone), f"step {number}"
         assert not (here / undo.FOLDER).exists()
@@ -300,11 +308,8 @@ def test_a_branch_begins_at_a_fork(edited, checkout, name):
     fakes.git(checkout, "switch", "-q", "graphs")
     found = verified(checkout / "python")
     assert found["intact"] and not found["others"] and len(found["before"]) == 1
-    checked = inplace.verify(edited.root, checkout / "python")
-    assert (checked.outcome, checked.others) == (Outcome.APPLIED, ())
-    assert checked.before == tuple(found["before"])
     again = inplace.install(edited.root, checkout / "python")
-    assert again.notes == ("it was patched by git",)
+    assert again.notes == ("it was patched by git",) and again.before == tuple(found["before"])
     assert again.record["tree"]["after"] == trees.hash_python(trees.list_folder(checkout))
     assert refused(inplace.uninstall, edited.root, checkout / "python")[0] == "patched-by-git"
 
@@ -405,9 +410,9 @@ def test_edits_are_of_others_by_both_readers(edited, site):
     replaced(PATCHED, "added_step = 20\n", "added_step = 21\n")(site)
     KINDS["a file that we do not touch"].make(site)
     (site / OWN / "mine.py").write_text("")
-    checked, found = inplace.verify(edited.root, site), verified(site)
-    assert checked.faults == (f"{OWN}mine.py", PATCHED)
-    assert [name for name, _ in found["faults"]] == list(checked.faults)
+    checked, found = differing(site), verified(site)
+    assert checked.ours == (f"{OWN}mine.py", PATCHED)
+    assert [name for name, _ in found["faults"]] == list(checked.ours)
     assert [name for name, _ in found["others"]] == list(checked.others) == [PAGE]
     assert f"  changed  {PATCHED}" in found["said"] and f"  changed  {PAGE}" in found["said"]
 
@@ -440,7 +445,7 @@ def test_any_name_of_a_file_can_be_taken_back(edited, site):
     before = exactly(site)
     words, there = ["--root", edited.root], ["--site-packages", site]
     assert list(inplace.install(edited.root, site).before) == names
-    assert "every change of the queue in place" in printed(*words, "install", *there, "--verify")
+    assert "already applied" in printed(*words, "install", *there)
     found = verified(site)
     assert found["intact"] and not found["others"] and found["before"] == names
     listed = (site / trees.LISTING.removeprefix("python/")).read_bytes()
@@ -457,7 +462,6 @@ def test_a_fork_may_have_any_name(edited, checkout):
     branch(edited, checkout)
     fakes.git(checkout, "switch", "-q", "graphs")
     assert verified(checkout / "python")["intact"]
-    assert inplace.verify(edited.root, checkout / "python").outcome is Outcome.APPLIED
 
 
 def test_a_listing_is_what_sha256sum_prints_of_any_name(tmp_path):
@@ -544,7 +548,6 @@ def test_all_but_two_patches_apply_and_every_edit_comes_back(release_with, tool,
     theirs = sum(content.count(b"# slime ") for (content, *_), *_ in map(before.get, names))
     kept = sum((site / name).read_bytes().count(b"# slime ") for name in names)
     assert kept == theirs > 500
-    assert inplace.verify(ROOT, site).outcome is Outcome.APPLIED
     assert inplace.install(ROOT, site, without=LEFT_OUT).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before
@@ -562,6 +565,6 @@ def test_the_edits_of_other_frameworks_stay(name, release_with):
         assert f"`scripts/nox install --without {' --without '.join(left_out)}`" in page
     report = inplace.install(ROOT, site, without=left_out)
     assert set(report.before) == {f"sglang/srt/{file}" for file in hunks}
-    assert inplace.verify(ROOT, site).outcome is Outcome.APPLIED
+    assert inplace.install(ROOT, site, without=left_out).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(ROOT, site)
     assert exactly(site) == before

@@ -32,6 +32,7 @@ from patchqueue.commands.install import launch_advice, launch_argument, launch_e
 from patchqueue.files import tree as trees
 from patchqueue.files.atomic import locked
 from patchqueue.install import inplace, installed, undo
+from patchqueue.install.patched import InPlace
 from patchqueue.outcome import Outcome
 
 INFO = f"sglang-{fakes.VERSION}.dist-info"
@@ -49,7 +50,7 @@ def site(project, tmp_path) -> Path:
 @pytest.fixture
 def do(project, site):
     """The verbs, by name, on that site."""
-    verbs = ("install", "uninstall", "verify")
+    verbs = ("install", "uninstall")
     return {verb: partial(getattr(inplace, verb), project.root, site) for verb in verbs}
 
 
@@ -92,21 +93,20 @@ def test_install_makes_the_bytes_of_the_work_tree_and_uninstall_gives_all_back(p
     assert stat.S_IMODE(status.st_mode) == 0o640
     assert status.st_mtime_ns != 1_600_000_000_123_456_789
     before = exactly(site)
-    assert do["install"]().outcome is Outcome.ALREADY_APPLIED
-    assert do["verify"]().outcome is Outcome.APPLIED and exactly(site) == before
-    report = do["uninstall"]()
-    assert report.outcome is Outcome.APPLIED and report.faults == ()
+    assert do["install"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == before
+    assert do["uninstall"]().outcome is Outcome.APPLIED
     assert exactly(site) == pristine
     assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED and exactly(site) == pristine
 
 
-def test_a_profile_is_installed_verified_widened_and_removed(project, site, do):
+def test_a_profile_is_installed_widened_and_removed(project, site, do):
     project.edit("patches/steps/name-the-cut.patch", "Probe: ", "Profile: speed\nProbe: ")
     before, whole = exactly(site), project.apply()
     report = do["install"](only="fixes")
     assert (report.outcome, report.changed, report.added) == (Outcome.APPLIED, 1, 1)
-    assert trees.list_package(site) == trees.list_folder(project.apply(only="fixes").path)
-    assert do["verify"]().outcome is Outcome.APPLIED
+    assert trees.hash_python(trees.list_package(site)) == report.record["tree"]["after"]
+    assert (site / PATCHED).read_bytes() == (whole.path / RUNNER).read_bytes()
+    assert (site / "sglang/srt/cut.py").read_text() == fakes.RELEASE["sglang/srt/cut.py"]
     assert do["install"](only="fixes").outcome is Outcome.ALREADY_APPLIED
     assert do["install"]().record["tree"] == whole.record["tree"]
     do["uninstall"]()
@@ -330,7 +330,7 @@ def test_refused_and_nothing_is_written(site, do, make, name):
 def test_wrong_folders(project, site, tmp_path, named, name):
     (tmp_path / "venv/lib/python3.12/site-packages/sglang").mkdir(parents=True)
     (tmp_path / "checkout/python/sglang").mkdir(parents=True)
-    for verb in (inplace.install, inplace.verify):
+    for verb in (inplace.install, inplace.uninstall):
         assert refused(verb, project.root, tmp_path / named)[0] == name
 
 
@@ -456,7 +456,7 @@ def test_a_journal_reaches_no_file_outside_of_its_folder(site, do, kind):
     (victim / "secret").write_text("secret\n")
     HOSTILE[kind](site)
     before = exactly(victim), exactly(site)
-    for verb in ("install", "uninstall", "verify"):
+    for verb in ("install", "uninstall"):
         assert refused(do[verb])[0] == "bad-journal"
         assert (exactly(victim), exactly(site)) == before
 
@@ -475,24 +475,6 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
     found = exactly(secret.parent)
     do["uninstall"]()
     assert exactly(secret.parent) == found and exactly(site) == before
-
-
-@pytest.mark.parametrize("state", ["installing", "installed", "removing"])
-def test_a_journal_of_an_earlier_tool_is_read(site, do, state):
-    """It had the notes in the record."""
-    before = exactly(site)
-    do["install"]()
-
-    def earlier(written: dict) -> None:
-        written["record"]["notes"] = written.pop("notes")
-        written["state"] = state
-
-    rewritten(site, earlier)
-    expected = Outcome.EMPTY if state == "removing" else Outcome.APPLIED
-    assert do["verify"]().outcome is expected
-    do["install"]()
-    do["uninstall"]()
-    assert exactly(site) == before
 
 
 @pytest.mark.parametrize(
@@ -622,7 +604,7 @@ def test_another_queue_is_taken_off_first(project, site, do, said):
 def wheel_site(project, tmp_path) -> Path:
     """The patched wheel, installed: its overlay has the module that says what it is."""
     name = "overlay/python/sglang/srt/prefill_graph/report/provenance.py"
-    project.write(name, '"""Where it is from."""\n')
+    project.write(name, (ROOT / name).read_bytes())
     both = "sglang/srt/steps/, python/sglang/srt/prefill_graph/"
     project.edit("patches/steps/count-once-more.patch", "sglang/srt/steps/", both)
     target = wheels.Target("3.12", "x86_64")
@@ -643,29 +625,22 @@ def test_the_patched_wheel_is_known(project, wheel_site):
     assert exactly(wheel_site) == before
 
 
-def test_the_patched_wheel_is_verified(project, wheel_site, tool):
+def test_the_patched_wheel_is_verified(project, wheel_site):
     assert (wheel_site / trees.LISTING.removeprefix("python/")).is_file()
 
     def verify():
-        report = inplace.verify(project.root, wheel_site)
-        return report.outcome, report.faults, report.others
+        found = verified(wheel_site)
+        return found["intact"], *([name for name, _ in found[who]] for who in ("faults", "others"))
 
-    assert verify() == (Outcome.APPLIED, (), ())
-    others = ("sglang/srt/mine.py", "sglang/srt/page.py")
+    assert verify() == (True, [], [])
+    others = ["sglang/srt/mine.py", "sglang/srt/page.py"]
     for name in others:
         edit(name)(wheel_site)
-    assert verify() == (Outcome.APPLIED, (), others)
+    assert verify() == (True, [], others)
     # what a start script compares is what the server says of itself
-    code, out, _ = tool(project, "install", "--verify", "--site-packages", wheel_site)
-    assert code == 0 and f"tree {project.apply().record['tree']['after']}" in out
+    assert verified(wheel_site)["tree"] == project.apply().record["tree"]["after"]
     edit(STEPS)(wheel_site)
-    assert verify()[1] == (STEPS,)
-    record = f"sglang-9.9.1+{fakes.LABEL}.dist-info/RECORD"
-    (wheel_site / record).unlink()
-    assert verify()[1] == (STEPS,), "the tree has a listing of its own"
-    listing = trees.LISTING.removeprefix("python/")
-    (wheel_site / listing).unlink()
-    assert verify()[1] == (listing,)
+    assert verify() == (False, [STEPS], others)
 
 
 def put_over(site: Path, version: str = fakes.VERSION) -> dict[str, bytes]:
@@ -676,14 +651,15 @@ def put_over(site: Path, version: str = fakes.VERSION) -> dict[str, bytes]:
     return contents(site / "sglang")
 
 
-@pytest.mark.parametrize("verb", ["install", "uninstall", "verify"])
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, said):
     do["install"]()
     before = put_over(site)
     report = do[verb](**(DISCARDING if verb == "uninstall" else {}))
     assert any("has been replaced since" in text for text in said)
     if verb == "install":
-        assert report.outcome is Outcome.APPLIED and do["verify"]().outcome is Outcome.APPLIED
+        assert report.outcome is Outcome.APPLIED
+        assert do["install"]().outcome is Outcome.ALREADY_APPLIED
         return
     assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
     # over a killed install: the journal says how it was, and that is another release
@@ -691,7 +667,7 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, s
         assert in_child(do["install"]) == -signal.SIGKILL
     project.release("9.9.2")
     before = put_over(site, "9.9.2")
-    assert do["verify"]().outcome is Outcome.EMPTY
+    assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED
     assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
 
 
@@ -707,7 +683,7 @@ def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(
     before = exactly(site)
     inplace.install(project.root, site)
     assert (site / table).read_text() == "[2]\n"
-    assert inplace.verify(project.root, site).outcome is Outcome.APPLIED
+    assert inplace.install(project.root, site).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(project.root, site)
     assert exactly(site) == before
 
@@ -723,7 +699,7 @@ def test_a_checkout_that_is_installed_editable(project, tmp_path):
     assert inplace.install(project.root, folder).outcome is Outcome.APPLIED
     assert "added_step" in (folder / PATCHED).read_text()
     assert fakes.git(checkout, "status", "--porcelain", "--", RUNNER).startswith(" M")
-    assert inplace.verify(project.root, folder).outcome is Outcome.APPLIED
+    assert inplace.install(project.root, folder).outcome is Outcome.ALREADY_APPLIED
     inplace.uninstall(project.root, folder)
     assert exactly(folder) == before
 
@@ -783,7 +759,7 @@ def states(site, do) -> tuple[dict, dict, dict]:
     return pristine, before, after
 
 
-@pytest.mark.parametrize("then", ["install", "uninstall", "verify"])
+@pytest.mark.parametrize("then", ["install", "uninstall"])
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     """The next call, whichever it is, makes good what a kill has left; and no file is ever torn."""
@@ -807,8 +783,6 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
         do[then]()
         if then == "install":
             assert own_files(site) == after
-        elif then == "verify":
-            assert own_files(site) in (before, after)
         do["uninstall"]()
         assert exactly(site) == pristine, f"step {number}"
         number += 1
@@ -835,22 +809,18 @@ def test_a_damaged_new_file_is_not_put_in_place(site, do, underway):
     (site / undo.FOLDER / "after" / PATCHED).write_text("damaged\n")
     assert refused(do["install"])[0] == "bad-journal"
     do["uninstall"]()
-    assert do["verify"]().outcome is Outcome.EMPTY and not (site / undo.FOLDER).exists()
+    assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED
+    assert not (site / undo.FOLDER).exists()
 
 
-@pytest.mark.parametrize(
-    ("verb", "outcome"), [("install", Outcome.APPLIED), ("uninstall", Outcome.EMPTY)]
-)
-def test_an_edit_before_the_recovery_is_kept_unless_it_is_discarded(
-    site, do, underway, verb, outcome
-):
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_an_edit_before_the_recovery_is_kept_unless_it_is_discarded(site, do, underway, verb):
     (site / PATCHED).write_text("edited\n")
     name, text = refused(do["install"])
     assert name == "edited-install" and "--discard" in text
     assert (site / PATCHED).read_text() == "edited\n"
     do[verb](discard=True)
-    report = do["verify"]()
-    assert (report.outcome, report.faults) == (outcome, ())
+    assert do[verb]().outcome is Outcome.ALREADY_APPLIED
 
 
 def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
@@ -924,7 +894,7 @@ def test_killed_at_random_moments(site, do, states, verb):
         assert all(
             content in (before.get(name), after.get(name)) for name, content in found.items()
         )
-        do["verify"]()
+        do["install" if number % 2 else "uninstall"]()
         assert own_files(site) in (before, after)
     do["uninstall"]()
     assert exactly(site) == pristine
@@ -965,7 +935,7 @@ def test_a_real_release(unpacked_release):
     assert rows[listed] == wheels.record_row(listed, (site / listed).read_bytes())
     text = (site / listed).read_bytes()
     (site / listed).write_text("edited = 1\n")
-    assert inplace.verify(ROOT, site).faults == (listed,)
+    assert InPlace(undo.read(site)).differing.ours == (listed,)
     (site / listed).write_bytes(text)
     inplace.uninstall(ROOT, site)
     assert trees.hash_python(trees.list_package(site)) == pin.tree and exactly(site) == before
@@ -1053,11 +1023,11 @@ def test_the_command_line(site, command):
     code, said = command("install")
     assert code == 0 and "next: start the server: the graph is on" in said
     assert command("install")[1].startswith("already applied")
-    assert command("install", "--verify")[0] == 0
     edit(STEPS)(site)
     edit("sglang/srt/page.py")(site)
-    code, said = command("install", "--verify")
-    assert code == 1 and "--discard`" in said.splitlines()[-1] and f"  {STEPS}\n" in said
+    code, said = command("install")
+    assert code == 1 and "[edited-install]" in said
+    assert "--discard`" in said.splitlines()[-1] and STEPS in said
     code, said = command("uninstall")
     assert code == 1 and "[edited-install]" in said
     code, said = command("uninstall", "--discard")
@@ -1065,6 +1035,5 @@ def test_the_command_line(site, command):
     assert installed.find(site).version == "9.9.1"
     edit("sglang/srt/page.py", fakes.RELEASE["sglang/srt/page.py"])(site)
     again = f"next: `scripts/nox install --site-packages {site}` patches it"
-    for code, words in ((1, ("install", "--verify")), (0, ("uninstall",))):
-        found, said = command(*words)
-        assert (found, said.splitlines()[-1]) == (code, again)
+    code, said = command("uninstall")
+    assert (code, said.splitlines()[-1]) == (0, again)

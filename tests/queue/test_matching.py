@@ -287,7 +287,7 @@ def every(project: fakes.Project) -> pins.Pins:
 
 
 def test_one_text_serves_two_releases(two):
-    assert check(two.root, every(two).all, None).all_problems == ()
+    assert check(two.root, every(two).all).all_problems == ()
     for tag, line, lead in (("v9.9.1", 18, "step_18 = 18"), (f"v{SHORT}", 8, "step_18 = None")):
         # which holds quilt's tree against the replay's, byte for byte
         apply(two.root, every(two).find(tag), None)
@@ -323,11 +323,11 @@ def test_refresh_with_nothing_edited_changes_no_file(two, tag):
 )
 def test_a_tree_that_changes_unseen_is_seen_at_the_next_check(two, edit, tags):
     two.edit(*edit)
-    problems = check(two.root, every(two).all, None).all_problems
+    problems = check(two.root, every(two).all).all_problems
     wanted = [("tree mismatch", f"upstream/pins.toml: {tag}") for tag in tags]
     assert [(problem.name, problem.where) for problem in problems] == wanted
     two.place()
-    assert check(two.root, every(two).all, None).all_problems == ()
+    assert check(two.root, every(two).all).all_problems == ()
 
 
 @pytest.mark.parametrize("shift", [-3, 5], ids=["earlier", "later"])
@@ -337,7 +337,7 @@ def test_the_lines_that_a_patch_file_names_are_not_read(two, shift):
     start = int(line.split()[1].split(",")[0][1:])
     other = line.replace(f"{start},", f"{start + shift},")
     two.edit(f"patches/{COUNT}", line, other)
-    assert check(two.root, every(two).all, None).all_problems == ()
+    assert check(two.root, every(two).all).all_problems == ()
     assert refresh(two.root, every(two), two.pin, False)[0] == []
     assert "@@ -18,6 +18,7 @@" in (two.tree / "patches" / COUNT).read_text(), "quilt has its lines"
 

@@ -107,7 +107,7 @@ def test_many_at_once_are_all_kept(project):
     for name in names:
         project.newer(name)
     fork = multiprocessing.get_context("fork").Process
-    more = str(project.wheels)
+    more = project.wheels
     children = [fork(target=release.add_pin, args=(project.root, name, more)) for name in names]
     for child in children:
         child.start()
@@ -137,7 +137,7 @@ def platform_wheels(project, second: dict[str, str]) -> None:
 
 def test_add_takes_wheels_that_differ_in_compiled_parts_only(project):
     platform_wheels(project, {"sglang/srt/kernels.so": "another"})
-    assert len(release.add_pin(project.root, "9.9.2", str(project.wheels)).wheels) == 2
+    assert len(release.add_pin(project.root, "9.9.2", project.wheels).wheels) == 2
 
 
 def wheel(content, name: str = "sglang-9.9.2-py3-none-any.whl"):
@@ -185,5 +185,5 @@ def nothing(project):
 def test_add_refuses_and_leaves_pins_as_they_are(project, version, change, name):
     change(project)
     before = fakes.snapshot(project.root)
-    assert refused(release.add_pin, project.root, version, str(project.wheels))[0] == name
+    assert refused(release.add_pin, project.root, version, project.wheels)[0] == name
     assert fakes.snapshot(project.root) == before

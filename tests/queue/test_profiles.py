@@ -46,7 +46,8 @@ def problems(own: list[str], others: list[str], files: Files, released: Files) -
     lines = [*own, *(text.decode() for path, text in files.items() if path not in released)]
     brought = defined(others) - defined(lines)
     known = re.findall(r"\w+", " ".join([*files, *map(bytes.decode, released.values())]))
-    lacking = brought.intersection(re.findall(r"[.( ](\w+)", "\n".join(lines))) - {*known}
+    asked = re.sub(r"import_module\([^)]*\)\.\w+", "", "\n".join(lines))  # of a release's module
+    lacking = brought.intersection(re.findall(r"[.( ](\w+)", asked)) - {*known}
     new = (undefined(text) - undefined(released.get(path, b"")) for path, text in files.items())
     return lacking.union(*new)
 

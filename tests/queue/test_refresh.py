@@ -71,14 +71,15 @@ def test_add_takes_it_into_the_top_patch(applied):
     assert (applied.tree / VERSION).read_text() == '__version__ = "9.9.2"\n'
 
 
-def test_a_popped_patch_that_fits_no_more_is_refused_and_named(applied):
+def test_popped_patches_are_named_and_pushed_first(applied):
     fakes.quilt(applied.tree, "pop")
     edit(applied.tree / RUNNER, "added_step = 20", "added_step = 22")
-    edit(applied.tree / CUT, " four = 4", " four = 5")
     problem = fakes.problem_of(run, applied)
-    cut = "python/sglang/srt/cut.py"
-    assert problem.where == f"{CUT} on work/{TAG}: {cut}: hunk 1" and problem.name == "conflict"
+    assert (problem.name, problem.where) == ("popped-tree", f"work/{TAG}")
+    assert fakes.CUT in problem.what and f"`scripts/nox quilt {TAG} push -a`" in problem.hint
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
+    fakes.quilt(applied.tree, "push")
+    assert COUNT in paths(run(applied)[0])
 
 
 def without(project, name: str) -> None:
@@ -111,8 +112,7 @@ def test_a_dropped_patch_takes_its_overlay_along(applied):
     assert not (applied.tree / STEPS).exists()
 
 
-def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
-    fakes.quilt(applied.tree, "pop")
+def test_a_renamed_patch_is_the_same_patch(applied):
     (applied.root / CUT).rename(applied.root / "patches/steps/name-a-cut.patch")
     applied.edit("series", fakes.CUT, "steps/name-a-cut.patch")
     assert run(applied)[0] == []
@@ -121,7 +121,6 @@ def test_a_renamed_patch_that_is_popped_is_the_same_patch(applied):
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
     file = new(applied.root, applied.pin, "steps/say-version")
-    fakes.quilt(applied.tree, "pop")
     file.write_text(fakes.header())
     assert run(applied)[0] == []
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
@@ -225,6 +224,7 @@ def test_new_below_popped_patches_goes_there_in_the_series(applied):
     with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
         new(applied.root, applied.pin, "steps/in-between")
     edit(applied.tree / VERSION, "9.9.1", "9.9.3")
+    fakes.quilt(applied.tree, "push")
     run(applied)
     _, *entries = (applied.root / "series").read_text().splitlines()
     names = [entry.split()[0] for entry in entries]
@@ -269,7 +269,7 @@ def test_an_edit_near_which_another_release_differs_keeps_the_context_that_they_
     lines = "".join(f" step_{n} = {n}\n" for n in range(30, 35))
     shared = "@@ -30,5 +31,6 @@\n" + lines.replace("= 31\n", "= 31\n+late = 1\n")
     assert (applied.root / COUNT).read_text().endswith(shared)
-    assert check(applied.root, all_pins.all, None).all_problems == ()
+    assert check(applied.root, all_pins.all).all_problems == ()
     apply(applied.root, all_pins.find("v9.9.3"), None)
     quilts = (applied.root / "work/v9.9.3" / COUNT).read_text()
     assert "@@ -30,6 +31,7 @@\n step_29 = None\n" in quilts, "three lines of the release's own"
@@ -283,7 +283,7 @@ def test_an_overlay_edit_needs_no_release_that_is_not_at_hand(applied, said):
     (applied.tree / STEPS).write_text('"""Steps of our own, more of them."""\n')
     assert paths(run(applied)[0]) == [f"overlay/{STEPS}", TREES]
     assert "v9.9.3 is not in the cache, and its tree stays as it was pinned" in said[-1]
-    problems = check(applied.root, all_pins.all, None).all_problems
+    problems = check(applied.root, all_pins.all).all_problems
     assert [problem.name for problem in problems] == ["tree mismatch"]
 
 
@@ -310,7 +310,7 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         shutil.rmtree(applied.root)
         shutil.copytree(kept, applied.root, symlinks=True)
         fakes.kill_at(number, lambda: run(applied))
-        problems = check(applied.root, all_pins.all, None).all_problems
+        problems = check(applied.root, all_pins.all).all_problems
         after = texts()
         assert problems == () and (after == before) is (number == 1), (
             f"rename {number}: the next command finds a whole queue, the old one or the new one"
@@ -321,7 +321,7 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         assert (applied.root / "patches" / variant).is_file()
         entries = f"{fakes.COUNT}  # >=9.9,<10,!=9.9.1.*\n{variant} # ==9.9.1.*\n"
         assert entries in (applied.root / "series").read_text()
-        assert check(applied.root, all_pins.all, None).all_problems == ()
+        assert check(applied.root, all_pins.all).all_problems == ()
 
 
 def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):

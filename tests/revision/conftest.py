@@ -1,7 +1,7 @@
 """Tests of one patched release, on a host without a GPU: `nox -s test` runs them in the release's
 own environment.
 
-    @pytest.mark.revision(">=0.5.11,<0.5.13")      the releases a test is for; on others it is deselected, and listed
+    @pytest.mark.revision(">=0.5.11,<0.5.13")      the releases a test is for; on others it is skipped, and listed
     def test_layers(build_model):
         model = build_model("nemotron_h")           the real class on the meta device; see host/models.py
 
@@ -24,8 +24,6 @@ from host import interpreted, late, logged, standin_packages
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-_NOT_FOR = pytest.StashKey[dict]()
-
 
 def _tree():
     return Path(os.environ["PATCHQUEUE_TREE"]).resolve()
@@ -39,7 +37,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series"
     )
-    config.stash[_NOT_FOR] = {}
+    config.option.reportchars += "s"  # list what is for other releases
     missing = [
         name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)
     ]
@@ -73,14 +71,13 @@ def _is_for(item, version):
     return True
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     version = Version(os.environ["PATCHQUEUE_REVISION"])
-    keep = [item for item in items if _is_for(item, version)]
-    dropped = [item for item in items if item not in set(keep)]
-    if dropped:
-        config.stash[_NOT_FOR] = _counted(dropped)
-        config.hook.pytest_deselected(items=dropped)
-    items[:] = sorted(keep, key=_is_quick)
+    for item in items:
+        if not _is_for(item, version):
+            wanted = " and ".join(",".join(mark.args) for mark in item.iter_markers("revision"))
+            item.add_marker(pytest.mark.skip(reason=f"for {wanted}, not for {version}"))
+    items.sort(key=_is_quick)
 
 
 @functools.lru_cache
@@ -93,39 +90,6 @@ def _is_quick(item):
     """Kernels are interpreted for most of a minute in some files: spread over processes, these must
     not come last."""
     return not _starts_interpreter(item.path)
-
-
-def _counted(dropped):
-    """How many tests of each file are for which other releases."""
-    counts = {}
-    for item in dropped:
-        wanted = " and ".join(",".join(mark.args) for mark in item.iter_markers("revision"))
-        key = (item.nodeid.split("::")[0], wanted)
-        counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
-def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # one of several processes; each collects all tests
-        counts = session.config.stash[_NOT_FOR]
-        session.config.workeroutput["not for"] = [[*key, count] for key, count in counts.items()]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node, error):
-    told = getattr(node, "workeroutput", {}).get("not for", [])  # the same from each
-    node.config.stash[_NOT_FOR].update({(file, wanted): count for file, wanted, count in told})
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    counts = config.stash[_NOT_FOR]
-    if not counts:
-        return
-    terminalreporter.section(
-        f"not for {os.environ['PATCHQUEUE_REVISION']}: {sum(counts.values())} tests", sep="-"
-    )
-    for (file, wanted), count in sorted(counts.items()):
-        terminalreporter.write_line(f"{file}: {count} for {wanted}")
 
 
 @pytest.fixture(scope="session")

@@ -206,15 +206,18 @@ TRACED = {  # what the release keeps from its graph because torch.compile cannot
     "deterministic": {"enable_deterministic_inference": True},
     "GGUF by format": {"load_format": "gguf"},
     "GGUF by quantization": {"quantization": "gguf"},
+    "GGUF by file": {"model_path": "weights.gguf"},
     "the prefilling server of a pair": {"disaggregation_mode": "prefill"},
 }
 
 
 @OPT_OUT
 @pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
-def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes):
+def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes, tmp_path, monkeypatch):
     """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all
     the others."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.gguf").write_bytes(b"GGUF" + bytes(60))
     args = arguments(**changes)
     assert not args.disable_piecewise_cuda_graph and all(
         getattr(args, name) == value for name, value in changes.items()
@@ -233,16 +236,6 @@ def test_the_rule_about_multimodal_models_does_not_see_qwen3_5(model, asked):
     words = dict(architecture=f"{model}ForConditionalGeneration", is_multimodal=True)
     captured = asked and model != "Qwen3VL"
     assert arguments(asked, **words).disable_piecewise_cuda_graph is not captured
-
-
-@OPT_OUT
-def test_a_gguf_file_does_not_turn_the_graph_off(tmp_path):
-    file = tmp_path / "weights.gguf"
-    file.write_bytes(b"GGUF" + bytes(60))
-    breakable_arguments.check_breakable(arguments(model_path=str(file)))
-    assert arguments(
-        enable_breakable_cuda_graph=False, model_path=str(file)
-    ).disable_piecewise_cuda_graph
 
 
 @OPT_OUT

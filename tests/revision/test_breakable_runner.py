@@ -12,7 +12,6 @@ from host.served import published
 
 with late.modules():
     from sglang.srt.compilation import piecewise_context_manager
-    from sglang.srt.managers import schedule_batch
     from sglang.srt.model_executor import forward_batch_info, forward_context
     from sglang.srt.models import llama
     from sglang.srt.prefill_graph.breakable import runner as breakable
@@ -23,36 +22,6 @@ pytestmark = pytest.mark.revision(">=0.5.9,<0.5.14")
 
 # whose layers ask the forward's context for the attention backend
 HYBRID = pytest.mark.revision(">=0.5.13")
-KINDS = [
-    "llama",
-    "qwen3_vl",
-    "qwen3_vl, axes apart",
-    "falcon_h1",
-    pytest.param("nemotron_h", marks=HYBRID),
-    pytest.param("qwen3_5", marks=HYBRID),
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_number_of_requests_gets_eager_prefills_logits(captured, kind):
-    """A multimodal model embeds the tokens, and hands its layers no ids: the replay fell back to
-    eager prefill. Layers with states break, and get the rows of the batch at hand, or the batch
-    itself, which says which states the prefix cache keeps."""
-    server, sizes = captured(kind), []
-    for size, one in server.graph.graphs.items():
-        one.replay = lambda size=size, replay=one.replay: sizes.append(size) or replay()
-    for lengths in captures.BATCHES:
-        wanted, batch = server.eager(batch_for(kind, lengths)), batch_for(kind, lengths)
-        server.seen.clear()
-        found, rows = server.replayed(batch), sum(lengths)
-        assert found.shape[0] == len(lengths)
-        assert_alike(found, wanted)
-        assert sizes.pop() == min(size for size in captures.SIZES if size >= rows) and not sizes
-        if kind == "falcon_h1":
-            assert [(call.layer_id, call.rows) for call in server.seen] == [(0, rows), (1, rows)]
-            assert all(call.batch in (None, batch) for call in server.seen)
-        elif kind in ("nemotron_h", "qwen3_5"):
-            assert server.seen and all(given is batch for given in server.seen)
 
 
 def test_every_size_stays_right_after_every_other(captured):
@@ -305,16 +274,6 @@ def test_padding_of_a_multimodal_model_is_zero(captured):
     server.replayed(batch_for("qwen3_vl", [6, 3]))
     assert server.graph.inputs["positions"][:, 9:16].eq(0).all()
     assert server.graph.inputs["out_cache_loc"][9:16].eq(0).all()
-
-
-def test_batches_with_images_run_eagerly(captured):
-    server = captured("qwen3_vl")
-    image = schedule_batch.MultimodalInputs(
-        mm_items=[schedule_batch.MultimodalDataItem(modality=schedule_batch.Modality.IMAGE)]
-    )
-    assert server.graph.why_not(batch_of([4], mm_inputs=[image])) == "the batch has images"
-    assert server.graph.why_not(batch_of([4, 2], mm_inputs=[None, image])) == "the batch has images"
-    assert server.graph.can_run(batch_of([4, 2], mm_inputs=[None, None]))
 
 
 @HYBRID

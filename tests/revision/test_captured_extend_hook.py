@@ -48,13 +48,7 @@ def linear(runner):
 
 
 def batch_of(lengths, prefixes):
-    return graph.prefill_batch(
-        sum(lengths),
-        batch_size=len(lengths),
-        req_pool_indices=torch.arange(len(lengths)),
-        extend_seq_lens_cpu=lengths,
-        extend_prefix_lens_cpu=prefixes,
-    )
+    return graph.batch_of(lengths, prefixes, req_pool_indices=torch.arange(len(lengths)))
 
 
 def hybrid(backend, monkeypatch):
@@ -102,8 +96,6 @@ def test_states_for_the_prefix_cache_are_left_in_the_graph(runner, monkeypatch):
     made = both.init_forward_metadata_for_breakable_cuda_graph_capture(batch_of([512], [0]))
     assert not made.plan.track_rows.any()
     asked = batch_of([200, 9, 128], [0, 5, 128])
-    asked.extend_seq_lens = torch.tensor([200, 9, 128])
-    asked.extend_prefix_lens = torch.tensor([0, 5, 128])
     asked.mamba_track_mask = torch.tensor([True, False, True])
     asked.mamba_track_seqlens = torch.tensor([200, -1, 256])
     asked.mamba_track_indices = torch.tensor([20, 21, 22])
@@ -177,33 +169,11 @@ REFUSED = {  # what of the server is changed, and why Mamba2 layers break then
         lambda runner, _: setattr(runner.server_args, "enable_unified_cache_external_linker", True),
         "the hierarchical cache brings states layer by layer",
     ),
-    "tiles": (
-        lambda _, patch: patch.setattr(mamba2, "why_not", lambda *_: "no tiles"),
-        "layer 0: no tiles",
-    ),
     "another": (
         lambda runner, _: setattr(
             runner.model, "another", type("MambaMixer2", (torch.nn.Module,), {})()
         ),
         "it has layers that do not ask",
-    ),
-}
-REFUSED_NETS = {
-    "another kernel": (
-        lambda made: setattr(
-            made.kernel_dispatcher, "extend_kernel", type("FlashInferGDNKernel", (), {})()
-        ),
-        "prefills run in a FlashInferGDNKernel; --linear-attn-prefill-backend triton captures them",
-    ),
-    "items": (
-        lambda made: setattr(made, "enable_mis", True),
-        "--enable-mis cuts prompts into items",
-    ),
-    "strides": (
-        lambda made: setattr(
-            made.req_to_token_pool.kept, "temporal", torch.zeros(3, 4, 32, 16)[:, :, ::2]
-        ),
-        "layer 0: its states are not in one piece",
     ),
 }
 
@@ -217,19 +187,18 @@ def assert_breaks(backend, reason, caplog):
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_layers_break_and_the_log_says_why(runner, monkeypatch, caplog, how):
-    """Under DP attention and HiCache, too: test_states_table.py."""
+    """Under DP attention and HiCache, too: test_states_table.py. Reasons of a kernel, a layer and
+    its states: test_captured_gdn.py."""
     change, reason = REFUSED[how]
     assert linear(runner).supports_prefill_graph_extend()
     change(runner, monkeypatch)
     assert_breaks(linear(runner), reason, caplog)
 
 
-@pytest.mark.parametrize("how", REFUSED_NETS)
-def test_nets_break_and_the_log_says_why(how, nets, caplog):
-    change, reason = REFUSED_NETS[how]
+def test_nets_break_where_prompts_are_cut_and_the_log_says_so(nets, caplog):
     assert nets.supports_prefill_graph_extend()
-    change(nets)
-    assert_breaks(nets, reason, caplog)
+    nets.enable_mis = True
+    assert_breaks(nets, "--enable-mis cuts prompts into items", caplog)
 
 
 @pytest.mark.parametrize("said", ["break", "capture", "all"])

@@ -2,7 +2,6 @@
 what is refused."""
 
 import importlib
-import logging
 import sys
 from types import SimpleNamespace
 
@@ -12,8 +11,7 @@ from host import interpreted, late, launches, process
 
 with late.modules():
     from sglang.srt.layers import radix_linear_attention
-    from sglang.srt.model_executor import forward_batch_info
-    from sglang.srt.prefill_graph.captured import gdn, layers, own_runner, tables
+    from sglang.srt.prefill_graph.captured import gdn, layers, tables
     from sglang.srt.prefill_graph.compat import delta_rule, features
     from sglang.srt.prefill_graph.kernels import delta_states
 
@@ -288,70 +286,3 @@ def test_the_release_calls_its_backend_and_kernel_so():
         hybrid = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
         assert features.mentions(hybrid, f"class {delta_rule.BACKEND}(")
         assert not features.mentions(hybrid, "kernel_dispatcher")
-
-
-# --- by the release's own runner; what a replay leaves is in test_captured_replays.py
-
-OWN = pytest.mark.revision(">=0.5.15,<0.5.19")
-BREAKS = "Layers with recurrent states run between the prefill graph's segments: %s"
-
-
-def offered(monkeypatch, caplog, switch=None, extra_buffer=False, step=64, **changes):
-    """What a graph's runner captures, and what it logs."""
-    made = runner(monkeypatch, switch=switch, **changes)
-    strategy = "extra_buffer" if extra_buffer else "no_buffer"
-    object.__setattr__(made.server_args, "mamba_radix_cache_strategy", strategy)
-    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
-    made.tp_rank, made.attn_backend.full_attn_backend = 0, None
-    backend = type(own_runner.BACKEND, (), {})()
-    graph = SimpleNamespace(model_runner=made, backend=backend, use_captured_attn_metadata=False)
-    with caplog.at_level(logging.INFO, own_runner.__name__):
-        own_runner.offer(graph)
-    logged = [(one.levelname, one.message) for one in caplog.records]
-    return graph, [line for line in logged if line[1].startswith(BREAKS[:30])]
-
-
-@OWN
-@pytest.mark.parametrize("switch", [None, "capture", "all"])
-@pytest.mark.parametrize("extra_buffer", [False, True])
-@pytest.mark.parametrize("drafts", [None, "EAGLE"])
-def test_the_releases_runner_captures_nets_by_default(
-    monkeypatch, caplog, switch, extra_buffer, drafts
-):
-    changes = dict(speculative_algorithm=drafts) if drafts else {}
-    graph, logged = offered(monkeypatch, caplog, switch, extra_buffer, **changes)
-    states = graph.captured_states
-    assert graph.use_captured_attn_metadata and not logged
-    assert states.chunk == 64 and states.step == (64 if extra_buffer else None)
-
-
-REFUSED_BY_RUNNER = {
-    "other steps": (
-        dict(extra_buffer=True, step=96),
-        "the prefix cache keeps states behind each 96 tokens, and chunks have 64",
-    ),
-    "switched off": (dict(switch="break"), "SGLANG_PREFILL_GRAPH_STATES=break is set"),
-}
-
-
-@OWN
-@pytest.mark.parametrize("case", REFUSED_BY_RUNNER)
-def test_nets_break_in_the_releases_runner_and_the_log_says_why(case, monkeypatch, caplog):
-    changes, reason = REFUSED_BY_RUNNER[case]
-    graph, logged = offered(monkeypatch, caplog, **changes)
-    assert graph.captured_states is None and not graph.use_captured_attn_metadata
-    level = "WARNING" if "switch" in changes else "INFO"
-    assert logged == [(level, BREAKS % reason)]
-
-
-@OWN
-def test_a_verification_never_enters_the_graph(monkeypatch, caplog):
-    """Drafts are verified on states of their own: their batch is no prefill."""
-    graph, _ = offered(monkeypatch, caplog, speculative_algorithm="EAGLE")
-    mode = forward_batch_info.ForwardMode
-    for drafts, reason in (
-        (mode.TARGET_VERIFY, "drafts are being verified"),
-        (mode.EXTEND, None),
-    ):
-        batch = SimpleNamespace(forward_mode=drafts, batch_size=2, mamba_track_mask=None)
-        assert own_runner.why_not(graph, batch) == reason

@@ -1,15 +1,18 @@
 """Mamba2 layers inside the breakable graph: their tables, their launches, and the runner that fills
 the tables."""
 
+import os
 import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 from host import interpreted, late
+from packaging.version import Version
 
 with late.modules():
     from sglang.srt.prefill_graph.captured import layers, mamba2, tables
+    from sglang.srt.prefill_graph.kernels import ssd
 
 pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*")
 
@@ -40,48 +43,34 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def beside_the_reference():
-    """The same where the release's mixer does not scan with the kernels of the queue."""
-    cases = {name: case | dict(eagerly=False) for name, case in CASES.items()}
-    return interpreted.run("host.references.compare_captured", cases)
+if Version(os.environ["PATCHQUEUE_REVISION"]) >= Version("0.5.19"):
+    # the release's mixer does not scan with the kernels of the queue
+    CASES = {name: case | dict(eagerly=False) for name, case in CASES.items()}
 
 
-@pytest.mark.revision(">=0.5.22")
-@pytest.mark.parametrize("case", CASES)
-def test_output_and_states_are_those_of_the_plain_mixer(case, beside_the_reference):
-    """NaN stands behind every batch. The release's own mixer has the weights."""
-    found = beside_the_reference[case]
-    assert found["others"] == 0
-    assert all(found[name] < 1e-3 for name in ("output", "conv", "ssm")), found
-
-
-@pytest.mark.revision("<0.5.19")
 @pytest.mark.parametrize("case", CASES)
 def test_output_and_states_are_those_of_an_eager_prefill_bit_for_bit(case, compared):
-    """NaN stands behind every batch. From the plain mixer they differ as float32 does."""
+    """NaN stands behind every batch. From the plain mixer, which has the weights of the release's,
+    they differ as float32 does."""
     found = compared[case]
-    assert found["bits"] == 0
-    assert found["others"] == 0
+    assert found["bits"] == found["others"] == 0
     assert all(found[name] < 1e-3 for name in ("output", "conv", "ssm")), found
 
 
-@pytest.mark.revision("<0.5.19")
 def test_only_its_own_kernels_are_launched(compared):
     names = [name for name in compared["cold"]["launched"] if "norm" not in name]
     assert names == ["_convolve_kernel", "_steps_kernel", "_states_kernel", "_scan_kernel"]
 
 
-@pytest.mark.revision("<0.5.19")
 def test_the_last_projection_sums_over_the_ranks_unless_the_next_norm_does(compared):
     told = {case: found["told"] for case, found in compared.items()}
     assert told.pop("the next norm sums over the ranks") == {"skip_all_reduce": True}
     assert not any(told.values())
 
 
-def test_every_row_is_in_one_chunk():
-    """300 random batches. A row's chunk is of its own request, or, behind the batch, of the rows to
-    zero. Chunks and places left over have no rows."""
+def test_tables_are_the_plan_of_the_batch_and_the_rows_behind_it():
+    """Of 300 random batches; test_mamba2_scan.py has the plan. Chunks and places left over have no
+    rows."""
     for seed in range(300):
         source = random.Random(seed)
         chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
@@ -90,37 +79,23 @@ def test_every_row_is_in_one_chunk():
             source.choice([1, source.randint(1, 40), source.randint(1, longest)])
             for _ in range(count)
         ]
-        tokens = sum(lengths) + source.choice([0, 1, source.randint(0, 3 * chunk)])
-        warm = [source.random() < 0.5 for _ in lengths]
-        assert chunked(lengths, warm, tokens, places, chunk) is None, seed
-
-
-def chunked(lengths, warm, tokens, places, chunk):
-    """What is wrong with the columns of a batch, or None."""
-    made, goes_on = tables.cut(lengths, warm, tokens, places, chunk)
-    seen = [[] for _ in range(tokens)]
-    for start, size, owner in zip(made.start, made.size, made.owner):
-        if abs(size) > chunk:
-            return "a chunk is too long"
-        for row in range(start, start + abs(size)):
-            seen[row].append(owner if size > 0 else -1)
-    owners = [[i] for i, length in enumerate(lengths) for _ in range(length)]
-    used = made.size != 0
-    if (made.start[used] != abs(made.size[used]).cumsum() - abs(made.size[used])).any():
-        return "chunks are not in the order of their rows"
-    real = made.size > 0
-    if ((made.start[real] - made.cu[made.owner[real]]) % chunk).any():
-        return "a chunk begins within one of its request"
-    if seen != owners + [[-1]] * (tokens - len(owners)):
-        return "a row is in no chunk, in two, or in another request's"
-    rows = list(lengths) + [0] * (places - len(lengths))
-    if [made.size[a:b].sum() for a, b in zip(made.first, made.first[1:])] != rows:
-        return "a request's chunks are not all between its first and the next one's"
-    if (made.cu[1:] - made.cu[:-1]).tolist() != rows:
-        return "a request's first row is another"
-    if goes_on.tolist() != [int(one) for one in warm] + [0] * (places - len(lengths)):
-        return "another request goes on"
-    return None
+        total, left = sum(lengths), places - count
+        tokens = total + source.choice([0, 1, source.randint(0, 3 * chunk)])
+        goes_on = [source.random() < 0.5 for _ in lengths]
+        made, warm = tables.cut(lengths, goes_on, tokens, places, chunk)
+        plan = ssd.plan(lengths, chunk, torch.device("cpu"))
+        assert made.cu.tolist() == plan.cu.tolist() + [total] * left
+        assert made.first.tolist() == plan.first.tolist() + [plan.chunks] * left
+        real, behind = slice(plan.chunks), slice(plan.chunks, None)
+        assert made.start[real].tolist() == plan.start.tolist()
+        assert made.size[real].tolist() == plan.size.tolist()
+        owners = [i for i, length in enumerate(lengths) for _ in range(0, length, chunk)]
+        assert made.owner[real].tolist() == owners
+        pairs = list(zip(made.start[behind].tolist(), made.size[behind].tolist(), strict=True))
+        rows = [row for start, size in pairs for row in range(start, start - size)]
+        assert rows == list(range(total, tokens))
+        assert all(-chunk <= size <= 0 for _, size in pairs)
+        assert warm.tolist() == [*map(int, goes_on), *[0] * left]
 
 
 def test_a_batch_that_does_not_fit_is_an_error():
@@ -154,17 +129,6 @@ def test_a_short_request_writes_no_row_but_its_own():
 def test_a_size_has_a_place_for_each_row_up_to_64():
     made = [layers.Captured(None).tables(tokens, "cpu") for tokens in (1, 8, 63, 64, 4096)]
     assert [one.requests for one in made] == [1, 8, 63, 64, 64]
-
-
-def test_tables_begin_at_addresses_that_16_bytes_divide():
-    """For another address Triton compiles a kernel again, which a capture must not meet."""
-    for requests in (1, 3, 5):
-        made = tables.Tables(40, requests, 16, torch.device("cpu"))
-        plan = made.plan
-        views = [plan.cu, plan.first, plan.start, plan.size, made.owner, made.warm]
-        assert [view.storage_offset() % 4 for view in views] == [0] * len(views)
-        ends = [view.storage_offset() + len(view) for view in views]
-        assert all(view.storage_offset() >= end for view, end in zip(views[1:], ends))
 
 
 def test_a_capture_within_a_capture_gives_the_outer_tables_back():

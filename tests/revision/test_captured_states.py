@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from host import late, logged, process
+from host import graph, late, logged, prefill, process
 from host.captures import BATCHES, arguments, assert_alike, batch_for, batch_of
 
 with late.modules():
@@ -16,11 +16,10 @@ with late.modules():
 
 # before, a Mamba2 layer has no method of its own that could be stood in for
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.22")
-OVERLAYS = pytest.mark.revision("<0.5.14")
 OWN = pytest.mark.revision(">=0.5.14")
 # the first that keeps states of Mamba2 prefills
 KEEPS = pytest.mark.revision(">=0.5.13")
-KINDS = ["nemotron_h", *(pytest.param(kind, marks=OVERLAYS) for kind in ("qwen3_5", "falcon_h1"))]
+KINDS = ["nemotron_h", "qwen3_5", "falcon_h1"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,13 +66,14 @@ def test_a_batch_that_also_decodes_is_replayed(captured_states):
 
 def test_some_batches_run_eagerly(captured_states, monkeypatch):
     monkeypatch.setattr(tables, "MOST_REQUESTS", 8)
-    server, tracked = captured_states(), batch_of([5])
+    server, drafts, tracked = captured_states(), batch_of([5]), batch_of([5])
+    drafts.forward_mode = forward_batch_info.ForwardMode.TARGET_VERIFY
     tracked.mamba_track_mask = torch.tensor([True])
     refused = {
         "the prefix cache keeps states of the batch": tracked,
         "more requests than the tables of states have places, 8": batch_of([1] * 9),
     }
-    for reason, batch in refused.items():
+    for reason, batch in {**refused, "drafts are being verified": drafts}.items():
         assert server.why_not(batch) == reason
         assert not server.can_run(batch)
     assert server.why_not(batch_of([5])) is None
@@ -91,17 +91,19 @@ def test_a_layer_that_cannot_be_captured_breaks_and_says_why(captured_states, mo
     assert "hierarchical cache" in layers.of(server.runner)
 
 
-def test_one_switch_turns_it_off_and_the_log_says_so(captured_states, monkeypatch, caplog):
+@pytest.mark.parametrize("kind", ["nemotron_h", "qwen3_5"])
+def test_one_switch_turns_it_off_and_the_log_says_so(captured_states, monkeypatch, caplog, kind):
     why = f"{layers.SWITCH}=break is set"
     monkeypatch.delenv(layers.SWITCH, raising=False)
     with caplog.at_level(logging.INFO):
-        assert captured_states().captured and not logged.texts(caplog, why)
+        assert captured_states(kind).captured and not logged.texts(caplog, why)
         monkeypatch.setenv(layers.SWITCH, "break")
-        server = captured_states()
+        server = captured_states(kind)
     assert server.graph is not None and not server.captured
     assert len(logged.texts(caplog, why)) == 1
+    assert len(logged.warnings(caplog, why)) == late.has(prefill.RUNNER)
     assert not getattr(server.graph, "use_captured_attn_metadata", False)
-    wanted, batch = server.eager(batch_of([3, 4])), batch_of([3, 4])
+    wanted, batch = server.eager(batch_for(kind, [3, 4])), batch_for(kind, [3, 4])
     server.seen.clear(), server.runner.attn_backend.planned.clear()
     assert_alike(server.replayed(batch), wanted)
     assert server.seen and server.runner.attn_backend.planned == [batch]
@@ -109,12 +111,12 @@ def test_one_switch_turns_it_off_and_the_log_says_so(captured_states, monkeypatc
 
 @pytest.fixture
 def keeping_states(captured_states, monkeypatch):
-    """keeping_states(step): captured_states() on a server whose prefix cache keeps states behind
-    each `step` tokens of a prefill."""
+    """keeping_states(step, kind): captured_states() on a server whose prefix cache keeps states
+    behind each `step` tokens of a prefill."""
 
-    def capture(step):
+    def capture(step, kind="nemotron_h"):
         monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
-        return captured_states(server_args=arguments(**process.extra_buffer()))
+        return captured_states(kind, server_args=arguments(**process.extra_buffer()))
 
     return capture
 
@@ -124,15 +126,10 @@ def tracked(lengths, prefixes, wanted):
     -1: none; None: the batch says nothing."""
     if wanted is None:
         return batch_of(lengths)
-    asked, cached = torch.tensor(wanted), torch.tensor(prefixes)
-    said = dict(
-        mamba_track_mask=asked > 0,
-        mamba_track_seqlens=asked + cached,
-        mamba_track_indices=torch.arange(9, 9 + len(wanted)),
-    )
-    batch = batch_of(lengths, **said)
-    batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = cached, prefixes
-    return batch
+    cached = dict(extend_prefix_lens=torch.tensor(prefixes), extend_prefix_lens_cpu=prefixes)
+    said = graph.said_of(lengths, prefixes, wanted)
+    said["mamba_track_indices"] = torch.arange(9, 9 + len(wanted))
+    return batch_of(lengths, **said, **cached)
 
 
 KEPT = [  # lengths, cached tokens, what is wanted, and the rows behind which states are kept
@@ -161,11 +158,16 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
 
 
 @KEEPS
-def test_layers_break_where_states_are_kept_within_chunks(keeping_states):
-    server = keeping_states(192)
+@pytest.mark.parametrize("kind, chunk", [("nemotron_h", 128), ("qwen3_5", 64)])
+def test_layers_break_where_states_are_kept_within_chunks(keeping_states, caplog, kind, chunk):
+    assert keeping_states(chunk, kind).captured.step == chunk
+    step = chunk * 3 // 2
+    reason = f"the prefix cache keeps states behind each {step} tokens, and chunks have {chunk}"
+    with caplog.at_level(logging.INFO):
+        server = keeping_states(step, kind)
     assert server.graph is not None and not server.captured
-    reason = layers.of(server.runner)
-    assert "192" in reason and "128" in reason
+    assert layers.of(server.runner) == reason
+    assert logged.texts(caplog, reason) and not logged.warnings(caplog, reason)
 
 
 # --- in the release's own runner

@@ -120,6 +120,21 @@ def test_a_table_of_the_release_comes_first(sweep, release, tiles, tmp_path, ver
     assert release.tables.get_moe_configs(512, 512, None)[16] == sweep.as_words(GOOD)
 
 
+def test_a_model_without_experts_does_not_load_it(release):
+    """So that its GPU results hold when the overlay's module changes."""
+    assert "expert_tiles" not in vars(release.tables)
+
+
+def test_a_fused_shared_expert_takes_the_routed_experts_table(sweep, release, tiles, tmp_path):
+    """Of the release too; one for all experts comes first."""
+    write(tmp_path / "queue" / own(), sweep.as_words(OTHER))
+    assert release.tables.get_moe_configs(513, 512, None)[16] == sweep.as_words(OTHER)
+    for name, tile in ((FILE, GOOD), (FILE.replace("512", "513", 1), OTHER)):
+        write(tmp_path / "release/configs" / own(), sweep.as_words(tile), name)
+        release.tables.get_moe_configs.cache_clear()
+        assert release.tables.get_moe_configs(513, 512, None)[16] == sweep.as_words(tile)
+
+
 def test_deterministic_mode_reads_none(sweep, release, tiles, monkeypatch, tmp_path, caplog):
     deterministic(release, monkeypatch)
     write(tmp_path / "queue" / own(), sweep.as_words(GOOD))

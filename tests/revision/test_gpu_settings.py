@@ -21,25 +21,22 @@ with late.modules():
     from sglang.srt.utils import hf_transformers_utils
 
 
+TWO_GPUS = {"tp_size": 2} | settings.TENSOR_PARALLEL
 SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus == 1]
-
-
-def accepted(default_server_args, words: dict, tmp_path: Path) -> object:
-    """The arguments as the release takes them; what it does not know is left out, as engine.py
-    does."""
-    folder = models.write_config(tmp_path, models.MODELS["llama"])
-    return default_server_args(str(folder), **process.offered(**words))
 
 
 @pytest.mark.revision(">=0.5.9")
 @pytest.mark.parametrize(
     "name",
-    [*SINGLE, pytest.param("dp-attention", marks=pytest.mark.revision(">=0.5.14"))],
+    [*SINGLE, "two GPUs", pytest.param("dp-attention", marks=pytest.mark.revision(">=0.5.14"))],
 )
 def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_path):
-    words = settings.SETTINGS[name].words
-    args = accepted(default_server_args, words, tmp_path)
-    assert {word: getattr(args, word) for word in words} == words
+    """What it does not know is left out, as engine.py does."""
+    words = TWO_GPUS if name == "two GPUs" else settings.SETTINGS[name].words
+    folder = models.write_config(tmp_path, models.MODELS["llama"])
+    args = default_server_args(str(folder), **process.offered(**words))
+    known = words if name != "two GPUs" else {"tp_size": 2, "dp_size": 1}
+    assert {word: getattr(args, word) for word in known} == known
 
 
 @pytest.mark.revision(">=0.5.9")
@@ -64,15 +61,8 @@ def test_answers_are_asked_for_in_the_releases_words():
     assert forward_batch_info.ForwardMode.MIXED.name == "MIXED"
 
 
-@pytest.mark.revision(">=0.5.9")
-def test_two_gpus_share_a_model(default_server_args, tmp_path):
-    words = {"tp_size": 2} | settings.TENSOR_PARALLEL
-    args = accepted(default_server_args, words, tmp_path)
-    assert args.tp_size == 2 and args.dp_size == 1
-
-
 @pytest.mark.revision(">=0.5.12")
-def test_no_kernel_that_may_use_multicast_is_chosen(default_server_args, tmp_path):
+def test_no_kernel_that_may_use_multicast_is_chosen():
     """Releases choose it for Qwen3-Next on several GPUs; before 0.5.12 they do not."""
     assert settings.TENSOR_PARALLEL.keys() <= process.known()
     assert settings.SETTINGS["dp-attention"].words.items() >= settings.TENSOR_PARALLEL.items()

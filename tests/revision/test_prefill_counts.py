@@ -46,18 +46,6 @@ def later():
     return late.has(OWN["prefill"][0])
 
 
-class Mode:
-    """A ForwardMode of a prefill, or of another kind of batch."""
-
-    def __init__(self, extend=True, verify=False, mixed=False):
-        self.is_extend = lambda *_, **__: extend
-        self.is_target_verify = lambda: verify
-        self.is_mixed = lambda: mixed
-        self.is_cuda_graph = self.is_cpu_graph = lambda: not extend
-        self.is_decode = lambda: not extend
-        self.is_split_prefill = lambda: False
-
-
 def hidden(name):
     return forward_batch_info.CaptureHiddenMode[name]
 
@@ -65,7 +53,7 @@ def hidden(name):
 def batch_of(tokens=32, **fields):
     """A batch as far as the decision looks at it: one prompt without anything special."""
     values = dict(
-        forward_mode=Mode(),
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
         batch_size=1,
         input_ids=torch.zeros(tokens, dtype=torch.int64),
         positions=torch.arange(tokens),
@@ -340,9 +328,9 @@ def test_the_releases_own_decision_is_counted(counted, reports):
 
 def test_what_is_no_prefill_is_not_counted(counted):
     runner, counts = counted(Graph())
-    forward(runner, batch_of(300, forward_mode=Mode(verify=True)))
+    forward(runner, batch_of(300, forward_mode=forward_batch_info.ForwardMode.TARGET_VERIFY))
     if later():
-        forward(runner, batch_of(300, forward_mode=Mode(extend=False)))
+        forward(runner, batch_of(300, forward_mode=forward_batch_info.ForwardMode.DECODE))
     assert (counts.on_graph, counts.eager) == (0, {})
 
 

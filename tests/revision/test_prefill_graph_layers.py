@@ -1,14 +1,19 @@
-"""The table of decoder layers, against the models themselves."""
+"""The table of decoder layers, against the models themselves; and which layers count as keeping no
+state: those of which every part is known to keep none."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-from host import graph, late
+from host import graph, late, models
 from packaging.version import Version
 
 with late.modules():
     from sglang.srt.prefill_graph.model import layers, stack
 
-pytestmark = pytest.mark.revision(">=0.5.5,<0.5.10")
+pytestmark = pytest.mark.revision(">=0.5.5,<0.5.14")
+TABLE = pytest.mark.revision("<0.5.10")
+STATELESS = pytest.mark.revision(">=0.5.9")
 DENSE, MOE = "M-M*M-", "ME*E"
 WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 
@@ -64,6 +69,7 @@ def entries(model, table):
         yield row.kind.name, *(name and name.removeprefix(layer).lstrip(".") for name in names)
 
 
+@TABLE
 @EACH
 def test_each_layer_is_known(name, table_of):
     kind, changes, expected = MODELS[name]
@@ -73,6 +79,7 @@ def test_each_layer_is_known(name, table_of):
     assert [*entries(model, table)] == expected
 
 
+@TABLE
 @EACH
 def test_the_runner_captures_with_the_tables_lists(name, table_of, decided, revision):
     kind, changes, _ = MODELS[name]
@@ -119,6 +126,7 @@ DAMAGED = {  # a model, what becomes of its layers, and how the first one is nam
 }
 
 
+@TABLE
 @pytest.mark.parametrize("kind, damage, named", DAMAGED.values(), ids=DAMAGED)
 def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(
     damage, kind, named, build_model, decided
@@ -131,3 +139,54 @@ def test_a_layer_that_cannot_be_captured_keeps_the_graph_off_and_is_named(
         runner, warnings = decided(model, tp_rank=rank, num_hidden_layers=layers)
         assert runner.piecewise_cuda_graph_runner is None
         assert len(warnings) == count and all(named in warning for warning in warnings)
+
+
+# --- layers without state
+
+
+def kinds(model):
+    return [(row.kind.name, row.reason) for row in layers.describe(stack.find(model).layers)]
+
+
+@STATELESS
+def test_short_convolutions_are_no_mlp():
+    """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with the slots of one
+    batch."""
+    model = models.family("lfm2_moe.Lfm2MoeForCausalLM")
+    why = "holds conv (Lfm2MoeShortConv), of which nobody knows whether it keeps state"
+    found = kinds(model)
+    assert [kind for kind, _ in found] == ["UNKNOWN", "UNKNOWN", "ATTENTION"]
+    assert layers.outside_breaks(stack.find(model).layers).startswith("layer 0 ")
+    assert found[1][1] == why
+
+
+@STATELESS
+@pytest.mark.parametrize("place", ["layer", "mixer"])
+@pytest.mark.parametrize("pattern", ["M-M*M-", "ME*E"])
+def test_a_part_that_nobody_knows_makes_a_layer_unknown(build_model, pattern, place):
+    model = build_model("nemotron_h_moe", pattern=pattern)
+    before = kinds(model)
+    assert before[1][0] in ("MLP", "MOE")
+    layer = model.model.layers[1]
+    {"layer": layer, "mixer": layer.mixer}[place].memory = torch.nn.Conv1d(4, 4, 3)
+    kind, reason = kinds(model)[1]
+    assert kind == "UNKNOWN" and "holds memory (Conv1d), of which nobody knows" in reason
+    assert [row for i, row in enumerate(kinds(model)) if i != 1] == [
+        row for i, row in enumerate(before) if i != 1
+    ]
+
+
+@STATELESS
+@pytest.mark.parametrize(
+    "changes", [{}, {"moe_latent_size": 64}], ids=["experts", "latent experts"]
+)
+def test_nemotron_h_keeps_its_layers_without_state(build_model, changes):
+    model = build_model("nemotron_h_moe", pattern="ME*E", **changes)
+    assert [kind for kind, _ in kinds(model)] == ["MAMBA2", "MOE", "ATTENTION", "MOE"]
+
+
+@STATELESS
+def test_an_mlp_beside_norms_keeps_no_state(build_model):
+    layer = build_model("llama").model.layers[2]
+    del layer.self_attn
+    assert kinds(SimpleNamespace(layers=[layer])) == [("MLP", "is an MLP and keeps no state")]

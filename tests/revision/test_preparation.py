@@ -95,6 +95,27 @@ def test_the_request_that_0_5_10_makes_of_padding_is_asked_for(backend):
             backend.init_forward_metadata(batch)
 
 
+def planned(backend, prefixes):
+    """Whether new tokens of a prefill behind `prefixes` go through the ragged wrapper, and whether
+    any prefix is cached."""
+    backend.init_forward_metadata(batch_of(prefixes, [5] * len(prefixes)))
+    made = backend.forward_metadata
+    return made.use_ragged, made.extend_no_prefix
+
+
+@pytest.mark.revision(">=0.5.10,<0.5.14")
+@pytest.mark.parametrize("prefixes", [[0, 0], [0, 7]], ids=["cold", "cached beginnings"])
+@pytest.mark.parametrize("setting", ["", "enable_deterministic", "is_multimodal"])
+def test_the_piecewise_graph_changes_no_wrapper(backend, prefixes, setting):
+    """Another kernel rounds otherwise, and a router behind it picks other experts."""
+    if setting:
+        setattr(backend, setting, True)
+    eager = planned(backend, prefixes)
+    with piecewise_context_manager.enable_piecewise_cuda_graph():
+        assert planned(backend, prefixes) == eager
+    assert eager[0] == (not setting)
+
+
 @pytest.mark.revision("<0.5.19")
 def test_a_known_tensor_is_an_ordinary_one_in_all_else():
     host = torch.tensor([3, 4], dtype=torch.int32)

@@ -250,11 +250,17 @@ def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
 def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
     """Captured, it would go on with the capture's own batch: the state slots and lengths of one
     request."""
+
+    def batch_of(tokens):
+        batch = segments.batch_of(tokens)
+        batch.attn_backend = backend  # up to 0.5.12; later releases ask their forward context
+        return batch
+
     given, (a, b) = torch.zeros(ROWS, HEADS * DIM), map(torch.zeros, gates)
     backend, own, layer = Backend(), runner.primitive(), linear_attention()
     body = op_of("layers.radix_linear_attention", LINEAR, monkeypatch)
     with recorded.recording(monkeypatch, **{LINEAR: body}):
-        made, placeholder = own.graph(), host_served.batch_of(ROWS, backend)
+        made, placeholder = own.graph(), batch_of(ROWS)
         with (
             own.capturing(),
             host_served.served(placeholder, layer, backend),
@@ -263,7 +269,7 @@ def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
             output = layer(placeholder, given * 1, a * 1, b * 1) + 1
         for tokens in (5, ROWS, 1):
             given.copy_(rows(tokens))
-            batch, backend.calls = host_served.batch_of(tokens, backend), []
+            batch, backend.calls = batch_of(tokens), []
             with own.replaying(), host_served.served(batch, layer, backend):
                 made.replay()
             assert backend.calls == [tokens]

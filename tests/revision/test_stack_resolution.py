@@ -78,18 +78,37 @@ def llama(build_model):
 
 
 @pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
-def test_a_model_and_a_multimodal_wrapper(name):
+def test_a_model_and_a_multimodal_wrapper(name, caplog):
+    """What is found is what the release's own set-up captures, silently, from 0.5.14 on; the full
+    graph has the same stack, where a release offers one."""
     model, wrapped = build(name), name in WRAPPERS
     found = stack.find(model)
     assert found.path == ("language_model.model" if wrapped else "model")
     assert found.owner is model.get_submodule(found.path)
     assert wrapped or len(found.layers) == 2
+    if not late.has(prefill.RUNNER):
+        return
+    if prefill.offers("full"):
+        assert prefill.resolve(model, "full").layer_model is found.owner
+    captured = prefill.set_up(model)
+    if wrapped and not prefill.takes_every_wrapper():
+        [text] = warned(caplog)
+        assert captured is None
+        assert f"{type(model).__name__}: this release captures no wrapper" in text
+    else:
+        assert captured.layer_model is found.owner and warned(caplog) == []
 
 
 @pytest.mark.parametrize("name", NESTED)
 def test_a_nested_wrapper(name, llama):
+    """0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the
+    language_model."""
     model = shell(name, **NESTED[name](llama))
     assert stack.find(model).owner is llama.model
+    if late.has(prefill.RUNNER):
+        assert prefill.resolve(model).layer_model is llama.model
+        if hasattr(model, "model") or prefill.takes_every_wrapper():
+            assert prefill.set_up(model).layer_model is llama.model
 
 
 @pytest.mark.parametrize("name", WITHOUT)
@@ -154,30 +173,6 @@ def warned(caplog):
     return logged.warnings(caplog, loggers=logged.SET_UP)
 
 
-@SET_UP
-@pytest.mark.parametrize("name", NESTED)
-def test_the_stack_of_a_wrapper_is_captured(name, llama):
-    """0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the
-    language_model."""
-    model = shell(name, **NESTED[name](llama))
-    assert prefill.resolve(model).layer_model is llama.model
-    if hasattr(model, "model") or prefill.takes_every_wrapper():
-        assert prefill.set_up(model).layer_model is llama.model
-
-
-@SET_UP
-@pytest.mark.parametrize("name", [*TEXT, *WRAPPERS])
-def test_a_model_is_captured_silently(name, caplog):
-    """The full graph has the same stack, where a release offers one."""
-    model = build(name)
-    if prefill.offers("full"):
-        assert prefill.resolve(model, "full").layer_model is stack.find(model).owner
-    if name in WRAPPERS and not prefill.takes_every_wrapper():
-        pytest.skip("left eager by this release")
-    assert prefill.set_up(model).layer_model is stack.find(model).owner
-    assert warned(caplog) == []
-
-
 def says_nothing():
     return SimpleNamespace(get_layer_stack=lambda: None)
 
@@ -221,15 +216,6 @@ def test_a_draft_without_layers_is_no_warning(caplog):
     assert getattr(found, "runner", found) is None and warned(caplog) == []
     [text] = [text for text in caplog.messages if "prefill CUDA graph" in text]
     assert text.startswith("Disable draft prefill CUDA graph because of the draft model: Draft")
-
-
-@pytest.mark.revision(">=0.5.14,<0.5.16")
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_these_releases_leave_a_wrapper_without_model_eager(name, caplog):
-    model = build(name)
-    assert prefill.set_up(model) is None
-    [text] = warned(caplog)
-    assert f"{type(model).__name__}: this release captures no wrapper" in text
 
 
 @pytest.mark.revision(">=0.5.14,<0.5.16")

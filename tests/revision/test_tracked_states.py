@@ -58,18 +58,10 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by
     # one token more
     seen = [
-        length if tokens == length // step * step else tokens + 1
+        -1 if length < step else length if tokens == length // step * step else tokens + 1
         for length, tokens in zip(lengths, whole)
     ]
-    batch = graph.batch_of(
-        lengths,
-        prefixes,
-        mamba_track_mask=torch.tensor(mask),
-        mamba_track_seqlens=torch.where(
-            torch.tensor(mask), torch.tensor(seen) + torch.tensor(prefixes), -1
-        ),
-        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
-    )
+    batch = graph.batch_of(lengths, prefixes, **graph.said_of(lengths, prefixes, seen))
     linear = compare_mamba2.backend(conv, ssm)
     hidden_states = torch.randn(sum(lengths), 128)
     output, left, own = torch.empty_like(hidden_states), {}, []

@@ -7,8 +7,8 @@ into work/<tag>/.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,18 @@ from ..upstream import source
 from ..upstream.pins import Pin
 from ..upstream.source import Source
 from . import own_changes, worktree
-from .matching import listing_with
-from .selection import Finding, Plan, Selection, probe, select
+from .matching import Read, listing_with
+from .selection import Plan, select
 from .worktree import RECORD, Inspection, State, WorkTree, foreign
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an apply or unapply. rows: every patch of the queue, those of the tree with
-    the tree's outcome; record: the tree's provenance."""
+    """The result of an apply or unapply. record: the tree's provenance."""
 
     pin: Pin
     outcome: Outcome
     path: Path
-    rows: tuple[Finding, ...]
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -60,18 +58,16 @@ def finish_writing(root: Path) -> list[str]:
 def apply(
     root: Path,
     pin: Pin,
-    origin: str | None,
+    origin: Path | None,
     discard: bool = False,
-    only: str = "",
 ) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it.
 
-    discard: throw away edits in the tree that no patch holds. only: the profile whose patches are
-    applied, "" for every patch.
-    Raises Refused, with nothing changed, for a broken queue, a source that is not the pinned one, a
-    hunk that does not fit, and edits that would be lost.
+    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
+    for a broken queue, a source that is not the pinned one, a hunk that does not fit, and edits
+    that would be lost.
     """
-    selection = select(load_queue(root, only), pin)
+    selection = select(load_queue(root), pin)
     pristine = source.fetch(pin, origin)
     tree = WorkTree(root, pin.tag)
     with tree.locked():
@@ -84,8 +80,7 @@ def apply(
             record, listing = _build(tree, pristine, planned)
             tree.finish(listing)
             outcome = Outcome.APPLIED
-    rows = tuple(_rows(selection, pristine, outcome))
-    return Report(pin, outcome, tree.path, rows, record)
+    return Report(pin, outcome, tree.path, record)
 
 
 def unapply(root: Path, pin: Pin) -> Report:
@@ -97,7 +92,7 @@ def unapply(root: Path, pin: Pin) -> Report:
         if inspection.state is State.ABSENT:
             raise no_tree(pin)
         if inspection.state is State.UNAPPLIED:
-            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, (), record=inspection.record)
+            return Report(pin, Outcome.ALREADY_APPLIED, tree.path, inspection.record)
         refuse_to_lose(tree, inspection, discard=False)
         aside = tree.start(copy=True)
         for name in (LISTING, LAID):
@@ -109,7 +104,7 @@ def unapply(root: Path, pin: Pin) -> Report:
             step = f"{to_type('apply', pin.tag, '--discard')} builds it anew"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
-    return Report(pin, Outcome.APPLIED, tree.path, (), record=inspection.record)
+    return Report(pin, Outcome.APPLIED, tree.path, inspection.record)
 
 
 def new(root: Path, pin: Pin, name: str) -> Path:
@@ -192,26 +187,24 @@ def _build(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Build the tree aside; its record and its listing."""
     aside = tree.start()
-    before = pristine.unpack(aside)
-    texts, after = planned.texts(), listing_with(before, planned.files)
+    record, listing, beside = patched(pristine.unpack(aside), pristine.read, planned)
+    texts = planned.texts()
     worktree.push(aside, texts, planned.layers)
-    record = planned.record | {"tree": {"before": hash_python(before), "after": hash_python(after)}}
     record["texts"] = {name: sha256(text) for name, text in texts.items()}
     (aside / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for path, content in beside.items():
+        (aside / path).write_bytes(content)
+    return record, listing
+
+
+def patched(
+    before: Mapping[str, str], read: Read, planned: Plan
+) -> tuple[dict[str, Any], dict[str, str], dict[str, bytes]]:
+    """(the record of the patched tree, its listing, the records beside the overlay's package).
+    before, read: the release's listing and files."""
+    after = listing_with(before, planned.files)
+    tree = {"before": hash_python(before), "after": hash_python(after)}
+    beside: dict[str, bytes] = {}
     if PROVENANCE in after:
-        about = own_changes.described(planned.files, pristine.read, after)
-        for path, content in own_changes.records(about, after).items():
-            (aside / path).write_bytes(content)
-    return record, after
-
-
-def _rows(selection: Selection, pristine: Source, outcome: Outcome) -> Iterator[Finding]:
-    """Every patch of the queue. outcome: of those that the tree has."""
-    queue = selection.queue
-    selected = {queue.base(patch.name) for patch in selection.patches}
-    for finding in probe(queue, pristine.pin, pristine.read):
-        if finding.patch in selected:
-            subject = queue.header(finding.patch).get("Subject")
-            yield replace(finding, outcome=outcome, why=subject)
-        else:
-            yield finding
+        beside = own_changes.records(own_changes.described(planned.files, read, after), after)
+    return planned.record | {"tree": tree}, after, beside

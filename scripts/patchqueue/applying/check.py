@@ -67,7 +67,7 @@ class CheckReport:
         return (*self.problems, *(problem for report in self.pins for problem in report.problems))
 
 
-def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
+def check(root: Path, pins: Iterable[Pin]) -> CheckReport:
     """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
     had."""
     finish_writing(root)
@@ -75,7 +75,7 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     problems += series.lint(root, queue)
     now = {pin.version: pin for pin in pinning.load(root).all}
     pins = [now.get(pin.version, pin) for pin in pins]  # a killed run may have been finished above
-    lacking = [] if origin else [pin for pin in pins if not source.is_cached(pin)]
+    lacking = [pin for pin in pins if not source.is_cached(pin)]
     if len(lacking) > 1:
         LOG.info(
             f"{counted(len(lacking), 'release')} to fetch first, once: about {15 * len(lacking)} MB"
@@ -83,7 +83,7 @@ def check(root: Path, pins: Iterable[Pin], origin: str | None) -> CheckReport:
     for pin in lacking:  # one at a time: the cache has one lock
         source.fetch(pin, None)
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
-        sources = list(threads.map(lambda pin: source.fetch(pin, origin), pins))
+        sources = list(threads.map(lambda pin: source.fetch(pin, None), pins))
     with _processes() as processes:  # reading their directories does not
         carried = any(pin.patched for pin in now.values())
         reports = tuple(processes.map(partial(_one, queue, carried), sources))
@@ -158,7 +158,7 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
                 yield Problem("profile", f"patches/{patch.name} on {pin.tag}", what, step)
 
 
-def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]:
+def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
     """Write the trees that the queue makes of these releases: for a change that is meant.
 
     Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
@@ -167,7 +167,7 @@ def write(root: Path, chosen: Iterable[Pin], origin: str | None) -> list[Change]
     with atomic.locked(root / atomic.QUEUE_LOCK):
         queue = load_queue(root)
         trees = {
-            pin.version: Selection(queue, pin).patched_tree(source.fetch(pin, origin))
+            pin.version: Selection(queue, pin).patched_tree(source.fetch(pin, None))
             for pin in chosen
             if queue.select(pin.version)
         }

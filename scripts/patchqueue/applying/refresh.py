@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from ..files import atomic
 from ..files.tree import differing, sha256
-from ..outcome import Outcome, Refused, to_type
+from ..outcome import Refused, some, to_type
 from ..queue import edit, patchfile, series
 from ..queue.edit import Change, Lines, joined, tried, variant, write
 from ..queue.patchfile import Patch
@@ -32,9 +32,9 @@ from ..upstream.source import Source
 from . import worktree
 from .apply import Report, apply, finish_writing, load_queue
 from .check import change_of
-from .matching import Row, apply_patch, in_front, listing_with, misfits, replay, shared, unified
+from .matching import Row, apply_patch, in_front, listing_with, replay, shared, unified
 from .selection import Selection
-from .worktree import State, WorkTree, content, foreign, listed, lowest, read_record
+from .worktree import State, WorkTree, content, foreign, listed, lowest
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
         queue, problems = series.read(root)
         if unreadable := [problem for problem in problems if problem.name in UNREADABLE]:
             raise Refused(unreadable)
-        pristine = _source_of(root, pin)
+        pristine = source.fetch(pin, None)
         tree = read_tree(root, pin, add, pristine) or EditedTree()
         planned = _Refresh(root, pins, pin, queue, tree, pristine).changes()
         changes = [each for each in planned if content(root / each.path) != each.content]
@@ -76,20 +76,10 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     return changes, apply(root, pinning.load(root).find(pin.tag), None, discard=True)
 
 
-def _source_of(root: Path, pin: Pin) -> Source:
-    """The release as work/<tag>/ was made of it: a wheel has files that a checkout has not."""
-    tree = WorkTree(root, pin.tag)
-    with tree.locked():
-        record = read_record(tree.path)
-    kept = source.kept(pin, record["source"]["sha256"]) if record else None
-    return kept or source.fetch(pin, None)
-
-
 @dataclass(frozen=True)
 class EditedTree:
-    """The content of a tree that holds edits. layers: its patches, bottom first, popped ones too;
-    headers: their own, as the tree has them; listing: its files with all of them; record: see
-    worktree.py."""
+    """The content of a tree that holds edits. layers: its patches, bottom first; headers: their
+    own, as the tree has them; listing: its files; record: see worktree.py."""
 
     layers: tuple[Row, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +115,7 @@ class _Refresh:
     @cached_property
     def here(self) -> dict[str, Row]:
         """The queue's patches for the release, as they are applied to it."""
-        rows = Selection(self.queue, self.pin).replay(source.fetch(self.pin, None).read).steps
+        rows = Selection(self.queue, self.pin).replay(self.pristine.read).steps
         return {row.patch: row for row in rows if row.as_is}
 
     def changes(self) -> list[Change]:
@@ -296,10 +286,10 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
 
 
 def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree | None:
-    """The content of work/<tag>/ with its popped patches; None where it holds no edits.
+    """The content of work/<tag>/; None where it holds no edits.
 
     add: edits of files that are in no patch go into the top one. Raises Refused where an edit
-    belongs to no patch, and where a popped patch does not fit.
+    belongs to no patch, and where patches are popped.
     """
     tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
     with tree.locked():
@@ -309,9 +299,10 @@ def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree |
         if inspection.state is not State.CHANGED:
             return None
         layers = worktree.layers(tree.path)
+        if popped := sorted({*listed(tree.path)} - {layer.patch for layer in layers}):
+            step = f"{to_type('quilt', pin.tag, 'push -a')}, then refresh again"
+            raise Refused.of("popped-tree", where, f"misses popped patches: {some(popped)}", step)
         stray = _stray(tree.path, layers, inspection.listing, pristine)
-        popped = list(_popped(tree.path, where, layers))
-        layers += popped
         texts = {row.patch: content(tree.path / "patches" / row.patch).decode() for row in layers}
     if stray and not (add and layers):
         adds, before = to_type("refresh", pin.tag, "--add"), to_type("quilt", pin.tag, "add FILE")
@@ -322,9 +313,7 @@ def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree |
         original, top = {path: pristine.read(path) or b"" for path in stray}, layers[-1]
         layers[-1] = replace(top, before={**top.before, **original}, after={**top.after, **stray})
     headers = {name: patchfile.split(text)[0] for name, text in texts.items()}
-    pushed = {path: text for layer in popped for path, text in layer.after.items()}
-    listing = listing_with(inspection.listing, pushed)
-    return EditedTree(tuple(layers), headers, listing, inspection.record)
+    return EditedTree(tuple(layers), headers, inspection.listing, inspection.record)
 
 
 def _stray(
@@ -343,32 +332,3 @@ def _stray(
             raise Refused.of("stray-edits", name, what, step)
         stray[name] = below.get(name) or content(file)
     return stray
-
-
-def _popped(tree: Path, where: str, layers: list[Row]) -> Iterator[Row]:
-    """The patches of the tree's series that are not applied, as they would be."""
-    applied = [layer.patch for layer in layers]
-    files: dict[str, bytes] = {}
-    read = in_front(files, lambda path: content(tree / path) or None)
-    for name in listed(tree):
-        if name in applied:
-            continue
-        text = content(tree / "patches" / name)
-        diff = patchfile.split(text.decode())[1]
-        if name == OVERLAY_PATCH or not diff:  # new files, or a patch that has only begun
-            after = {
-                file.path: "".join(line for hunk in file.hunks for line in hunk.new).encode()
-                for file in patchfile.parse_diff(diff)
-            }
-            files |= after
-            yield Row(name, Outcome.APPLIED, "", dict.fromkeys(after, b""), after)
-            continue
-        patch, problems = patchfile.read(name, text)
-        if patch is None:
-            raise Refused(problems)
-        row = apply_patch(patch, read)
-        if not row.as_is:
-            step = "correct it in the tree, or the files below it, then refresh again"
-            raise Refused(misfits(patch, read, where, step))
-        files |= row.after
-        yield row

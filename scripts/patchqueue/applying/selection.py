@@ -24,8 +24,6 @@ from ..upstream.pins import Pin
 from ..upstream.source import Source
 from .matching import Read, Replay, Row, listing_with, replay, unified
 
-NO_REASON = "no reason given"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -176,7 +174,7 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
     patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
     left_out = {f"{stem}.patch" for stem in without}
     for name in sorted(left_out - patches.keys()):
-        step = f"{to_type('apply', pin.tag, '--verbose')} lists the patches"
+        step = "docs/patches.md lists the patches, with their releases"
         for alike in difflib.get_close_matches(name, patches, 1):
             step = f"did you mean {alike.removesuffix('.patch')}? {step}"
         what = f"{pin.tag} gets no patch of this name"
@@ -220,15 +218,13 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
 class Finding:
     """One patch (all its variants together) on one pin.
 
-    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED, a gap. why: the
-    patch's subject, since when upstream has it, or why it is not offered there.
+    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED. why: of NOT_SELECTED,
+    the reason in the patch's header.
     """
 
-    patch: str
-    pin: Pin
     outcome: Outcome
-    why: str
     problem: Problem | None = None
+    why: str = ""
 
     @property
     def is_gap(self) -> bool:
@@ -255,19 +251,17 @@ def _finding(queue: Queue, base: str, selected: bool, pin: Pin, read: Read) -> F
     where = f"patches/{base} on {pin.tag}"
     has = any(passes(line, read) for line in header.probes)
     if selected and not has:
-        return Finding(base, pin, Outcome.APPLIED, header.get("Subject"))
+        return Finding(Outcome.APPLIED)
     if has:
-        why = f"since {header.merged}" if header.merged else "the release has it"
         what = "merged upstream: the pristine release passes the patch's Probe"
         step = "end the guard before this release"
         problem = Problem(str(Outcome.MERGED_UPSTREAM), where, what, step) if selected else None
-        return Finding(base, pin, Outcome.MERGED_UPSTREAM, why, problem)
+        return Finding(Outcome.MERGED_UPSTREAM, problem)
     if gap := header.gap(pin.version):
-        return Finding(base, pin, Outcome.NOT_SELECTED, gap.reason)
+        return Finding(Outcome.NOT_SELECTED, why=gap.reason)
     what = "the release lacks the change, and the guard leaves it out"
     step = "widen the guard, or add `Gap: SPECIFIER: reason` to the header"
-    problem = Problem("unexplained-gap", where, what, step)
-    return Finding(base, pin, Outcome.NOT_SELECTED, NO_REASON, problem)
+    return Finding(Outcome.NOT_SELECTED, Problem("unexplained-gap", where, what, step))
 
 
 def passes(probe: Probe, read: Read) -> bool:

@@ -22,14 +22,14 @@ from msgspec import Struct
 
 from ..files import tree as trees
 from ..files.atomic import locked
-from ..files.tree import ROOTS, differing, hash_python, list_folder, sha256
+from ..files.tree import differing, hash_python, list_folder, sha256
 from ..outcome import Outcome, Refused
 from ..upstream.pins import Pin
 from .matching import Row
 
 RECORD = "provenance.json"
 # what the tool puts into a tree; anything else there is the user's
-OWN_NAMES = (*ROOTS, "patches", ".pc", RECORD)
+OWN_NAMES = ("python", "patches", ".pc", RECORD)
 APPLIED, STAMP = ".pc/applied-patches", ".timestamp"  # names that quilt gives
 QUILT_TREE = {
     ".pc/.version": b"2\n",
@@ -133,9 +133,8 @@ class WorkTree:
         # what lies beside the tool's own names; and compiled extensions: the tool puts none there
         names = sorted(path.name for path in self.path.iterdir())
         untracked = [name for name in names if name not in (*OWN_NAMES, *IGNORED)]
-        for root in ROOTS:
-            compiled = sorted((self.path / root).rglob("*.so"))
-            untracked += [path.relative_to(self.path).as_posix() for path in compiled]
+        compiled = sorted((self.path / "python").rglob("*.so"))
+        untracked += [path.relative_to(self.path).as_posix() for path in compiled]
         recorded, folder = record["texts"], self.path / "patches"
         files = [path for path in folder.rglob("*") if path.is_file() and path.name[-1] != "~"]
         present = {path.relative_to(folder).as_posix(): sha256(path.read_bytes()) for path in files}
@@ -181,19 +180,17 @@ class Provenance(Struct):
     patches: list[dict[str, str]]
     overlay: list[dict[str, str]]
     tree: dict[str, str]
-    texts: dict[str, str] = {}
+    texts: dict[str, str]
 
 
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
-        known = msgspec.convert(record, Provenance)
+        msgspec.convert(record, Provenance)
     except (OSError, ValueError, msgspec.ValidationError):
         return None
-    # an earlier release of the tool wrote them into `patches`
-    texts = {patch["name"]: patch.get("sha256", "") for patch in known.patches}
-    return record | {"texts": known.texts or texts}
+    return record
 
 
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:

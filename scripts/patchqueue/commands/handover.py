@@ -43,14 +43,12 @@ def _build(options: argparse.Namespace) -> int:
         )
         if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
             OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
-        _show_install(pin, wheel, built.replaced)
+        _show_install(pin, wheel)
     return 0
 
 
-def _show_install(pin: Pin, wheel: str, replaced: bool) -> None:
-    """How the wheel is installed. replaced: a wheel of this name had other content."""
-    if replaced:
-        OUT.print("note: it replaces a wheel of the same version with other content")
+def _show_install(pin: Pin, wheel: str) -> None:
+    """How the wheel is installed."""
     OUT.print(
         f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
         f" --prerelease=allow {wheel}`"
@@ -85,9 +83,10 @@ def _backport(options: argparse.Namespace) -> int:
         options.parser.error(f"the following arguments are required: {', '.join(missing)}")
     if not is_branch:
         return _pull_requests(options)
+    onto = str(options.onto)
     branch = backport.backport(
         options.root,
-        options.onto,
+        onto,
         options.branch,
         options.base,
         options.release,
@@ -100,9 +99,9 @@ def _backport(options: argparse.Namespace) -> int:
     OUT.print(f"{options.base} is {branch.pin.tag}{fork}, at {branch.base[:12]}")
     for commit, subject in zip(branch.commits, branch.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
-    OUT.print(f"{options.onto}: {branch.name} {_done(branch.outcome)}, at {branch.commits[-1]}")
+    OUT.print(f"{onto}: {branch.name} {_done(branch.outcome)}, at {branch.commits[-1]}")
     OUT.print(f"tree {branch.tree}")
-    OUT.print(f"next: `git -C {shlex.quote(options.onto)} switch {branch.name}`")
+    OUT.print(f"next: `git -C {shlex.quote(onto)} switch {branch.name}`")
     return 0
 
 
@@ -133,8 +132,8 @@ def _patches(options: argparse.Namespace) -> int:
 
 def _pull_requests(options: argparse.Namespace) -> int:
     words = [*options.pull_requests, *([options.branch] if options.branch else [])]
-    pins = pinning.load(options.root)
-    made = pull_requests.make(options.root, pins, options.onto, words, options.base)
+    pins, onto = pinning.load(options.root), str(options.onto)
+    made = pull_requests.make(options.root, pins, onto, words, options.base)
     other = f"is no pinned release: the patches of {made.pin.tag} were applied to it"
     OUT.print(
         f"{options.base}, at {made.base[:12]}, {f'is {made.pin.tag}' if made.exact else other}"
@@ -144,7 +143,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     for request in made.requests:
         body = pull_requests.write(request, options.root / PULL_REQUESTS)
         OUT.print(
-            f"{options.onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
+            f"{onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"
         )
         for part in request.parts[:-1]:
@@ -154,7 +153,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
             text = f"{pull_requests.FOLDER}/{request.draft.name}/{pull_requests.NAME}"
             OUT.print(f"  warning: {request.draft.name} has no text: write {text}")
     OUT.print(
-        f"next: `git -C {shlex.quote(options.onto)} log -p"
+        f"next: `git -C {shlex.quote(onto)} log -p"
         f" {made.base[:12]}..{made.requests[0].branch}`;"
         " read the texts, run the tests and upstream's pre-commit, and add upstream's checklist"
     )
@@ -208,7 +207,7 @@ COMMANDS = (
             option(
                 "--onto REPO",
                 "a git checkout or repository of sglang",
-                type=terminal.place,
+                type=terminal.path,
             ),
             option(
                 "--base COMMIT",

@@ -30,15 +30,13 @@ def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespa
         half = undo.State.INSTALLING, undo.State.REMOVING
         if undo.state_of(options.site) not in half:
             raise
-        verify = to_type("install", "--site-packages", options.site, "--verify")
-        what = f"{options.site} is patched in part; {verify} finishes what was begun"
+        again = to_type("install", "--site-packages", options.site)
+        what = f"{options.site} is patched in part; {again} or `uninstall` finishes what was begun"
         raise KeyboardInterrupt(what) from None
 
 
 def _install(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    if options.verify:
-        return _verify(options)
     report = inplace.install(
         options.root,
         options.site,
@@ -71,7 +69,7 @@ def _install(options: argparse.Namespace) -> int:
         OUT.print(f"next: {_install_in(report, *words)} does that")
         return 0
     _show_tree(report)
-    again = f"{_install_in(report, '--verify')} compares every file again"
+    again = "`python -m sglang.srt.prefill_graph --verify` compares every file again"
     OUT.print(f"next: {launch_advice(version, options.only)}; {again}")
     OUT.print(*(f"  {line}\n" for line in launch_exceptions(version, options.only)), sep="", end="")
     return 0
@@ -121,37 +119,9 @@ def _uninstall(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
-    report = inplace.verify(options.root, options.site, options.release)
-    OUT.print(f"sglang {report.record['version']} in {report.site} {_state(report)}")
-    for which, names in (("before", report.before), ("since then", report.others)):
-        _show_list(f"edits of others, {which} ({counted(len(names), 'file')}):", names)
-    if report.faults:
-        files = counted(len(report.faults), "file")
-        _show_list(f"not as the queue made them ({files}):", report.faults)
-        OUT.print(f"next: {report.next_step}")
-        return 1
-    _show_tree(report)
-    if report.outcome is Outcome.EMPTY:
-        OUT.print(f"next: {_install_in(report)} patches it")
-        return 1
-    OUT.print("next: start the server; its first lines name the queue")
-    return 0
-
-
 def _show_list(title: str, names: Sequence[str]) -> None:
     if names:
         OUT.print(title, *(f"  {name}" for name in names), sep="\n")
-
-
-def _state(report: Report) -> str:
-    if report.outcome is Outcome.EMPTY:
-        return "is the release with edits of others" if report.before else "is the pristine release"
-    if report.faults:
-        return "is patched, but not as the queue left it"
-    if report.before or report.others:
-        return "is patched, every change of the queue in place"
-    return "is patched, every file as the queue made it"
 
 
 def _show_tree(report: Report) -> None:
@@ -231,10 +201,6 @@ COMMANDS = (
         "patch an installed sglang in place: a pinned release, with or without edits of others",
         (
             DISCARD,
-            flag(
-                "--verify",
-                "install nothing; finish what a killed call began, then compare every file",
-            ),
             flag(
                 "--check",
                 "write nothing; say what install would do, and what would keep it from that",

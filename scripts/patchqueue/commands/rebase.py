@@ -19,7 +19,7 @@ from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pins
 from ..upstream.release import find, newer
-from .terminal import FROM, OUT, Command, flag, option, show_rows
+from .terminal import OUT, Command, flag, option, path, show_rows
 
 KINDS = (
     (Outcome.APPLIED, "as they are"),
@@ -39,14 +39,14 @@ def _rebase(options: argparse.Namespace) -> int:
     root, pins = options.root, pinning.load(options.root)
     if options.newer:
         return _show_newer(root, pins)
+    if not options.release:
+        raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
+    version = pinning.version(options.release)
     if not (options.proceed or options.abort or options.skip is not None):
-        if not options.release:
-            raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
-        release = find(pins, pinning.version(options.release), options.origin)
+        release = find(pins, version, options.origin)
         progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
         _show_next(root, pins, progress, begun=True)
         return 0
-    version = _version(root, options.release)
     if options.abort:
         rebase.abort(root, version)
         OUT.print(
@@ -61,18 +61,6 @@ def _rebase(options: argparse.Namespace) -> int:
         OUT.print("nothing to write, the queue holds it all")
     _show_next(root, pins, progress)
     return 0
-
-
-def _version(root: Path, word: str | None) -> Version:
-    """The release that --continue, --skip or --abort is about."""
-    if word:
-        return pinning.version(word)
-    under_way = rebase.under_way(root)
-    if len(under_way) == 1:
-        return under_way[0]
-    what = "several rebases are under way" if under_way else "no rebase is under way"
-    step = f"name the release, as in {to_type('rebase', '0.5.24', '--continue')}"
-    raise Refused.of("nothing-to-continue", "work/", what, step)
 
 
 def _show_newer(root: Path, pins: Pins) -> int:
@@ -170,12 +158,13 @@ COMMANDS = (
         "say what the queue does on another release, and carry it there",
         "0.5.24",
         (
+            option("release RELEASE", "a version, as 0.5.24", nargs="?"),
             option(
-                "release RELEASE",
-                "a version as 0.5.24; not needed while one rebase is under way",
-                nargs="?",
+                "--from PATH",
+                "take the release from this wheel, folder of wheels, checkout or unpacked wheel",
+                dest="origin",
+                type=path,
             ),
-            FROM,
             (
                 flag(
                     "--continue",

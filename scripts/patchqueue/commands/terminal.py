@@ -36,8 +36,6 @@ from ..upstream.source import cache_folder
 LOG = logging.getLogger(__name__)
 CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
 DEFAULT = "the one that upstream/pins.toml calls default"
-# git's rule: a colon before the first slash makes an address, https://… or host:path
-ADDRESS = re.compile(r"[^/]*:")
 # a hunk that does not fit: the patch, the place with what is there, what the patch needs
 HUNK = re.compile(r"(?s)^(.*?): (\S+: hunk \d+: line .*?); (the queue's patch needs .*) (\[\w+\])")
 OUTPUTS = ("out", "onto", "site")  # options that name a folder to write to
@@ -125,12 +123,6 @@ def file(text: str) -> Path:
     return Path("/dev/stdout") if text == "-" else path(text)
 
 
-def place(text: str) -> str:
-    """A file or folder, or the unchanged address of a git repository."""
-    typed = path(text)
-    return text if not text or (ADDRESS.match(text) and not typed.exists()) else str(typed)
-
-
 def program(text: str) -> str:
     """A program by its whole path; else by its name, as a shell finds it."""
     return str(path(text).absolute()) if "/" in text else text
@@ -149,10 +141,10 @@ def machine(text: str) -> str:
 
 
 FROM = option(
-    "--from PATH|URL",
-    "take the release from this wheel, folder of wheels, or git repository with its tag",
+    "--from PATH",
+    "take the release from this wheel, or folder of wheels",
     dest="origin",
-    type=place,
+    type=path,
 )
 
 

@@ -1,18 +1,17 @@
-"""The command `test`: the tests of the tool and of releases, and upstream's own."""
+"""The command `test`: the tests of the tool and of releases."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from rich.text import Text
 
-from ..environments import testing, upstream_tests
-from ..outcome import Problem, Refused, counted, to_type
+from ..environments import testing
+from ..outcome import Refused, to_type
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from . import terminal
@@ -21,20 +20,12 @@ from .trees import show_check
 
 
 def _test(options: argparse.Namespace) -> int:
-    if options.coverage:
-        return testing.measure_coverage(options.root)
-    if options.upstream:
-        return _test_upstream(options)
     pins = pinning.load(options.root)
     is_tool_tested, chosen = _chosen(options, pins)
-    without = [pin for pin in chosen if not testing.has_environment(options.root, pin)]
-    if without and not options.all:
-        what, problems = "has no lock in upstream/locks/", list[Problem]()
-        for pin in without:
-            step = f"{to_type('pin', pin.tag, '--lock')} makes one"
-            problems.append(Problem("no-environment", pin.tag, what, step))
-        raise Refused(problems)
-    chosen = [pin for pin in chosen if pin not in without]
+    if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
+        what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
+        step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
+        raise Refused.of("no-environment", without[0].tag, what, step)
     names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
     OUT.print(f"to be tested: {', '.join(names)}")
     if is_tool_tested and not show_check(options.root, pins.all):
@@ -52,8 +43,6 @@ def _test(options: argparse.Namespace) -> int:
         failed = Text(f"failed (pytest exit code {code})", "red")
         edits = "(the tree has edits of yours)" if each.as_it_stands else ""
         OUT.print(f"{each.pin.tag}:", failed if code else Text("passed", "green"), edits)
-    for pin in without:
-        OUT.print(f"{pin.tag}: not tested, it has no environment", style="yellow")
     return 1 if any(codes) else 0
 
 
@@ -105,45 +94,6 @@ def _begin(title: str) -> None:
     OUT.file.flush()  # pytest writes next
 
 
-def _test_upstream(options: argparse.Namespace) -> int:
-    """Run upstream's unit tests for CPUs on both trees of a release; 1 where the queue breaks one.
-    Raises Refused for a checkout of another release."""
-    chosen, started = chosen_releases(options, pinning.load(options.root)), time.monotonic()
-    if len(chosen) > 1:
-        what = "names several releases; a checkout is at the tag of one"
-        step = f"{to_type('test', chosen[0].tag, '--upstream PATH')}, one after the other"
-        raise Refused.of("bad-words", " ".join(options.releases), what, step)
-    (pin,), checkout = chosen, options.upstream.absolute()
-    pristine = upstream_tests.pristine_of(pin, checkout)
-    files = [file for file in upstream_tests.find(checkout) if (options.expression or "") in file]
-    if not files:
-        what = "is in no path of a file of tests for CPUs"
-        raise Refused.of("no-tests", repr(options.expression), what, "name a part of one, as cache")
-    OUT.print(f"{pin.tag}: {counted(len(files), 'file')} of upstream's unit tests, on both trees")
-    results: list[upstream_tests.Compared] = []
-    with upstream_tests.trees(testing.prepare(options.root, pin), checkout, pristine) as run:
-        for file in files:
-            result = upstream_tests.run_file(run, file)
-            results.append(result)
-            OUT.print(f"[{len(results)}/{len(files)}] {result.file}: {result}")
-            OUT.file.flush()
-    both = sum(result.both for result in results)
-    broken = {test: why for result in results for test, why in result.broken.items()}
-    if broken:
-        OUT.print("\nPassed on the pristine tree alone:")
-    for test, reason in broken.items():
-        OUT.print(f"  {test}\n      {reason}")
-    OUT.print(
-        f"\n{pin.tag}: {counted(both, 'test')} passed on both trees, {len(broken)} on the pristine"
-        f" tree alone; {counted(len(files), 'file')} in {time.monotonic() - started:.1f} s"
-    )
-    if not both and not broken:
-        what = "no test passed on the pristine tree, so that nothing is compared"
-        step = "the lines above say why; a checkout is to be whole, and at the release's tag"
-        raise Refused.of("nothing-passed", pin.tag, what, step)
-    return 1 if broken else 0
-
-
 COMMANDS = (
     Command(
         "test",
@@ -153,24 +103,10 @@ COMMANDS = (
         (
             terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
             flag("--all", "every pinned release"),
-            option(
-                "-k TEXT",
-                "only the tests that pytest's -k selects; with --upstream, the files whose"
-                " path holds TEXT",
-                dest="expression",
-            ),
-            (
-                flag(
-                    "--tool",
-                    "test the tool itself: check, and tests/queue; without a release nothing else",
-                ),
-                option(
-                    "--upstream PATH",
-                    "run upstream's unit tests for CPUs instead, and list which the queue breaks;"
-                    " PATH is a checkout of sglang at the release's tag, which is not written to",
-                    type=terminal.path,
-                ),
-                flag("--coverage", "count the tool's lines that its tests run instead"),
+            option("-k TEXT", "only the tests that pytest's -k selects", dest="expression"),
+            flag(
+                "--tool",
+                "test the tool itself: check, and tests/queue; without a release nothing else",
             ),
         ),
     ),

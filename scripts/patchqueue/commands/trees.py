@@ -36,7 +36,6 @@ from .terminal import (
     option,
     relative,
     show_problems,
-    show_rows,
 )
 
 
@@ -46,16 +45,7 @@ def _apply(options: argparse.Namespace) -> int:
         started = time.monotonic()
         report = apply(options.root, pin, options.origin, options.discard)
         seconds = time.monotonic() - started
-        if options.verbose:
-            show_rows(report.rows)
-        elif len(chosen) == 1:
-            applied = (Outcome.APPLIED, Outcome.ALREADY_APPLIED)
-            kinds = [row.outcome for row in report.rows if row.outcome not in applied]
-            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-            if kinds:
-                OUT.print(f"not for {pin.tag}: {counts} (--verbose lists all patches)")
-        is_whole = len(chosen) == 1 or options.verbose
-        _show(report, options.root, seconds, is_whole, options.verbose)
+        _show(report, options.root, seconds, len(chosen) == 1)
     if len(chosen) > 1:
         OUT.print(f"next: {to_type('build', chosen[0].tag)} makes the wheel of one")
     return 0
@@ -81,17 +71,15 @@ def _quilt(options: argparse.Namespace) -> int:
         return find_quilt(cache_folder()).run(tree.path, *words, lock=lock).returncode
 
 
-def _show(report: Report, root: Path, seconds: float, whole: bool, verbose: bool) -> None:
-    """The tree in a line; whole: its contents, and what to type next; verbose: also the pristine
-    tree's hash."""
+def _show(report: Report, root: Path, seconds: float, whole: bool) -> None:
+    """The tree in a line; whole: its contents, and what to type next."""
     record, path = report.record, relative(report.path, root)
     again = "already applied, " if report.outcome is Outcome.ALREADY_APPLIED else ""
-    counts = f"{len(record['patches']) - bool(record['overlay'])} of {len(report.rows)} patches"
+    count = len(record["patches"]) - bool(record["overlay"])
     files = counted(len(record["overlay"]), "overlay file")
-    OUT.print(f"{path}: {again}{counts}, {files}, {seconds:.1f} s")
+    OUT.print(f"{path}: {again}{counted(count, 'patch', 'patches')}, {files}, {seconds:.1f} s")
     if whole:
-        pristine = f"\nrelease {report.pin.tree}" if verbose else ""
-        OUT.print(f"from {record['source']['name']}{pristine}\ntree {record['tree']['after']}")
+        OUT.print(f"from {record['source']['name']}\ntree {record['tree']['after']}")
         OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
 
 
@@ -102,7 +90,7 @@ SHOWN = 12  # digits of a tree's hash, as many as a server logs
 def _check(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     if options.write:
-        for change in write(options.root, chosen_releases(options, pins, pins.all), None):
+        for change in write(options.root, chosen_releases(options, pins, pins.all)):
             OUT.print(f"{change.path}: {change.why}")
         pins = pinning.load(options.root)
     chosen = chosen_releases(options, pins, pins.all)
@@ -116,7 +104,7 @@ def _check(options: argparse.Namespace) -> int:
 def show_check(root: Path, chosen: Sequence[Pin]) -> bool:
     """Check these releases, and print the report; whether there is no problem."""
     started = time.monotonic()
-    report = check(root, chosen, None)
+    report = check(root, chosen)
     _show_releases(report)
     OUT.print(
         f"\n{counted(len(report.pins), 'release')}, {counted(len(report.all_problems), 'problem')},"
@@ -216,11 +204,6 @@ COMMANDS = (
             terminal.releases(),
             FROM,
             flag("--discard", "throw away edits of the work tree that no patch holds"),
-            flag(
-                "--verbose",
-                "list all patches of the queue, say why one is not for the release, and what the"
-                " release hashed to",
-            ),
         ),
     ),
     Command(
@@ -290,7 +273,7 @@ COMMANDS = (
                     "--from FOLDER",
                     "a folder that holds all wheels of the release",
                     dest="origin",
-                    type=terminal.place,
+                    type=terminal.path,
                 ),
                 flag(
                     "--lock",

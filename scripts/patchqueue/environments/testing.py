@@ -175,25 +175,6 @@ def test_tool(root: Path, words: Sequence[str] = ()) -> int:
     return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
-def measure_coverage(root: Path) -> int:
-    """Run tests/queue with coverage, and print the tool's lines that they run; the exit code of the
-    first command that fails, else 0."""
-    coverage = [*with_packages(root, "coverage"), "coverage"]
-    tests = ["run", "-m", "pytest", "tests/queue", "-q", "-n", "auto"]
-    for words in (tests, ["combine", "-q"], ["report"]):
-        if code := subprocess.run([*coverage, *words], cwd=root).returncode:
-            return code
-    return 0
-
-
-def with_packages(root: Path, name: str) -> list[str]:
-    """uv's command that runs another with the tool's packages, and with those of one more lock in
-    scripts/. uv keeps them, so that a second call asks for nothing."""
-    files = [f"--with-requirements={root}/scripts/{each}.txt" for each in ("requirements", name)]
-    python = f"--python={sys.executable}"
-    return [run.find_uv(), "run", "--quiet", "--no-project", python, *files]
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A release's tree and environment, ready for its tests. as_it_stands: the tree has edits that

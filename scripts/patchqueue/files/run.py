@@ -72,8 +72,7 @@ QUILT = Tool(
 )
 DIFF = Tool("diff", "install diffutils", given={"LC_ALL": "C"})
 
-NO_SYSTEM = {"GIT_CONFIG_NOSYSTEM": "1"}
-NO_CONFIGURATION = NO_SYSTEM | {"GIT_CONFIG_GLOBAL": os.devnull}
+NO_CONFIGURATION = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
 # What git writes is a function of its input alone.
 SETTINGS = (
     "core.autocrlf=false",

@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-# what of a work tree is upstream's; everything else there is the queue's or the user's own
-ROOTS = ("python", "test")
 PREFIX = "python/"  # of git's layout: below it lies what a wheel and site-packages have
 SGLANG = "python/sglang/"
 GENERATED = "python/sglang/_version.py"  # written when a wheel is built; a git checkout has none
@@ -111,7 +109,7 @@ def hash_python(listing: Mapping[str, str]) -> str:
 
 def list_folder(folder: Path) -> dict[str, str]:
     """The listing of a work tree on disk."""
-    return {name: digest for root in ROOTS for name, digest in _list(folder / root, root)}
+    return dict(_list(folder / "python", "python"))
 
 
 def list_package(site: Path) -> dict[str, str]:

@@ -28,7 +28,7 @@ from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, of_folder, pristine, refuse_other
+from ..upstream.release import Edits, between, of_folder, refuse_other
 from ..upstream.source import fetch
 from ..wheels import local_version
 from .repository import Commit, Repository, open_repository
@@ -111,7 +111,7 @@ def backport(
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
     again = to_type("backport", f"--onto {onto} --base {pin.tag} BRANCH")
-    fork = _compared(found, selection, repository.path, f"{again} {MERGE}")
+    fork = _compared(found, selection, f"{again} {MERGE}")
     selection = settle(selection, fork.files.get, fork.where, fork.step)
     wanted = [*commits(selection, fork), *([tests_of(root, selection)] if tests else [])]
     made = repository.build(start, wanted, author, date_of(pin, repository, start))
@@ -137,13 +137,13 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str, where
     raise Refused.of("no-pinned-release", where, what, step)
 
 
-def _compared(found: Base, selection: Selection, checkout: Path, step: str) -> Base:
-    """A tree with its edits of the release, and what to do where they conflict. checkout: where the
-    release's tag may be. Raises Refused where the tree is another release."""
+def _compared(found: Base, selection: Selection, step: str) -> Base:
+    """A tree with its edits of the release, and what to do where they conflict. Raises Refused
+    where the tree is another release."""
     pin = selection.pin
     if hash_python(found.listing) == pin.tree:
         return found
-    release = sglang_part(pristine(pin, checkout).listing())
+    release = sglang_part(fetch(pin, None).listing())
     edits = between(release, found.listing, whole=False)
     refuse_other(found.where, pin, release, edits, selection.touched)
     return replace(found, edits=edits, step=step)
@@ -248,7 +248,7 @@ def write_patch(
     selection = select(load_queue(root, only), pin, without)
     if base:
         found = Base(str(base), of_folder(pin.version, base).files)
-        onto = _compared(found, selection, base, EITHER)
+        onto = _compared(found, selection, EITHER)
     else:
         onto = Base(pin.tag, fetch(pin, None).contents())
     selection = settle(selection, onto.files.get, onto.where, onto.step)

@@ -132,12 +132,6 @@ def abort(root: Path, version: Version) -> None:
         repository.remove()
 
 
-def under_way(root: Path) -> list[Version]:
-    """The releases that have a repository, finished or not."""
-    folders = sorted((root / "work").glob("rebase-*/.git/patchqueue"))
-    return [Version(folder.parts[-3].removeprefix("rebase-")) for folder in folders]
-
-
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Be the only rebase; what a killed one had made good is finished first."""

@@ -120,25 +120,6 @@ def _broken_imports(journal: Journal, modules: Sequence[str]) -> Iterator[str]:
             yield f"{name}:{line} {what}: that module cannot be imported any more"
 
 
-def verify(root: Path, site: Path, release: str = "") -> Report:
-    """Finish what a killed call began, then hold every file against the release or the patched
-    tree.
-
-    The outcome is APPLIED where every change of the queue is in place, EMPTY where none is,
-    TREE_MISMATCH with the faults else. Edits of others are told apart.
-    """
-    with _exclusive_access(site) as place:
-        pins = pinning.load(root)
-        journal = _finish_interrupted(place, pins)
-        if applied := _applied(place, journal):
-            faults = applied.differing.ours
-            return applied.report(Outcome.TREE_MISMATCH if faults else Outcome.APPLIED)
-        here = installed.find(place)
-        known = _identify_release(here, load_queue(root), pins, release)
-        record = {"version": str(known.pin.version)}
-        return Report(here.site, Outcome.EMPTY, record, before=names(known.edits.paths))
-
-
 @contextmanager
 def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
     """Hold the lock of the folder itself. writes: also delete what a killed run left aside."""

@@ -24,7 +24,8 @@ from ..files import tree as trees
 from ..files.tree import PREFIX, SGLANG, hash_python, is_part_of_tree
 from ..outcome import Outcome, Problem, Refused, system_problem, to_type
 from ..upstream.pins import Pin, Pins
-from ..upstream.release import Edits, between, nearest_tag, pristine, refuse_other
+from ..upstream.release import Edits, between, nearest_tag, refuse_other
+from ..upstream.source import fetch
 
 NO_EDITS = Edits()
 NAME_IT = (
@@ -91,9 +92,8 @@ class Report:
     """The outcome for an installed sglang. record: its provenance; changed, added: the number of
     files; notes: what to know.
 
-    faults: files of the queue that are not as it made them, by their names below the folder.
     others: files that others edited since, where every change of the queue is still in place;
-    before: files that others had edited before. next_step: what puts faults right.
+    before: files that others had edited before; both by their names below the folder.
     """
 
     site: Path
@@ -102,10 +102,8 @@ class Report:
     changed: int = 0
     added: int = 0
     notes: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    next_step: str = ""
 
 
 def read(site: Path, path: str) -> bytes | None:
@@ -247,7 +245,7 @@ def recognise(
         raise Refused(_unknown(here, pins))
     whole = hash_python(listed) == pin.tree
     if not whole:
-        listed = trees.sglang_part(pristine(pin, here.site.parent).listing())
+        listed = trees.sglang_part(fetch(pin, None).listing())
     edits = between(listed, here.listing, whole)
     refuse_other(str(here), pin, listed, edits, ours(pin))
     taken = f"sglang {here.version} is not pinned: taken as {pin.tag} with other files"

@@ -22,14 +22,11 @@ from ..files.tree import LAID, LISTING, PREFIX, names
 from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue.patchfile import parse_diff
 from ..queue.series import PACKAGE, PROVENANCE
-from ..upstream.release import between
 from ..wheels import LABEL
 from ..wheels import PROVENANCE as IN_DIST_INFO
 from . import undo
 from .installed import Installed, Report, read
 from .undo import Journal
-
-REST = "sglang/… (files that the queue leaves alone)"
 
 
 class Differing(NamedTuple):
@@ -87,17 +84,10 @@ class InPlace:
         return selection.made(self.record) and not self.differing.ours
 
     def report(self, outcome: Outcome) -> Report:
-        again = to_type("install", "--site-packages", self.journal.site, "--discard")
-        step = f"{again} makes the queue's files anew, from those that it found"
+        others, before = self.differing.others, edited_before(self.record)
+        numbers = counts(self.journal)
         return Report(
-            self.journal.site,
-            outcome,
-            self.record,
-            *counts(self.journal),
-            faults=self.differing.ours,
-            others=self.differing.others,
-            before=edited_before(self.record),
-            next_step=f"{step}; keep a copy of edits of yours in them",
+            self.journal.site, outcome, self.record, *numbers, others=others, before=before
         )
 
     def without_changes(self) -> dict[str, bytes]:
@@ -136,26 +126,6 @@ class HandedOn:
     is_wheel: bool
     record: dict[str, Any]
 
-    @cached_property
-    def differing(self) -> Differing:
-        """Every file against the tree's own listing; of a wheel without one, against RECORD."""
-        here, about = self.here, _tree_record(self.here.site)
-        listed = trees.from_sha256sum(read(here.site, LISTING) or b"") or here.recorded()
-        rest, present = about.get("rest"), here.listing
-        if rest:  # a branch's listing has the queue's files alone, and one hash of the others
-            present = {
-                path: digest
-                for path, digest in present.items()
-                if path in listed or path.startswith(PACKAGE)
-            }
-        differ = names(between(listed, present, whole=self.is_wheel).paths)
-        if rest and own_changes.rest(trees.own_listing(here.listing), listed) != rest:
-            differ += (REST,)
-        if not listed:
-            differ = (LISTING.removeprefix(PREFIX),)
-        own = {each["path"].removeprefix(PREFIX) for each in self.record["overlay"]}
-        return attribute(here.site, differ, own, about)
-
     def is_of(self, selection: Selection) -> bool:
         """Whether it is this very queue."""
         if self.is_wheel:
@@ -163,19 +133,10 @@ class HandedOn:
         return read(self.here.site, PROVENANCE) == selection.overlay.get(PROVENANCE)
 
     def report(self, outcome: Outcome) -> Report:
-        how, source = "patched by git", "branch or the file"
-        if self.is_wheel:
-            how, source = "installed from the patched wheel", "wheel"
-        return Report(
-            self.here.site,
-            outcome,
-            self.record,
-            notes=(f"it was {how}",),
-            faults=self.differing.ours,
-            others=self.differing.others,
-            before=edited_before(_tree_record(self.here.site)),
-            next_step=f"apply the {source} again; keep a copy of edits of yours",
-        )
+        how = "installed from the patched wheel" if self.is_wheel else "patched by git"
+        before = edited_before(_tree_record(self.here.site))
+        notes = (f"it was {how}",)
+        return Report(self.here.site, outcome, self.record, notes=notes, before=before)
 
     def refusal(self, tag: str = "") -> Refused:
         """Why an install in place cannot take it off. tag: the release that gets another queue."""

@@ -133,10 +133,8 @@ def read(site: Path) -> Journal | None:
         written = json.loads((folder / STATE).read_text(encoding="utf-8"))
         changes = tuple(Change(**change) for change in written["changes"])
         state, folders = State(written["state"]), tuple(written["folders"])
-        record = dict(written["record"])
-        noted = written.get("notes", record.pop("notes", {}))  # an earlier tool's are in the record
-        notes = {name: noted[name] for name in NOTES}
-        journal = Journal(site, state, changes, folders, record, notes)
+        notes = {name: written["notes"][name] for name in NOTES}
+        journal = Journal(site, state, changes, folders, dict(written["record"]), notes)
         way = journal.way_out()
     except PermissionError as error:  # whole, as it seems: nothing to delete
         raise Refused(system_problem(error, [folder])) from None

@@ -27,14 +27,6 @@ PLAIN_PATH = re.compile(r"(?:python/sglang|test)/[^ \\\x00-\x1f]+")
 SECTION = re.compile(r"(?m)^(@@ -\S+ \+\S+ @@) .*$")  # a hunk's header may name a function
 LAST_LINE = f"remove that line, or write the patch with {to_type('refresh')}"
 NO_NEWLINE = "\\ No newline at end of file"
-BOM = "\ufeff"  # what some editors write in front of UTF-8
-FORBIDDEN = (  # what a diff can say besides changing lines, by how its line begins
-    ("rename", ("rename from", "rename to", "copy from", "copy to")),
-    ("rename", ("similarity index", "dissimilarity index")),
-    ("mode-change", ("old mode", "new mode", "new file mode", "deleted file mode")),
-    ("binary", ("Binary files", "GIT binary patch")),
-    ("new-or-deleted-file", ("--- /dev/null", "+++ /dev/null")),
-)
 
 
 @dataclass(frozen=True)
@@ -137,9 +129,6 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         return None, [Problem("not-utf-8", where, f"byte {error.start} is not UTF-8")]
-    if text.startswith(BOM):
-        what, step = "begins with a byte order mark", "save it as UTF-8 without one"
-        return None, [Problem("byte-order-mark", f"{where}:1", what, step)]
     if "\r" in text:
         line = text[: text.index("\r")].count("\n") + 1
         return None, [
@@ -226,12 +215,9 @@ def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
 
 
 def _misshapen(at: str, line: str, why: str) -> Problem:
-    for name, beginnings in FORBIDDEN:
-        if line.startswith(beginnings):
-            what = f"{line!r}: a patch only changes lines of files that upstream has"
-            return Problem(name, at, what, "new files belong into overlay/")
-    step = f"write patches with {to_type('refresh')}, not by hand"
-    return Problem("bad-form", at, f"{line!r}: {why}", step)
+    what = f"{line!r}: {why}; a patch only changes lines of files that upstream has"
+    step = f"write patches with {to_type('refresh')}; new files belong into overlay/"
+    return Problem("bad-form", at, what, step)
 
 
 def _files(where: str, files: Sequence[FileDiff]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..files.tree import is_part_of_tree
+from ..files.tree import SGLANG, is_part_of_tree
 from ..outcome import Problem
 from . import imports, patchfile
 from .header import Header
@@ -175,12 +175,6 @@ def parse(text: str) -> tuple[list[Entry], list[Problem]]:
     """
     entries: list[Entry] = []
     problems: list[Problem] = []
-    if text.startswith(patchfile.BOM):
-        what = "begins with a byte order mark"
-        problems.append(
-            Problem("byte-order-mark", f"{FILE}:1", what, "save it as UTF-8 without one")
-        )
-        text = text.removeprefix(patchfile.BOM)
     for number, line in enumerate(text.split("\n"), 1):
         if "\r" not in line and (not line.strip() or line.startswith("#")):
             continue
@@ -279,8 +273,8 @@ def _overlay(root: Path, queue: Queue) -> Iterator[Problem]:
         if path == PROVENANCE:
             what = "is written by the tool itself, for each tree"
             yield Problem("reserved-name", where, what, "choose another name")
-        if not path.startswith(("python/sglang/", "test/")):
-            yield Problem("bad-path", where, "lies outside python/sglang/ and test/")
+        if not path.startswith(SGLANG):
+            yield Problem("bad-path", where, f"lies outside {SGLANG}")
         if re.search(r'[\s"\\\x00-\x1f]', path):
             what = "has white space, a quote, a backslash or a control character"
             yield Problem("bad-path", where, f"{what}, which no patch can name")

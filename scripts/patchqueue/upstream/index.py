@@ -33,7 +33,7 @@ LIST = (
     *("--format=pylock.toml", "--no-header", "--index-strategy=unsafe-best-match"),
     f"--python={sys.executable}",  # else uv looks for others, which takes seconds
 )
-STEP = "check `pip config list`, or give a wheel or checkout: --from PATH"  # where it lacks one
+STEP = "check `pip config list`, or give a wheel: --from PATH"  # where it lacks one
 # of pip -> (of uv, between two values). By environment: every user of the host can read the words
 # of a command, and an address may hold a password.
 SETTINGS = {
@@ -82,15 +82,15 @@ def download(
     return _pip([*command, "-d", str(folder), f"sglang=={version}"], folder)
 
 
-def published(folder: Path, *words: str) -> list[str]:
+def published(folder: Path) -> list[str]:
     """Every version of sglang that the package index pip is configured for has a Linux wheel of,
     for a Python that all pins know.
 
-    folder: an empty one to run pip in. words: more for pip. Raises Refused where pip cannot say.
+    folder: an empty one to run pip in. Raises Refused where pip cannot say.
     """
     command = [*PIP, "index", "versions", "sglang", "--json", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary=:all:", "--python-version", "3.12"]
-    command += ["--platform", "manylinux_2_34_x86_64", *words]
+    command += ["--platform", "manylinux_2_34_x86_64"]
     done = _pip(command, folder)
     try:
         return [str(version) for version in json.loads(done.stdout)["versions"]]

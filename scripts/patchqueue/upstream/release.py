@@ -35,7 +35,7 @@ from ..outcome import Refused, some, to_type
 from . import index, source
 from . import pins as pinning
 from .pins import Pin, Pins
-from .source import Archive, Source
+from .source import Archive
 
 LOG = logging.getLogger(__name__)
 DAYS_TO_RESOLVE = 3  # dependencies that a release needs sometimes follow it by a day or two
@@ -59,44 +59,25 @@ class Release:
         return hash_python(self.listing)
 
 
-def find(pins: Pins, version: Version, origin: str | None) -> Release:
-    """A release, pinned or not. origin: where it is taken from, as `source.fetch` means it; of a
-    checkout without the tag of a release that is not pinned, the files as they are. Raises Refused
-    where they cannot be had."""
-    path, pin = Path(origin or ""), pins.of(version)
-    if pin:
+def find(pins: Pins, version: Version, origin: Path | None) -> Release:
+    """A release, pinned or not. origin: a wheel of it, a folder of wheels, or a checkout or an
+    unpacked wheel, whose files are taken as they are. Raises Refused where they cannot be had."""
+    wheels = _wheels(origin, version) if origin else []
+    if origin and origin.is_dir() and not wheels:
+        LOG.info(f"sglang {version} from {origin}: its files as they stand")
+        return of_folder(version, origin)
+    if pin := pins.of(version):
         return Release(version, source.fetch(pin, origin).contents())
-    if origin and path.is_dir() and not _wheels(path, version) and not _has_tag(path, version):
-        LOG.info(f"sglang {version} from {path}: its files as they stand")
-        return of_folder(version, path)
     with tempfile.TemporaryDirectory(prefix="patchqueue-rebase-") as space:
-        file, kind = _archive(version, origin, Path(space))
-        return Release(version, Archive(file, kind, file.name).contents())
+        file = next(iter(wheels), origin) or next(_offered(version, Path(space)), None)
+        if file is None or not file.is_file():
+            what, step = "no wheel of it is available", "check the version, or name a wheel: --from"
+            raise Refused.of("not-fetched", f"sglang {version}", what, step)
+        return Release(version, Archive(file).contents())
 
 
 def _wheels(folder: Path, version: Version) -> list[Path]:
     return sorted(folder.glob(f"sglang-{version}-*.whl"))
-
-
-def _has_tag(folder: Path, version: Version) -> bool:
-    """Whether the folder is a git repository, not a part of one, that has the release's tag."""
-    if not (folder / ".git").exists() and not (folder / "HEAD").is_file():
-        return False
-    tag = f"refs/tags/v{version}^{{commit}}"
-    return bool(_asked(folder, "rev-parse", "--verify", "-q", tag))
-
-
-def _archive(version: Version, origin: str | None, space: Path) -> tuple[Path, str]:
-    """(an archive of a release that is not pinned, "wheel" or "git")."""
-    path = Path(origin or "")
-    if origin and (path.is_dir() or ":" in origin) and not _wheels(path, version):
-        return source.archive_of_tag(f"v{version}", origin, space)[0], "git"
-    wheels = [path] if origin and path.is_file() else _wheels(path, version) if origin else []
-    file = wheels[0] if wheels else None if origin else next(_offered(version, space), None)
-    if file is None or not file.is_file():
-        step = "check the version and `pip config list`, or give a wheel or checkout: --from PATH"
-        raise Refused.of("not-fetched", f"sglang {version}", "no wheel of it is available", step)
-    return file, "wheel"
 
 
 def newer(pins: Pins) -> list[Version]:
@@ -115,40 +96,32 @@ def nearest_tag(path: Path) -> str:
     """The release's tag that is nearest below a checkout's HEAD; "" for none."""
     if not (path / ".git").exists():
         return ""
-    return _asked(path, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
-
-
-def _asked(folder: Path, *words: str) -> str:
-    """The answer of git in a user's repository, and in none above it; empty where it fails."""
-    above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    above = {"GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # no repository above it
+    words = ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
     try:
-        done = run.git(folder, *words, more=run.NO_CONFIGURATION | above)
+        said = run.git(path, *words, more=run.NO_CONFIGURATION | above).stdout
     except run.Failed:
         return ""
-    return done.stdout.decode("utf-8", "replace").strip()
+    return said.decode("utf-8", "replace").strip()
 
 
 def of_folder(version: Version, folder: Path) -> Release:
-    """The files of a checkout, or of an unpacked wheel, which has no tests. Raises Refused where
-    there is no sglang."""
-    roots = {SGLANG: folder / SGLANG, "test/": folder / "test"}
-    if not (folder / SGLANG).is_dir():
-        roots = {SGLANG: folder / "sglang"}
-        if not (folder / "sglang/srt").is_dir():  # sglang/ alone may be a checkout
-            what = "holds no python/sglang and no sglang/srt"
-            step = "name a checkout of sglang, or the folder that holds sglang/"
-            raise Refused.of("not-fetched", str(folder), what, step)
+    """The files of a checkout or of an unpacked wheel. Raises Refused where there is no sglang."""
+    package = folder / SGLANG if (folder / SGLANG).is_dir() else folder / "sglang"
+    if not (package / "srt").is_dir():  # sglang/ alone may be a checkout
+        what = "holds no python/sglang and no sglang/srt"
+        step = "name a checkout of sglang, or the folder that holds sglang/"
+        raise Refused.of("not-fetched", str(folder), what, step)
     files = {
-        prefix + path.relative_to(root).as_posix(): path
-        for prefix, root in roots.items()
-        for path in root.rglob("*")
+        SGLANG + path.relative_to(package).as_posix(): path
+        for path in package.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
     paths = sorted(filter(is_part_of_tree, files))
     return Release(version, {path: files[path].read_bytes() for path in paths})
 
 
-def add_pin(root: Path, name: str, origin: str | None) -> Pin:
+def add_pin(root: Path, name: str, origin: Path | None) -> Pin:
     """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
 
     Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
@@ -156,12 +129,11 @@ def add_pin(root: Path, name: str, origin: str | None) -> Pin:
     """
     version = pinning.version(name)
     pinning.refuse_pinned(root, version)
-    if origin and not Path(origin).is_dir():
+    if origin and not origin.is_dir():
         step = f"name the folder that holds the wheels of sglang {version}"
-        raise Refused.of("not-fetched", origin, "there is no such folder", step)
+        raise Refused.of("not-fetched", str(origin), "there is no such folder", step)
     with tempfile.TemporaryDirectory() as space:
-        local = Path(origin or "").glob(f"sglang-{version}-*.whl")
-        wheels = sorted(local if origin else _offered(version, Path(space)))
+        wheels = _wheels(origin, version) if origin else sorted(_offered(version, Path(space)))
         if not wheels:
             what, step = "no wheel of it is available", "check the version, and `pip config list`"
             raise Refused.of("not-fetched", f"sglang {version}", what, step)
@@ -193,7 +165,7 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
     """(a wheel's listing, the day when its newest file was written)."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = source.members(archive, "wheel", wheel.name).items()
+            members = source.members(archive, wheel.name).items()
             listing = {path: sha256(archive.read(member)) for path, member in members}
             days = [datetime.date(*member.date_time[:3]) for member in archive.infolist()]
     except (zipfile.BadZipFile, EOFError, ValueError, RuntimeError, zlib.error) as error:
@@ -206,14 +178,8 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
 
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
-    """The release's wheels as they come.
-
-    The index is asked first whether it has the release, unless there are folders of wheels too.
-    Raises Refused with the cause where none is available.
-    """
+    """The release's wheels as they come. Raises Refused with the cause where none is available."""
     configured = index.settings(folder)
-    if "find-links" not in configured:
-        _refuse_unpublished(version, folder)
     LOG.info(f"asking for the wheels of sglang {version}")
     names, broken = index.wheels(str(version), folder, configured)
     for name in names:
@@ -222,19 +188,6 @@ def _offered(version: Version, folder: Path) -> Iterator[Path]:
         if not (folder / name).is_file():
             raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
         yield folder / name
-
-
-def _refuse_unpublished(version: Version, folder: Path) -> None:
-    """Raise Refused where the package index cannot be reached, or has no such release."""
-    versions = sorted(map(Version, index.published(folder, "--pre")))
-    if version not in versions:
-        what = (
-            f"the package index has no such release; its newest is {versions[-1]}"
-            if versions
-            else "the package index has none"
-        )
-        step = "name another, or give a wheel or checkout: --from PATH"
-        raise Refused.of("not-fetched", f"sglang {version}", what, step)
 
 
 FEW = 20  # so many files of others are never too many
@@ -293,14 +246,3 @@ def refuse_other(
         f" {to_type('rebase', 'RELEASE --from CHECKOUT')} says what fits"
     )
     raise Refused.of("unlike-release", where, what, step)
-
-
-def pristine(pin: Pin, repository: Path | None) -> Source:
-    """The release's own files: of the cache, else of its tag in the repository, else of the package
-    index. Raises Refused where none of these has them."""
-    if repository is not None and not source.is_cached(pin) and _has_tag(repository, pin.version):
-        try:
-            return source.fetch(pin, str(repository))
-        except Refused:
-            pass  # no such tag there, or a moved one
-    return source.fetch(pin, None)

@@ -59,12 +59,16 @@ def of(mix, attend):
     class Attention(hybrid.HybridLinearAttnBackend):
         def __init__(self):
             self.linear_attn_backend = Mamba2()
+            self.full_attn_backend = SimpleNamespace(init_forward_metadata=lambda batch: None)
 
         def init_forward_metadata(self, forward_batch):
             self.linear_attn_backend.init_forward_metadata(forward_batch)
 
         def forward(self, q, *_, **__):
             return attend(q)
+
+        def resolve_prefill_shared_read_ends(self, batch, **_):
+            """Asked from 0.5.22 on."""
 
     return Attention()
 

@@ -9,6 +9,7 @@ import torch
 
 from . import beside, graph, hybrids, late, models, prefill, process, segments, state_pool
 from .served import published
+from .unsaid import Unsaid
 
 with late.modules():
     from sglang.srt.model_executor import cuda_graph_config, forward_batch_info
@@ -32,12 +33,19 @@ class CausalAttention:
     """
 
     use_captured_forward_metadata_for_breakable_cuda_graph = False
+    # asked from 0.5.22 on
+    dllm_attention = prefill_cuda_graph_default_max_seq_len = None
+    prefill_cuda_graph_max_batch_size = None
+    supports_prefill_cuda_graph_max_context_size = skips_prefill_metadata_on_idle_dp_rank = False
 
     def __init__(self):
         self.calls, self.snapshots = 0, []
 
     def prepare_prefill_shared_read_snapshot(self, batch, num_qo_tokens):
         self.snapshots.append(num_qo_tokens)
+
+    def resolve_prefill_shared_read_ends(self, batch, **_):
+        """Asked from 0.5.22 on."""
 
     def init_forward_metadata(self, forward_batch):
         self.lengths = forward_batch.extend_seq_lens.tolist()
@@ -71,7 +79,7 @@ def batch_of(lengths, **fields):
     tokens, source = sum(lengths), torch.Generator().manual_seed(sum(lengths))
     count = "global_num_token_non_padded_cpu"  # from 0.5.20
     count = count if hasattr(forward_batch_info.ForwardBatch, count) else count[len("global_") :]
-    return graph.batch_of(
+    batch = graph.batch_of(
         list(lengths),
         input_ids=torch.randint(1, 200, (tokens,), generator=source),
         positions=torch.cat([torch.arange(n) for n in lengths]),
@@ -85,6 +93,8 @@ def batch_of(lengths, **fields):
         **{count: tokens},
         **fields,
     )
+    batch.kv_loc_plan = SimpleNamespace(bind_replay=lambda *_, **__: None)  # from 0.5.22 on
+    return batch
 
 
 def axes_of(lengths, steps=(1, 1, 1)):
@@ -106,12 +116,11 @@ def arguments(sizes=SIZES, **changes):
     if not late.has(prefill.RUNNER):
         asked = dict(piecewise_cuda_graph_tokens=sizes, enable_breakable_cuda_graph=True)
         return process.default_server_args(**asked | changes)
-    graphs = SimpleNamespace(
+    graphs = Unsaid(
         bs=sizes,
         backend=cuda_graph_config.Backend.BREAKABLE,
         full_prefill_max_req=1,
         tc_compiler="eager",
-        max_context_size=None,  # asked on 0.5.21, as the pool's table
     )
     asked = dict(cuda_graph_config=SimpleNamespace(prefill=graphs, decode=graphs))
     asked["mamba_radix_cache_strategy"] = "no_buffer"
@@ -126,7 +135,7 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
     rows = model_layers.describe(stack.find(model).layers)
     pool = pool or SimpleNamespace(size=32)
     pool.req_to_token = torch.zeros(pool.size, 4096)
-    made = SimpleNamespace(
+    made = Unsaid(
         server_args=args,
         spec_algorithm=spec_info.SpeculativeAlgorithm.from_string(None),
         model=model,
@@ -136,33 +145,25 @@ def model_runner(model, attention, server_args=None, pool=None, **changes):
         gpu_id=0,
         **dict.fromkeys(("tp_size", "dp_size", "pp_size"), 1),
         **dict.fromkeys(("tp_rank", "pp_rank", "moe_ep_rank"), 0),
-        dp_rank=None,
         tp_group=SimpleNamespace(barrier=lambda: None),
         pp_group=SimpleNamespace(is_first_rank=True, is_last_rank=True),
-        model_config=SimpleNamespace(
+        model_config=Unsaid(
             context_len=4096,
             num_hidden_layers=len(rows),
             hidden_size=128,
             vocab_size=256,
-            is_multimodal=False,
-            is_encoder_decoder=False,
-            # 0.5.17's runner asks for DeepSeek's attention
-            hf_config=SimpleNamespace(architectures=[type(model).__name__]),
-            is_mla_breakable_cuda_graph_supported=False,
+            hf_config=Unsaid(architectures=[type(model).__name__]),
         ),
         max_total_num_tokens=4096,
         req_to_token_pool=pool,
-        token_to_kv_pool=None,
-        lora_manager=None,
         is_generation=True,
-        **dict.fromkeys(("is_multimodal", "is_draft_worker", "is_hybrid_swa"), False),
-        use_mla_backend=False,
-        graph_shared_output=None,
+        is_multimodal=False,
         **graph.lists_of(rows),
         dsa_indexers=[],
         mha_companion_layers=[None] * len(rows),
         attn_tp_sequence_sharded=lambda *_: False,  # from here on asked from 0.5.19 on
         ngram_embedding_manager=SimpleNamespace(enabled=False),
+        kv_index_translator=SimpleNamespace(bind_runner_slots=lambda batch: None),
         prepare_dummy_forward_batch=lambda batch: batch,
         get_pp_proxy_topk_size=lambda: None,
         get_pp_proxy_residual_num_blocks=lambda: None,
@@ -221,12 +222,23 @@ class Server(NamedTuple):
         kept = self.graph.attn_metadata_buffers.items()  # from 0.5.21 on by ShapeKey
         return {getattr(key, "size", key): made for key, made in kept}[size]
 
+    @property
+    def graphs(self):
+        """The graph of each size."""
+        if not late.has(prefill.RUNNER):
+            return self.graph.graphs
+        return {key.size: one for key, one in self.graph.backend._graphs.items()}
+
+    def output(self, size):
+        """What the last replay of a size made of each of its rows."""
+        if not late.has(prefill.RUNNER):
+            return self.graph.output[:size]
+        [rows] = [rows for key, rows in self.graph.backend._outputs.items() if key.size == size]
+        return rows
+
     def breaks(self, size):
         """The breaks of a size, under the name that the release's primitive gives them."""
-        if late.has(prefill.RUNNER):
-            [one] = [one for key, one in self.graph.backend._graphs.items() if key.size == size]
-        else:
-            one = self.graph.graphs[size]
+        one = self.graphs[size]
         return getattr(one, "breaks", None) or one._break_fns
 
     def attention_alone_breaks(self, size=16):
@@ -262,18 +274,17 @@ def capture(monkeypatch, kind="llama", **changes):
 
     Qwen3-VL stands for Qwen3.5, whose wrapper it is: its layers run on a CPU up to 0.5.13.
     """
-    seen, hybrid = [], kind in ("nemotron_h", "qwen3_5")
-    attention = CausalAttention()
+    kind, seen, attention = kind.partition(",")[0], [], CausalAttention()
     if kind == "falcon_h1":
         attention = beside.backend(seen)
-    elif hybrid:
+    elif kind in ("nemotron_h", "qwen3_5"):
         seen = hybrids.on_cpu(monkeypatch)
         attention = hybrids.recurrent(attention, seen)
     if kind.startswith("qwen3_"):
         known = (*multimodal.KNOWN, "Qwen3VLForConditionalGeneration")
         monkeypatch.setattr(multimodal, "KNOWN", known)
         changes |= dict(is_multimodal=True)
-    model = models.build(kind.partition(",")[0], device="cpu", dtype=torch.float32)
+    model = models.build(kind, device="cpu", dtype=torch.float32)
     return of(model_runner(model, attention, **changes), monkeypatch, seen)
 
 

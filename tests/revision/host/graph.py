@@ -72,6 +72,22 @@ def batch_of(lengths, prefixes=None, **fields):
     return prefill_batch(sum(lengths), **values | fields)
 
 
+def said_of(lengths, prefixes, wanted):
+    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how
+    many of its new tokens, or one more where that is not the last whole chunk, as the scheduler
+    asks for it; -1: none."""
+    count = len(lengths)
+    asked = torch.tensor(wanted)
+    mask = asked > 0
+    ends = torch.where(mask, asked + torch.tensor(prefixes), -1)
+    slots = torch.arange(count + 1, 2 * count + 1)
+    said = dict(mamba_track_mask=mask, mamba_track_seqlens=ends, mamba_track_indices=slots)
+    if hasattr(forward_batch_info.ForwardBatch, "mamba_track_seqlens_cpu"):  # from 0.5.21
+        said["mamba_prefill_track_mask_cpu"] = mask.tolist()
+        said["mamba_track_seqlens_cpu"] = ends.tolist()
+    return said
+
+
 @dataclass(frozen=True)
 class Piece:
     """A piece of the split forward. op: the split op's name, "" for a piece that is captured.

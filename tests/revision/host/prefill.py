@@ -32,7 +32,9 @@ def captures_on_cpu(monkeypatch):
     module, session = importlib.import_module(RUNNER), nullcontext(SimpleNamespace(stream=None))
     monkeypatch.setattr(module, "graph_capture", lambda **_: session)
     monkeypatch.setattr(module, "get_available_gpu_memory", lambda *_, **__: 0.0)
-    monkeypatch.setattr(module.PrefillCudaGraphRunner, "warmup", lambda self: None)
+    own = module.PrefillCudaGraphRunner
+    monkeypatch.setattr(own, "warmup", lambda self: None)
+    monkeypatch.setattr(own, "model_context", lambda self: nullcontext(), raising=False)
     monkeypatch.setattr(torch.cpu, "graph_pool_handle", lambda: (0, 1), raising=False)
     return module
 

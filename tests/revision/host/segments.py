@@ -30,22 +30,7 @@ def of(model, monkeypatch, tokens=8, prepare=None):
     backend = _backend(seen, batch)
     if prepare:
         prepare(backend, functools.partial(_note, seen), batch)
-    with captured(model, monkeypatch, batch, backend) as replay:
-        at_capture = list(seen)
-        seen.clear()
-        replay(batch)
-        return at_capture, seen
-
-
-@contextlib.contextmanager
-def captured(model, monkeypatch, batch, backend):
-    """replay(batch): a replay of the layer stack of `model`, built on the CPU, that the release's
-    own primitive captured with `batch`, a prefill. It takes as many tokens or fewer.
-
-    backend: the attention backend. Returned is the output of the stack, padded rows and all.
-    """
-    tokens = len(batch.input_ids)
-    ids, positions = torch.arange(tokens), torch.arange(tokens)
+    ids = positions = torch.arange(tokens)
     with recording(monkeypatch), torch.no_grad():
         primitive = importlib.import_module(f"{_BREAKABLE}.breakable_cuda_graph")
         if hasattr(primitive, "get_device_module"):
@@ -55,16 +40,12 @@ def captured(model, monkeypatch, batch, backend):
             around(model.model, batch, backend, tokens),
             primitive.BreakableCUDAGraphCapture(cuda_graph=made, pool=(0, 1)),
         ):
-            output = model.model(ids, positions, batch)
-
-        def replay(batch):
-            for static, given in ((ids, batch.input_ids), (positions, batch.positions)):
-                static[: len(given)].copy_(given)
-            with around(model.model, batch, backend, tokens):
-                made.replay()
-            return output
-
-        yield replay
+            model.model(ids, positions, batch)
+        at_capture = list(seen)
+        seen.clear()
+        with around(model.model, batch, backend, tokens):
+            made.replay()
+        return at_capture, seen
 
 
 @contextlib.contextmanager

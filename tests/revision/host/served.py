@@ -1,21 +1,11 @@
-"""A forward as the release's runners make it: its batch, and the contexts around it."""
+"""The contexts around a forward, as the release's runners make them."""
 
 import contextlib
-
-import torch
 
 from . import graph, late
 
 with late.modules():
     from sglang.srt.model_executor import forward_context
-
-
-def batch_of(tokens, backend):
-    batch = graph.prefill_batch(
-        tokens, num_token_non_padded_cpu=tokens, out_cache_loc=torch.arange(tokens)
-    )
-    batch.attn_backend = backend  # up to 0.5.12; later releases ask their forward context
-    return batch
 
 
 def published(backend):

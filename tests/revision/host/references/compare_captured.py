@@ -1,16 +1,51 @@
 """A captured Mamba2 layer, and the states that it leaves for the prefix cache, its kernels
-interpreted: beside the release's mixer and the plain reference."""
+interpreted: beside the release's mixer and the plain reference.
 
-from types import SimpleNamespace
+The layer is captured in a recorded graph, with a placeholder, and each batch is a replay.
+"""
 
+import contextlib
+import functools
+
+import pytest
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.prefill_graph.captured import layers, tables
 from sglang.srt.prefill_graph.captured import mamba2 as captured
+from triton.runtime import interpreter
 
+from host import graph, recorded
 from host.references import compare_mamba2, compare_scan, compare_ssd, mamba2
 
 NAN = float("nan")
+
+
+@contextlib.contextmanager
+def captures():
+    """Inside, captures record launches; what the interpreter does of its own is no part of them."""
+    with pytest.MonkeyPatch.context() as patch, recorded.recording(patch):
+        own = interpreter.GridExecutor.__call__
+
+        def call(self, *args, **kwargs):
+            recorder = recorded.Graph.recorder
+            target, recorder.target = recorder.target, None
+            own(self, *args, **kwargs)
+            recorder.target = target
+            if target is not None:
+                target.ops.append((functools.partial(own, self), args, kwargs, None))
+
+        patch.setattr(interpreter.GridExecutor, "__call__", call)
+        yield
+
+
+def capture(made, run):
+    """run() captured on tables that have a placeholder's batch, whose state goes to the slot that
+    no request owns; the graph and the result."""
+    made.fill([made.tokens], [False], made.slots)
+    target = recorded.Graph()
+    target.capture_begin()
+    result = run()
+    target.capture_end()
+    return target, result
 
 
 def row_by_row(projection, factors=1):
@@ -33,28 +68,12 @@ def mixer_row_by_row():
     return mixer
 
 
-def said_of(lengths, prefixes, wanted):
-    """A batch's three fields. Request i leaves a state in slot count + 1 + i; wanted: behind how
-    many of its new tokens, or one more where that is not the last whole chunk, as the scheduler
-    asks for it; -1: none."""
-    count = len(lengths)
-    asked = torch.tensor(wanted)
-    mask = asked > 0
-    ends = torch.where(mask, asked + torch.tensor(prefixes), -1)
-    slots = torch.arange(count + 1, 2 * count + 1)
-    said = dict(mamba_track_mask=mask, mamba_track_seqlens=ends, mamba_track_indices=slots)
-    if hasattr(ForwardBatch, "mamba_track_seqlens_cpu"):  # from 0.5.21
-        said["mamba_prefill_track_mask_cpu"] = mask.tolist()
-        said["mamba_track_seqlens_cpu"] = ends.tolist()
-    return said
-
-
 def compare(
     batches, rows, places, chunk=16, step=None, fuses_reduce=False, factors=None, eagerly=True
 ):
-    """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the tables of one
-    size, one after the other. wanted: as in said_of; None where the batch says nothing. NaN is
-    behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
+    """Each batch, (lengths, prefixes) or (lengths, prefixes, wanted), through the graph of one
+    size, one after the other. wanted: as in graph.said_of; None where the batch says nothing. NaN
+    is behind every batch, and in the slots of requests that begin. Request i has slot i + 1.
 
     fuses_reduce: the next norm sums over the ranks. factors: the first projection's columns are
     multiplied, as Falcon-H1's are. eagerly: compare with the release's mixer, too.
@@ -71,30 +90,36 @@ def compare(
     plain, weight = mixer.in_proj.forward, mixer.in_proj.weight
     vector = torch.linspace(0.5, 2, len(weight))[None] if factors else torch.ones(1, 1)
     project = row_by_row(mixer.in_proj, vector)
-    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     worst, bits, others, left = dict.fromkeys(names, 0.0), 0, 0, 0
     made = tables.Tables(rows, places, chunk, torch.device("cpu"), tracks=tracks)
+    hidden, pool = torch.zeros(rows, 128), compare_mamba2.drawn_pool(mixer, 2 * places + 3)
+    cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
+    given = mixer, cache, made, hidden, fuses_reduce, factors and vector
+    with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches, captures():
+        assert captured.why_not(mixer, cache, hidden.dtype) is None
+        captured_graph, output = capture(made, lambda: captured.run(*given))
+    told = mixer.out_proj.forward.words
+    mixer.in_proj.forward = project
+    mixer.in_proj.weight = torch.nn.Parameter(weight * vector.T)  # the plain mixer's
     for number, (lengths, prefixes, *more) in enumerate(batches):
         torch.manual_seed(number)
         count, total, wanted = len(lengths), sum(lengths), more[0] if more else None
-        conv, ssm = before = compare_mamba2.drawn_pool(mixer, 2 * count + 3)
+        conv, ssm = before = compare_mamba2.drawn_pool(mixer, len(pool[0]))
         for slot, prefix in enumerate(prefixes, start=1):
             conv[slot], ssm[slot] = (conv[slot], ssm[slot]) if prefix else (NAN, NAN)
-        hidden = torch.randn(rows, 128)
-        hidden[total:] = NAN
-        said = {} if wanted is None else said_of(lengths, prefixes, wanted)
-        given = hidden[:total], lengths, prefixes, chunk, said, step
-        mixer.in_proj.forward = project
-        eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *given)
-        now, then = pool = conv.clone(), ssm.clone()
-        cache = compare_mamba2.backend(*pool).req_to_token_pool.mamba2_layer_cache(0)
-        with torch.no_grad(), compare_scan.small(chunk), compare_ssd.Launches() as launches:
-            assert captured.why_not(mixer, cache, hidden.dtype) is None
+        drawn = torch.randn(rows, 128)
+        drawn[total:] = NAN
+        said = {} if wanted is None else graph.said_of(lengths, prefixes, wanted)
+        through = drawn[:total], lengths, prefixes, chunk, said, step
+        eager = eagerly and compare_scan.eager(mixer, conv.clone(), ssm.clone(), *through)
+        for static, new in zip((hidden, *pool), (drawn, *before)):
+            static.copy_(new)
+        with torch.no_grad():
             made.fill(lengths, [prefix > 0 for prefix in prefixes], torch.arange(1, count + 1))
             if tracks:
-                layers.Captured(None, step).track(made, _batch(lengths, prefixes, said))
-            mixer.in_proj.forward = plain
-            output = captured.run(mixer, cache, made, hidden, fuses_reduce, factors and vector)
+                layers.Captured(None, step).track(made, graph.batch_of(lengths, prefixes, **said))
+            launches.seen.clear()
+            captured_graph.replay()
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
@@ -106,17 +131,10 @@ def compare(
         for i, rows_behind in kept.items():
             own = hidden[sum(lengths[:i]) :][:rows_behind]
             _, *states = mamba2.behind(mixer, own, before, i + 1, prefixes[i])
-            apart = mamba2.apart((now[count + 1 + i], then[count + 1 + i]), states)
+            apart = mamba2.apart([part[count + 1 + i] for part in pool], states)
             _keep_worst(worst, dict(zip(names[3:], apart)))
-    told, mixer.in_proj.weight = mixer.out_proj.forward.words, weight
+    mixer.in_proj.forward, mixer.in_proj.weight = plain, weight
     return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
-
-
-def _batch(lengths, prefixes, said):
-    fields = "mamba_track_mask", "mamba_track_seqlens", "mamba_track_indices"
-    lengths, prefixes = torch.tensor(lengths), torch.tensor(prefixes)
-    asked = dict.fromkeys(fields) | said
-    return SimpleNamespace(extend_prefix_lens=prefixes, extend_seq_lens=lengths, **asked)
 
 
 def _keep_worst(worst, found):

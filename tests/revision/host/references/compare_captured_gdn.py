@@ -26,7 +26,7 @@ def one_layer():
 
 
 def replays(batches, rows, places, step=None):
-    """Each batch, (lengths, prefixes), through the tables of one size, one after the other. NaN is
+    """Each batch, (lengths, prefixes), through the graph of one size, one after the other. NaN is
     behind every batch. Slots of requests that begin hold what others left, and the pool's order is
     not the batch's.
 
@@ -40,24 +40,32 @@ def replays(batches, rows, places, step=None):
     layer, found = one_layer(), [0.0, 0.0, 0.0]
     bits, others, behind, left = 0, 0, 0.0, 0
     made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"), step is not None)
+    hidden, (now, then) = torch.zeros(rows, 128, dtype=TYPE), drawn_pool(layer, places + SPARE)
+    kept = MambaPool.State(conv=[now], temporal=then)
+    with compare_captured.captures():
+        made_graph, (output, mixed) = compare_captured.capture(
+            made, lambda: with_launches(layer, kept, made, hidden)
+        )
     for number, (lengths, prefixes, *wanted) in enumerate(batches):
         torch.manual_seed(number)
         count, total = len(lengths), sum(lengths)
         order = 1 + torch.randperm(places + SPARE - 1)
         slots, said = order[:count], said_of(lengths, prefixes, order, step, *wanted)
-        conv = torch.randn(places + SPARE, layer.conv_dim, WIDTH).to(TYPE)
-        state = 0.1 * torch.randn(
-            places + SPARE, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
-        )
-        hidden = torch.randn(rows, 128).to(TYPE)
-        hidden[total:] = float("nan")
+        conv, state = drawn_pool(layer, places + SPARE)
+        drawn = torch.randn(rows, 128).to(TYPE)
+        drawn[total:] = float("nan")
         old = conv.clone(), cleared(state, slots, prefixes)
         pool = [part.clone() for part in old]
         through = lengths, prefixes, slots, said, step
-        eagerly = eager(layer, pool, hidden[:total], *through)
-        kept = MambaPool.State(conv=[now := conv.clone()], temporal=(then := state.clone()))
-        made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
-        output, mixed = replayed(layer, kept, made, hidden, *through)
+        eagerly = eager(layer, pool, drawn[:total], *through)
+        for static, new in zip((hidden, now, then), (drawn, conv, state)):
+            static.copy_(new)
+        with torch.no_grad():
+            made.fill(lengths, [prefix > 0 for prefix in prefixes], slots)
+            if said:
+                batch = graph.batch_of(lengths, prefixes, req_pool_indices=slots, **said)
+                made.track(tracked_states.rows_before(batch, step), batch.mamba_track_indices)
+            made_graph.replay()
         written = slots.tolist() + kept_of(said)
         left += len(written) - count
         new = output[:total], now[written], then[written]
@@ -77,12 +85,18 @@ def replays(batches, rows, places, step=None):
     )
 
 
+def drawn_pool(layer, slots):
+    """Random windows and states."""
+    heads = layer.num_v_heads, layer.head_v_dim, layer.head_k_dim
+    return torch.randn(slots, layer.conv_dim, WIDTH).to(TYPE), 0.1 * torch.randn(slots, *heads)
+
+
 def said_of(lengths, prefixes, order, step, wanted=None):
     """What a batch says of the states that the prefix cache keeps. order: of the slots; those
     behind the requests' own are the cache's."""
     if step is None:
         return {}
-    said = compare_captured.said_of(lengths, prefixes, wanted)
+    said = graph.said_of(lengths, prefixes, wanted)
     said["mamba_track_indices"] = order[len(lengths) : 2 * len(lengths)]
     return said
 
@@ -108,14 +122,11 @@ def eager(layer, pool, hidden, *through):
     return output, *pool
 
 
-def replayed(layer, kept, made, hidden, lengths, prefixes, slots, said, step):
+def with_launches(layer, kept, made, hidden):
     """The layer's output with the captured launches between its projections, and what these
     leave."""
-    pool = kept.conv[0], kept.temporal
-    batch, linear = _through(layer, pool, lengths, prefixes, slots, said, step)
-    if said:
-        made.track(tracked_states.rows_before(batch, step), batch.mamba_track_indices)
-    seen = []
+    pool, seen = (kept.conv[0], kept.temporal), []
+    batch, linear = _through(layer, pool, [len(hidden)], [0], made.slots[:1], {}, None)
 
     def mix(*, layer, mixed_qkv, a, b, **_):
         assert captured.why_not(layer, kept, TYPE) is None
@@ -166,10 +177,8 @@ def work(lengths, rows, places):
     Triton has no such reads, how often it writes one."""
     layer, read = one_layer(), Counter()
     made = tables.Tables(rows, places, captured.CHUNK, torch.device("cpu"))
-    slots = torch.arange(1, len(lengths) + 1)
-    made.fill(lengths, [False] * len(lengths), slots)
-    conv = torch.zeros(places + 1, layer.conv_dim, WIDTH, dtype=TYPE)
-    state = torch.zeros(places + 1, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
+    made.fill(lengths, [False] * len(lengths), torch.arange(1, len(lengths) + 1))
+    conv, state = drawn_pool(layer, places + 1)
     kept = MambaPool.State(conv=[conv], temporal=state)
     from triton.runtime.interpreter import interpreter_builder as builder
 
@@ -186,7 +195,7 @@ def work(lengths, rows, places):
 
     with mock.patch.object(builder, name, counted):
         hidden = torch.zeros(rows, 128, dtype=TYPE)
-        replayed(layer, kept, made, hidden, lengths, [0], slots, {}, None)
+        with_launches(layer, kept, made, hidden)
     return {name: read[name] for name in KERNELS}
 
 

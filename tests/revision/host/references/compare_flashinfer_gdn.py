@@ -108,7 +108,7 @@ def layer_of():
 
 
 def drawn(rows, places, step):
-    """New tokens, cached ones and what the prefix cache keeps, as in compare_captured.said_of, of
+    """New tokens, cached ones and what the prefix cache keeps, as in graph.said_of, of
     random requests."""
     lengths, left = [], random.randint(rows // 2, rows)
     while left and len(lengths) < places and random.random() < 0.9:

@@ -1,12 +1,9 @@
 """The release's scan of a Mamba2 prefill, its kernels interpreted, against the recurrence in
-float64; and how it launches them."""
-
-import importlib
-import inspect
+float64; and the launches of a comparison."""
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.layers.attention.mamba import mamba
+from sglang.srt.layers.attention.mamba import mamba, mamba2_metadata
 from sglang.srt.prefill_graph.kernels import tiles
 from triton.runtime import autotuner, interpreter
 
@@ -16,11 +13,10 @@ HEADS, GROUPS = 4, 2
 
 
 class Launches:
-    """Every launch while the context lasts. seen: (kernel, the words of its launch). timed: kernels
-    that an Autotuner had."""
+    """Every launch while the context lasts. seen: (kernel, the words of its launch)."""
 
     def __enter__(self):
-        self.seen, self.timed = [], []
+        self.seen = []
         self.before = interpreter.GridExecutor.__call__, autotuner.Autotuner.run
         launch, run = self.before
 
@@ -28,12 +24,11 @@ class Launches:
             self.seen.append((executor.fn, words))
             return launch(executor, *args, **words)
 
-        def timed(kernel, *args, **words):
-            self.timed.append(kernel.base_fn.__name__)
+        def untimed(kernel, *args, **words):
             kernel.configs = kernel.configs[:1]  # nothing to time here
             return run(kernel, *args, **words)
 
-        interpreter.GridExecutor.__call__, autotuner.Autotuner.run = launched, timed
+        interpreter.GridExecutor.__call__, autotuner.Autotuner.run = launched, untimed
         return self
 
     def __exit__(self, *_):
@@ -44,17 +39,6 @@ class Launches:
 
     def of_scan(self):
         return [name for name in self.names() if "conv1d" not in name and "norm" not in name]
-
-
-def metadata_class():
-    for name in ("mamba2_metadata", "mamba"):
-        try:
-            return importlib.import_module(
-                f"sglang.srt.layers.attention.mamba.{name}"
-            ).Mamba2Metadata
-        except (ImportError, AttributeError):
-            pass
-    raise ImportError("no Mamba2Metadata")
 
 
 def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
@@ -89,23 +73,21 @@ def expected(lengths, x, dt, a, b, c, d, bias, states):
 def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32", chunk=32):
     """sizes: (head size, state size) whose measured tiles the kernels take; None: the safe ones.
 
-    Returns the largest differences of the outputs and of the states; `timed` and `defaulted`:
-    kernels launched through an Autotuner, and with a default block; `given`: each kernel's words;
-    `tables`: what they are to be.
+    Returns the largest differences of the outputs and of the states.
     """
     torch.manual_seed(4)
-    tables = choose(sizes)
+    tiles.of_release = lambda kernel, *_: tile(kernel, sizes)
     values = drawn(lengths, prefixes, size, d_state, getattr(torch, dtype))
     x, dt, a, b, c, d, bias, states = values
     cu = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
     warm = any(prefixes)
     indices = offsets = None
     if warm:
-        indices, offsets = metadata_class()._query_start_loc_to_chunk_indices_offsets(
+        indices, offsets = mamba2_metadata.Mamba2Metadata._query_start_loc_to_chunk_indices_offsets(
             cu, chunk, sum(lengths)
         )
     out = torch.full_like(x, float("nan"))
-    with Launches() as launches:
+    with Launches():
         left = mamba.mamba_chunk_scan_combined(
             x[None],
             dt[None],
@@ -131,45 +113,12 @@ def compare(lengths, prefixes, sizes=None, size=16, d_state=32, dtype="float32",
             state_dtype=torch.float32,
         )
     wanted = expected(lengths, *values)
-    given = {
-        kernel.__name__: {
-            name: value for name, value in words.items() if name in tables.get(kernel.__name__, ())
-        }
-        for kernel, words in launches.seen
-    }
     return dict(
-        output=(out - wanted[0]).abs().max().item(),
-        state=(left - wanted[1]).abs().max().item(),
-        timed=sorted(set(launches.timed)),
-        defaulted=sorted(
-            {kernel.__name__ for kernel, words in launches.seen if defaults(kernel) - words.keys()}
-        ),
-        given=given,
-        tables=tables,
+        output=(out - wanted[0]).abs().max().item(), state=(left - wanted[1]).abs().max().item()
     )
 
 
-def defaults(kernel):
-    """The blocks of a kernel that have defaults."""
-    parameters = inspect.signature(kernel).parameters
-    return {
-        name
-        for name, one in parameters.items()
-        if name.startswith("BLOCK") and one.default is not one.empty
-    }
-
-
-def choose(sizes):
-    """Have every kernel take the tile of these sizes, though it runs on a CPU; return them by the
-    kernel's own name."""
-
-    def of_release(kernel, size, d_state, itemsize, device):
-        key = (kernel, 0 if kernel == "bmm" else sizes[0], sizes[1]) if sizes else None
-        return tiles.PLAIN.get(kernel) or tiles.RELEASE.get(key, tiles.SAFE)
-
-    tiles.of_release = of_release
-    blocks = {name: of_release(short, 0, 0, 4, None) for name, (short, *_) in tiles.KERNELS.items()}
-    return {
-        name: {word: size for word, size in tile.items() if word.startswith("BLOCK")}
-        for name, tile in blocks.items()
-    }
+def tile(kernel, sizes):
+    """The tile of a kernel of the release, whichever GPU or CPU it runs on."""
+    key = (kernel, 0 if kernel == "bmm" else sizes[0], sizes[1]) if sizes else None
+    return tiles.PLAIN.get(kernel) or tiles.RELEASE.get(key, tiles.SAFE)

@@ -33,7 +33,10 @@ def compare(lengths: list[int], prefixes: list[int], step: int = CHUNK) -> dict[
     states that they leave. `others`: how many slots that nobody writes to have changed.
     """
     torch.manual_seed(2)
-    layer, batch = layer_on_one_stream(), _batch(lengths, prefixes, step)
+    # as the scheduler does: a request leaves its state behind its last whole chunk, if any
+    wanted = [length if length >= step else -1 for length in lengths]
+    said = graph.said_of(lengths, prefixes, wanted)
+    layer, batch = layer_on_one_stream(), graph.batch_of(lengths, prefixes, **said)
     pools = [_pool(layer, prefixes) for _ in range(LAYERS)]
     linear = backend(batch, pools[0], step)
     found: dict[str, Any] = dict(waits=[], own=0.0, left=0.0, others=0)
@@ -70,19 +73,6 @@ def layer_on_one_stream(**changes: Any) -> Any:
         layer.in_proj_ba(rows)[0],
     )
     return layer
-
-
-def _batch(lengths: list[int], prefixes: list[int], step: int) -> Any:
-    """As the scheduler does: a request leaves its state behind its last whole chunk, if any."""
-    count, prefix = len(lengths), torch.tensor(prefixes)
-    mask = torch.tensor([length >= step for length in lengths])
-    return graph.batch_of(
-        lengths,
-        prefixes,
-        mamba_track_mask=mask,
-        mamba_track_seqlens=torch.where(mask, torch.tensor(lengths) + prefix, -1),
-        mamba_track_indices=torch.arange(count + 1, 2 * count + 1),
-    )
 
 
 def _pool(layer: Any, prefixes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,14 +36,20 @@ def table(name: str, release: str) -> dict[int, Tile] | None:
     if name.endswith("_down.json"):
         return None
     configs = Path(release, "configs")
-    for folder in (*_folders(configs), *_folders(TABLES)):
-        file = folder / name
+    folders = (*_folders(configs), *_folders(TABLES))
+    for file in (folder / one for one in _names(name) for folder in folders):
         if file.is_file():
             logger.info("Using MoE kernel config from %s.", file)
             return {int(tokens): tile for tokens, tile in json.loads(file.read_text()).items()}
     if shape := PLAIN.fullmatch(name):
         _missing[int(shape[1]), int(shape[2])] = next(_folders(configs)) / name
     return None
+
+
+def _names(name: str) -> tuple[str, str]:
+    """A table's file, and that of one expert less: releases that fuse a shared expert into the
+    routed ones count the shared expert (E=513 for Qwen3-Next from 0.5.14 on)."""
+    return name, re.sub(r"^E=(\d+)", lambda experts: f"E={int(experts[1]) - 1}", name)
 
 
 def _folders(configs: Path) -> Iterator[Path]:
