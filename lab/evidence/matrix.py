@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import enum
 import random
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -204,5 +203,4 @@ def _has(pin: Pin, since: str) -> bool:
 
 def _merged(headers: Iterable[Header]) -> str:
     """The first release that has one of these patches; empty where none has."""
-    found = (re.fullmatch(r"Merged (\S+)", one.get("Upstream-Status")) for one in headers)
-    return next((one[1] for one in found if one), "")
+    return next((one.merged for one in headers if one.merged), "")

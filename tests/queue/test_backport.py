@@ -4,7 +4,6 @@ user's touched."""
 import datetime
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from patchqueue.upstream import pins
 
 BRANCH = "release/graphs"
 RUNNER = fakes.RUNNER
+LISTED = ("diff-tree", "-r", "--no-commit-id", "--name-only")
+UNSIGNED = ("-c", "commit.gpgSign=false", "commit", "-q")
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
 def make(
     project: fakes.Project, checkout: Path, branch: str = BRANCH, base: str = "HEAD", **options
 ) -> backport.Branch:
-    return backport.backport(project.root, project.pins, str(checkout), branch, base, **options)
+    return backport.backport(project.root, str(checkout), branch, base, **options)
 
 
 def refusal(project: fakes.Project, checkout: Path, *words: str, **options):
@@ -73,8 +74,7 @@ def test_one_commit_for_each_patch_and_what_is_checked_out_is_left_alone(
     with unchanged(*own, checkout / ".git/HEAD", checkout / ".git/index"):
         made = make(project, checkout)
     assert (made.outcome, made.pin.tag) == (Outcome.APPLIED, fakes.TAG)
-    listed = ("diff-tree", "-r", "--no-commit-id", "--name-only")
-    names = [git(checkout, *listed, commit).split() for commit in made.commits]
+    names = [git(checkout, *LISTED, commit).split() for commit in made.commits]
     alone = make(project, checkout, "alone", without=("steps/count-once-more",))
     changed = git(checkout, "diff", "--name-only", alone.base, "alone").split()
     assert changed == ["python/sglang/srt/cut.py"], "no overlay file, no runner"
@@ -106,6 +106,27 @@ def test_a_branch_has_small_fixes_first_and_the_report_last(tag):
     speed = ["fixes" not in queue.header(patch.name).profiles for patch in patches]
     brought = sum(map(len, queue.overlay_for(patches[:10]).values()))  # bytes
     assert speed == sorted(speed) and brought < 12_000 and "log-tree" in last.name
+
+
+def test_tests_come_along_where_they_are_asked_for(project, checkout):
+    project.edit(f"patches/{fakes.CUT}", "test_steps", "test_cut")
+    files = [f"tests/revision/{name}.py" for name in ("conftest", "test_cut", "test_steps")]
+    for file in files:
+        project.write(file, "import test_cut\n")
+    made = make(project, checkout, tests=True)
+    names = [git(checkout, *LISTED, commit, "--", "tests/").split() for commit in made.commits]
+    assert names == [[], [], files] and made.tree == make(project, checkout, "bare").tree
+    make(project, checkout, "part", without=("steps/name-the-cut",), tests=True)
+    assert git(checkout, *LISTED, "part").split() == files[:1]
+
+
+def test_tests_that_come_along_find_what_they_import():
+    queue, places = load_queue(ROOT), ("revision/{}.py", "revision/{}/__init__.py", "gpu/{}.py")
+    for pin in pins.load(ROOT).all:
+        files = backport.tests_of(ROOT, backport.select(queue, pin)).files
+        words = re.findall(r"(?m)^(?:from|import) (\S+)", b"\n".join(files.values()).decode())
+        wanted = {f"tests/{at.format(word.replace('.', '/'))}" for word in words for at in places}
+        assert {path for path in wanted if (ROOT / path).is_file()} <= files.keys()
 
 
 @pytest.fixture
@@ -278,15 +299,13 @@ def test_bad_words(project, checkout, words, name, hint):
 
 def test_every_header_makes_a_message_that_git_reads_back():
     """The project's own queue: trailers are found, and nothing in a description ends a mail."""
-    queue, last = load_queue(ROOT), {}
+    queue, last, utf_8 = load_queue(ROOT), {}, {**os.environ, "LC_ALL": "C.UTF-8"}
     for pin in pins.load(ROOT).all:
         last |= {patch.name: (patch, pin) for patch in queue.select(pin.version)}
-    words = ["git", "interpret-trailers", "--parse"]
-    how = {"capture_output": True, "text": True, "check": True}
-    how["env"] = {**os.environ, "LC_ALL": "C.UTF-8"}
     for patch, pin in last.values():
         text = backport.message(queue, patch, pin)
-        found = subprocess.run(words, input=text, **how).stdout.splitlines()
+        words = ("git", "interpret-trailers", "--parse")
+        found = fakes.run(*words, input=text, check=True, env=utf_8).stdout.splitlines()
         assert found[0] == f"Queue-Patch: {patch.name}" and len(found) == 5, text
         assert not re.search("(?m)^(---|diff -|Index: )", text), text
         assert "Merged" not in found[4] or found[4].endswith(found[3].partition("upstream, ")[2])

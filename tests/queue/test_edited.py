@@ -276,8 +276,7 @@ def checkout(edited, tmp_path) -> Path:
 
 
 def branch(edited, checkout, **options) -> backport.Branch:
-    every = edited.pins
-    return backport.backport(edited.root, every, str(checkout), "graphs", "HEAD", **options)
+    return backport.backport(edited.root, str(checkout), "graphs", "HEAD", **options)
 
 
 def forked(checkout: Path, edit: Callable[[Path], object]) -> None:

@@ -25,13 +25,13 @@ EXAMPLES = {  # field -> (accepted, refused)
     "Upstream-Status": (
         [
             "Merged 0.5.10",
-            "Merged 0.5.10.post1",
+            "Merged 0.5.10.post1, sglang#1, sglang#23",
             "Merged 0.5.10rc1",
             "Pending",
             "Submitted #12",
             "Inappropriate: too special",
         ],
-        ["Merged", "Merged soon", "pending", "Submitted 12", "Inappropriate", ""],
+        ["Merged", "Merged now", "Merged 1.0.0, #1", "pending", "Submitted 1", "Inappropriate", ""],
     ),
     "Profile": (["fixes", "fixes, rl", None], ["fix", "fixes rl", ""]),
     "Probe": (

@@ -225,7 +225,7 @@ def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
     with unchanged(project.root / "patches"):
         assert run(project, NEXT, "--continue") == 0
-        assert "series: guards\nNo conflict is left." in capsys.readouterr().out
+        assert "series: guards\nNo conflict is left on 9.9.2. " in capsys.readouterr().out
         assert guards_of(project)[COUNT] == ">=9.9,<10"
     applies(project, runner=moved)
     assert project.check().all_problems == ()
@@ -276,7 +276,7 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     ("guard", "left", "status", "becomes"),
     [
         ("==9.9.1", "==9.9.1", "Pending", "Merged 9.9.2"),
-        (">=9.9", ">=9.9,<9.9.2", "Merged 9.9.5", "Merged 9.9.2"),
+        (">=9.9", ">=9.9,<9.9.2", "Merged 9.9.5, sglang#7", "Merged 9.9.2, sglang#7"),
         (">=9.9", ">=9.9,<9.9.2", "Inappropriate: for the old", "Inappropriate: for the old"),
     ],
 )

@@ -338,3 +338,8 @@ def test_a_queue_that_moved_on_is_no_edit(applied):
     written, report = applied.refresh()
     assert paths(written) == [f"overlay/{STEPS}", TREES] and report.outcome is Outcome.APPLIED
     assert (applied.tree / "python/sglang/srt/cut.py").read_text().endswith("six = 66")
+
+
+def test_a_tree_that_is_made_anew_is_named(applied, tool):
+    shutil.rmtree(applied.tree)
+    assert f"; work/{TAG} was made from it\n" in tool(applied, "refresh", TAG)[1]

@@ -77,20 +77,22 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _backport(options: argparse.Namespace) -> int:
-    if options.pull_requests is not None:
+    is_branch = options.pull_requests is None
+    given = {"--onto": options.onto, "BRANCH": options.branch or not is_branch}
+    if missing := [name for name, value in given.items() if not value]:
+        options.parser.error(f"the following arguments are required: {', '.join(missing)}")
+    if not is_branch:
         return _pull_requests(options)
-    if not options.branch:
-        options.parser.error("the following arguments are required: BRANCH")
     onto = str(options.onto)
     branch = backport.backport(
         options.root,
-        pinning.load(options.root),
         onto,
         options.branch,
         options.base,
         options.release,
         [*options.without, *(() if options.report else backport.REPORT)],
         options.only,
+        options.tests,
     )
     edited = branch.edits.paths
     fork = f" with edits of others in {counted(len(edited), 'file')}" if edited else ""
@@ -144,23 +146,18 @@ def _pull_requests(options: argparse.Namespace) -> int:
             f"{onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
             f" {shown(body)}"
         )
-        _show_parts(request)
+        for part in request.parts[:-1]:
+            OUT.print(f"  {part.title} (to stand on)")
+        OUT.print(f"  {request.draft.title}")
+        if not request.draft.text.body:
+            text = f"{pull_requests.FOLDER}/{request.draft.name}/{pull_requests.NAME}"
+            OUT.print(f"  warning: {request.draft.name} has no text: write {text}")
     OUT.print(
         f"next: `git -C {shlex.quote(onto)} log -p"
         f" {made.base[:12]}..{made.requests[0].branch}`;"
         " read the texts, run the tests and upstream's pre-commit, and add upstream's checklist"
     )
     return 0
-
-
-def _show_parts(request: pull_requests.PullRequest) -> None:
-    """The commits of a pull request, and what its sender has to know."""
-    for part in request.parts[:-1]:
-        OUT.print(f"  {part.title} (to stand on)")
-    OUT.print(f"  {request.draft.title}")
-    if request.draft.text is None:
-        name = request.draft.name
-        OUT.print(f"  warning: {name} has no text: the header speaks in its place")
 
 
 def _done(outcome: Outcome) -> str:
@@ -211,7 +208,6 @@ COMMANDS = (
                 "--onto REPO",
                 "a git checkout or repository of sglang",
                 type=terminal.path,
-                required=True,
             ),
             option(
                 "--base COMMIT",
@@ -225,6 +221,7 @@ COMMANDS = (
             ),
             WITHOUT,
             ONLY,
+            flag("--tests", "also the patches' tests, in a last commit"),
             (
                 flag(
                     "--report",

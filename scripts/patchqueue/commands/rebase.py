@@ -116,7 +116,7 @@ def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) 
         write = to_type("rebase", version, "--continue")
         OUT.print(f"No patch conflicts: {write} writes the variants and guards.")
     else:
-        OUT.print(f"No conflict is left. Next: {_after(root, pins, version)}.")
+        OUT.print(f"No conflict is left on {version}. Next: {_after(root, pins, version)}.")
 
 
 def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
@@ -145,7 +145,8 @@ def _after(root: Path, pins: Pins, version: Version) -> str:
     """The commands that a finished rebase leaves to be typed."""
     pin = pins.of(version)
     steps = [] if pin else [to_type("pin", version)]
-    steps += [to_type("check", *([] if pin else ["--write"]), f"v{version}")]
+    # of a pinned one, every release: a text that changed may conflict on others, too
+    steps += [to_type("check", *([] if pin else ["--write", f"v{version}"]))]
     steps += [] if pin and has_environment(root, pin) else [to_type("pin", f"v{version}", "--lock")]
     return ", ".join(steps)
 

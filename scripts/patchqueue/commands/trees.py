@@ -141,7 +141,9 @@ def _refresh(options: argparse.Namespace) -> int:
         for file in written:
             OUT.print(f"{file.path}: {file.why}")
         if not written:
-            OUT.print(f"{pin.tag}: nothing to write, the queue holds it all")
+            is_made = report and report.outcome is Outcome.APPLIED
+            anew = f"; work/{pin.tag} was made from it" if is_made else ""
+            OUT.print(f"{pin.tag}: nothing to write, the queue holds it all{anew}")
         if report is None:
             what = "was written, but is not complete yet (see above)"
             step = f"fill in the header in patches/, then {to_type('refresh', pin.tag)} again"

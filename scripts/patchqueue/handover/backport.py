@@ -8,7 +8,7 @@ of the tree's own context. The hashes of the files before and after are in it, s
 
 from __future__ import annotations
 
-import datetime
+import calendar
 import re
 import tempfile
 import textwrap
@@ -24,9 +24,9 @@ from ..applying.selection import Selection, select, settle
 from ..files import atomic
 from ..files.tree import hash_python, sglang_part, sha256
 from ..outcome import Outcome, Refused, counted, to_type
-from ..queue.header import Header
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
+from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, of_folder, refuse_other
 from ..upstream.source import fetch
@@ -36,7 +36,16 @@ from .repository import Commit, Repository, open_repository
 PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
+HARNESS = (
+    "revision/conftest.py revision/host/**/*.py models/*.json gpu/machine_code.py gpu/models.py"
+)
+IMPORTED = re.compile(r"(?m)^ *(?:import|from) (test_\w+)")  # tests, for what they define
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
+TESTS = """Add the tests of the patches, which need pytest and no GPU
+
+PYTHONPATH=python PATCHQUEUE_TREE=. PATCHQUEUE_REVISION={} python -m pytest tests/revision
+"""
+MERGE = "begins at the release; `git merge BRANCH` in the fork merges both sides"
 EITHER = "change one of the two so that both fit, or merge a branch of backport into it"
 
 
@@ -72,26 +81,26 @@ class Branch:
 
 def backport(
     root: Path,
-    pins: Pins,
     onto: str,
     name: str,
     base: str,
     release: str = "",
     without: Sequence[str] = (),
     only: str = "",
+    tests: bool = False,
 ) -> Branch:
     """Make the branch `name` in the repository at `onto`: the commit `base`, a pinned release or a
     fork of one, with the queue on it.
 
     release: the one that a fork is made of, where its tags do not say; without: patches that are
     left out, as breakable/keep-break-tensors, and those of REPORT that the release gets; only: the
-    profile whose patches the branch gets, "" for every patch.
+    profile whose patches the branch gets, "" for every patch; tests: with the patches' tests.
 
     A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
     Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
     edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
     """
-    queue, repository = load_queue(root, only), open_repository(onto)
+    queue, pins, repository = load_queue(root, only), pinning.load(root), open_repository(onto)
     repository.branch(name)  # refused before the work
     repository.refuse_edits(base)
     author, start = repository.author(), repository.commit(base)
@@ -102,9 +111,9 @@ def backport(
     left_out = [stem for stem in without if stem not in REPORT or f"{stem}.patch" in released]
     selection = select(queue, pin, left_out)
     again = to_type("backport", f"--onto {onto} --base {pin.tag} BRANCH")
-    step = f"{again} begins at the release; `git merge BRANCH` in the fork merges both sides"
-    fork = _compared(found, selection, step)
-    wanted = list(commits(settled(selection, fork), fork))
+    fork = _compared(found, selection, f"{again} {MERGE}")
+    selection = settle(selection, fork.files.get, fork.where, fork.step)
+    wanted = [*commits(selection, fork), *([tests_of(root, selection)] if tests else [])]
     made = repository.build(start, wanted, author, date_of(pin, repository, start))
     (outcome,) = repository.publish({name: made[-1]})
     subjects = tuple(commit.message.partition("\n")[0] for commit in wanted)
@@ -119,9 +128,8 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str, where
         return pins.find(release)
     known, tags = repository.tags(), repository.tags("--merged", commit)
     newest = [pin for pin in reversed(pins.all) if pin.tag in known]
-    for pin in newest:
-        if pin.tag in tags:
-            return pin
+    if merged := [pin for pin in newest if pin.tag in tags]:
+        return merged[0]
     hint = f"`git -C {repository.shown} fetch --tags`, then name a release: --base"
     hint = f"name a release: --base {newest[0].tag}" if newest else f"{hint} {pins.default.tag}"
     what = f"{commit[:12]} has the {PACKAGE} of no pinned release, and comes from no tag of one"
@@ -141,17 +149,8 @@ def _compared(found: Base, selection: Selection, step: str) -> Base:
     return replace(found, edits=edits, step=step)
 
 
-def settled(selection: Selection, base: Base) -> Selection:
-    """The selection without the patches whose change the base has. Raises Refused where a patch
-    does not fit edits of others, or the patches beside it that are left out."""
-    if base.edits.paths or not selection.queue.whole:
-        return settle(selection, base.files.get, base.where, base.step)
-    return selection
-
-
 def commits(selection: Selection, base: Base) -> Iterator[Commit]:
-    """One for each patch, in the series' order, at exact lines. Raises Refused for the first that
-    does not fit.
+    """One for each patch, in the series' order, at exact lines, which `settle` has tried.
 
     An overlay file comes with the first patch that needs it. The record of what the tree was made
     of, and its listing, come with the last: only there are they true.
@@ -163,13 +162,28 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
         needed = queue.overlay_for([patch]) | (record if patch is patches[-1] else {})
         new = {path: content for path, content in needed.items() if path not in laid}
         done = replay([patch], new, in_front(laid, base.files.get), pin.tag)
-        if done.problems:
-            raise Refused(done.problems)
         laid.update(done.files)
         listing: dict[str, bytes] = {}
         if patch is patches[-1]:
             listing = in_git(laid, base.files.get, listing_with(base.listing, laid), base.edits)
         yield Commit(message(queue, patch, pin), done.files | listing)
+
+
+def tests_of(root: Path, selection: Selection) -> Commit:
+    """The commit that adds the tests of a selection's patches, and what they import. A test that a
+    patch of the release names that is left out is left out, too, with those that import it."""
+    queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
+    for patch in queue.select(selection.pin.version):
+        named[patch in selection.patches].update(queue.header(patch.name).tests)
+    files = {file for each in HARNESS.split() for file in (root / "tests").glob(each)}
+    for test in named[True] - named[False]:
+        needed = [test]
+        for name in needed:  # and those that it imports
+            others = IMPORTED.findall((root / name).read_text("utf-8"))
+            needed += [path for one in others if (path := f"tests/revision/{one}.py") not in needed]
+        files |= {root / name for name in needed if named[False].isdisjoint(needed)}
+    tests = {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
+    return Commit(TESTS.format(selection.pin.version), tests)
 
 
 def changed_by(wanted: Iterable[Commit]) -> dict[str, bytes]:
@@ -186,30 +200,18 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
         "Queue-Patch-Sha256": sha256(patch.content),
         "Queue-Release": local_version(pin, queue.profile),
         "Origin": header.get("Origin"),
-        "Upstream-Status": _upstream_status(header),
+        "Upstream-Status": header.get("Upstream-Status"),
     }
     last = "".join(f"{name}: {value}\n" for name, value in trailers.items())
     return "\n\n".join([header.get("Subject"), description(queue, patch), last])
-
-
-def _upstream_status(header: Header) -> str:
-    """The status; of a merged patch with the pull requests that its origin names."""
-    status = header.get("Upstream-Status")
-    pull_requests = re.findall(r"sglang#\d+", header.get("Origin"))
-    return ", ".join([status, *pull_requests]) if status.startswith("Merged ") else status
 
 
 def description(queue: Queue, patch: Patch) -> str:
     """What a header says below the subject, of a variant with its own description behind;
     paragraphs as wide as git's log likes them."""
     header = queue.header(patch.name)
-    own = [patch.header.get("Description")] if patch.header.is_variant else []
-    paragraphs = [
-        part
-        for text in (header.get("Description"), *own)
-        for part in re.split(r"\n\s*\n", text)
-        if part.strip()
-    ]
+    texts = dict.fromkeys(each.get("Description") for each in (header, patch.header))
+    paragraphs = re.split(r"\n\s*\n", "\n\n".join(filter(None, texts)))
     whole = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
     return "\n\n".join(whole.fill(part) for part in paragraphs)
 
@@ -217,8 +219,7 @@ def description(queue: Queue, patch: Patch) -> str:
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
     """When the commits say they were made: the release's day, or the base's own time where that is
     later."""
-    day = datetime.datetime.combine(pin.released, datetime.time(), datetime.timezone.utc)
-    return max(int(day.timestamp()), repository.date(base))
+    return max(calendar.timegm(pin.released.timetuple()), repository.date(base))
 
 
 @dataclass(frozen=True)
@@ -250,26 +251,26 @@ def write_patch(
         onto = _compared(found, selection, EITHER)
     else:
         onto = Base(pin.tag, fetch(pin, None).contents())
-    selection = settled(selection, onto)
+    selection = settle(selection, onto.files.get, onto.where, onto.step)
     after = changed_by(commits(selection, onto))
     before = {path: onto.files[path] for path in after if path in onto.files}
     content = _head(selection).encode() + diff(before, after)
     atomic.write(out, content)
-    tree = hash_python(listing_with(onto.listing, after))
     counts = len(selection.patches), len(before), len(after) - len(before), len(onto.edits.paths)
-    return PatchFile(out, sha256(content), *counts, tree)
+    return PatchFile(out, sha256(content), *counts, hash_python(listing_with(onto.listing, after)))
 
 
 def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
-    names = [(patch.name, queue.header(patch.name).get("Subject")) for patch in selection.patches]
-    version = local_version(pin, queue.profile)
+    names = {each.name: queue.header(each.name).get("Subject") for each in selection.patches}
     return (
-        f"The prefill graph queue for sglang {pin.version}, {version}:"
+        f"The prefill graph queue for sglang {pin.version}, {local_version(pin, queue.profile)}:"
         f" {counted(len(names), 'patch', 'patches')}.\n"
         "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
-        + "".join(f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names)
+        + "".join(
+            f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items()
+        )
         + "\n"
     )
 

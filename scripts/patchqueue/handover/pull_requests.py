@@ -13,7 +13,7 @@ need. Its text has a title and a probe; other texts may have the draft `below` t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Draft:
 
     name: TOPIC/PATCH; source: the file that has the text, in messages; patch: with that text;
     files: path -> content of the files that come along; below: names of drafts that its branch
-    contains; text: None where none is written.
+    contains; text: with an empty body where none is written.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Draft:
     description: str
     files: Mapping[str, bytes]
     below: tuple[str, ...]
-    text: Text | None
+    text: Text
 
     @property
     def is_pending(self) -> bool:
@@ -77,19 +77,7 @@ class Draft:
 
     @property
     def title(self) -> str:
-        return (self.text.title if self.text else "") or self.header.get("Subject")
-
-    @property
-    def body(self) -> str:
-        """The text; where none is written, one of the header."""
-        if self.text:
-            return self.text.body
-        paragraphs = re.split(r"\n\s*\n", self.header.get("Description"))
-        # one line each: where it is read, a line end is a line's end
-        described = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-        subject = self.header.get("Subject")
-        text = f"## Motivation\n\n{described}\n\n## Modifications\n\n{subject}.\n"
-        return text.replace("sglang#", "#")
+        return self.text.title or self.header.get("Subject")
 
 
 @dataclass(frozen=True)
@@ -213,7 +201,7 @@ def write(request: PullRequest, out: Path) -> Path:
     folder = out / request.draft.name.replace("/", "-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "title.txt").write_text(f"{request.draft.title}\n", encoding="utf-8")
-    (folder / "body.md").write_text(request.draft.body, encoding="utf-8")
+    (folder / "body.md").write_text(request.draft.text.body, encoding="utf-8")
     return folder / "body.md"
 
 
@@ -225,30 +213,29 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
         header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
         draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
         every[draft.name] = replace(draft, description=description(queue, patch))
-    own = _without_patch(root, queue)
+    known = {_stem(entry.base) for entry in queue.entries}
+    own = _without_patch(root, known)
     for name, text in own.items():
         words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
         begun = Patch(f"{name}.patch", b"", Header(words), ())
         draft = _draft(root, pin, begun, begun.header, {}, text)
         changes = draft.patch.files or any(map(_is_code, draft.files))
         every |= {name: draft} if changes else {}
-    known = {*own, *(_stem(entry.base) for entry in queue.entries)}
     for draft in every.values():
-        if draft.text and (unknown := {*draft.text.below} - known):
+        if unknown := {*draft.text.below} - known - own.keys():
             what = f"below names no patch: {min(unknown)!r}"
             raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
     return every
 
 
-def _without_patch(root: Path, queue: Queue) -> dict[str, Text]:
-    """The texts of the folders that no patch of the series is named for, by name. Raises Refused
-    for one without a title and a probe."""
-    known = {_stem(entry.base) for entry in queue.entries}
+def _without_patch(root: Path, known: Collection[str]) -> dict[str, Text]:
+    """The texts of the folders that no patch of the series (`known`) is named for, by name. Raises
+    Refused for one without a title and a probe."""
     texts = {}
     for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
         text = read_text(root, name)
-        if name in known or text is None:
+        if name in known:
             continue
         if not (text.title and PROBE.fullmatch(text.probe)):
             what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
@@ -264,7 +251,7 @@ def _draft(
     patch: Patch,
     header: Header,
     overlay: Mapping[str, bytes],
-    text: Text | None,
+    text: Text,
 ) -> Draft:
     """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
     files. Raises Refused for a bad replacement."""
@@ -286,7 +273,7 @@ def _draft(
     files = {path: content for path, content in own if "/" in path}
     if not fitting and not any(map(_is_code, files)):
         files = {**overlay, **files}
-    below = (*map(_stem, header.needs), *(text.below if text else ()))
+    below = (*map(_stem, header.needs), *text.below)
     return Draft(name, source, patch, header, "", files, below, text)
 
 
@@ -298,12 +285,12 @@ def _stem(name: str) -> str:
     return name.removesuffix(".patch")
 
 
-def read_text(root: Path, name: str) -> Text | None:
-    """The text of a patch's pull request, None where there is none. Raises Refused where it is
+def read_text(root: Path, name: str) -> Text:
+    """The text of a patch's pull request, empty where there is none. Raises Refused where it is
     wrong."""
     where = f"{FOLDER}/{name}/{NAME}"
     try:
         content = (root / where).read_bytes()
     except FileNotFoundError:
-        return None
+        return Text("")
     return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")

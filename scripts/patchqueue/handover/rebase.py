@@ -280,14 +280,11 @@ class _Plan:
     def _merged(self, entry: Entry) -> list[Change]:
         """The header that says since when upstream has the patch."""
         patch = self.outlook.queue.patches[entry.base]
-        status = patch.header.get("Upstream-Status")
-        merged = re.fullmatch(r"Merged (.+)", status)
-        if status.startswith("Inappropriate") or (
-            merged and Version(merged.group(1)) <= self.version
-        ):
+        status, merged = patch.header.get("Upstream-Status"), patch.header.merged
+        if status.startswith("Inappropriate") or (merged and Version(merged) <= self.version):
             return []
         line, text = f"Upstream-Status: Merged {self.version}", patch.content.decode("utf-8")
-        text = re.sub(r"(?m)^Upstream-Status:.*$", line, text, count=1)
+        text = re.sub(r"(?m)^Upstream-Status: (?:Merged [^,\n]+|.*)", line, text, count=1)
         return [Change(f"patches/{entry.base}", text.encode(), f"merged upstream: {status} before")]
 
     def _carried(self, entry: Entry, row: Row) -> list[Change]:

@@ -106,26 +106,20 @@ class Repository:
     def branch(self, name: str) -> str | None:
         """The commit a branch is at, None where there is no such branch. Raises Refused for what
         cannot name one."""
-        what = ""
-        is_name = self._holds("check-ref-format", f"refs/heads/{name}") and name != "HEAD"
-        if not is_name or name.startswith(("-", "refs/")):
-            what = "is no name for a branch"
-        elif name in self.tags():
+        what, ref = "is no name for a branch", f"refs/heads/{name}"
+        is_name = name not in ("", "HEAD") and not name.startswith(("-", "refs/"))
+        if is_name and name in self.tags():
             what = "is a tag's name, and git would not know which is meant"
-        if what:
-            raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
+        elif is_name and self._answer("check-ref-format", "--normalize", ref) == ref:
+            return self._answer("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        raise Refused.of("bad-branch", repr(name), what, "name one as release/0.5.9-graphs")
+
+    def _answer(self, *words: str) -> str | None:
+        """git's answer, a word; None where git ends with another code than 0."""
         try:
-            return self.word("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
+            return self.word(*words)
         except Failed:
             return None
-
-    def _holds(self, *words: str) -> bool:
-        """Whether git ends a question with the code 0."""
-        try:
-            self.git(*words)
-        except Failed:
-            return False
-        return True
 
     def tags(self, *words: str) -> list[str]:
         """The names of its tags. words: as `git tag --list` takes them."""

@@ -56,9 +56,9 @@ RULES = (
     ),
     Rule(
         "Upstream-Status",
-        rf"Merged {VERSION}|Pending|Submitted #\d+|Inappropriate: .+",
-        "`Merged X.Y.Z` (first release that has it), `Pending`, `Submitted #n`, or `Inappropriate:"
-        " reason`",
+        rf"Merged {VERSION}(?:, sglang#\d+)*|Pending|Submitted #\d+|Inappropriate: .+",
+        "`Merged X.Y.Z, sglang#N` (first release that has it), `Pending`, `Submitted #n`, or"
+        " `Inappropriate: reason`",
     ),
     Rule(
         "Profile",
@@ -159,6 +159,12 @@ class Header:
         """The first gap that a release is in."""
         fitting = (gap for gap in self.gaps if gap.releases.contains(version, prereleases=True))
         return next(fitting, None)
+
+    @property
+    def merged(self) -> str:
+        """The first release of upstream that has the change; "" where none is named."""
+        status = re.match(rf"Merged ({VERSION})", self.get("Upstream-Status"))
+        return status[1] if status else ""
 
     @property
     def profiles(self) -> tuple[str, ...]:
