@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 import pytest
@@ -91,11 +91,14 @@ def release_of(version: str) -> dict[str, str]:
 
 
 def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
-    """A wheel with these members and a fixed date: the same bytes every time."""
+    """A wheel with these members and a fixed date: the same bytes every time. sglang's wheels list
+    their folders, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name, (2030, 1, 2, 0, 0, 0)), content)
+        folders = {f"{folder}/": "" for name in files for folder in PurePosixPath(name).parents}
+        for name, content in {**folders, **files}.items():
+            if name != "./":
+                archive.writestr(zipfile.ZipInfo(name, (2030, 1, 2, 0, 0, 0)), content)
     return path
 
 

@@ -109,7 +109,7 @@ def served(tokens, handed=None, backend=Backend):
             yield batch
     else:
         batch.attn_backend, batch.extend_num_tokens = BackendOfAllRows(), tokens
-        with graph.forward_context(batch, [attention()]):
+        with host_served.served(batch, attention(), batch.attn_backend):
             yield batch
 
 
