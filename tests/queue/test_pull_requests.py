@@ -314,5 +314,5 @@ def test_configs_of_experts_are_the_overlays_own():
     configs = [*(ROOT / "pull-requests" / CONFIGS).rglob("*.json")]
     assert configs
     for file in configs:
-        [overlay] = (ROOT / "overlay").rglob(file.name)
+        [overlay] = (ROOT / "overlay").rglob(file.name.replace("E=513,", "E=512,"))  # it is fused
         assert file.read_bytes() == overlay.read_bytes()
