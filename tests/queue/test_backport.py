@@ -120,13 +120,21 @@ def test_tests_come_along_where_they_are_asked_for(project, checkout):
     assert git(checkout, *LISTED, "part").split() == files[:1]
 
 
-def test_tests_that_come_along_find_what_they_import():
+@pytest.mark.parametrize("report", [True, False])
+def test_tests_that_come_along_find_what_they_import(report):
+    """Of the other tests, and of the overlay's report."""
     queue, places = load_queue(ROOT), ("revision/{}.py", "revision/{}/__init__.py", "gpu/{}.py")
     for pin in pins.load(ROOT).all:
-        files = backport.tests_of(ROOT, backport.select(queue, pin)).files
+        released = {patch.name for patch in queue.select(pin.version)}
+        without = [stem for stem in backport.REPORT if f"{stem}.patch" in released]
+        selection = backport.select(queue, pin, () if report else without)
+        files = backport.tests_of(ROOT, selection).files
         words = re.findall(r"(?m)^(?:from|import) (\S+)", b"\n".join(files.values()).decode())
         wanted = {f"tests/{at.format(word.replace('.', '/'))}" for word in words for at in places}
         assert {path for path in wanted if (ROOT / path).is_file()} <= files.keys()
+        tests = b"".join(files[path] for path in files if "/test_" in path).decode()
+        asked = "from sglang.srt.prefill_graph.report import" in tests
+        assert asked <= any("/report/" in path for path in selection.overlay)
 
 
 @pytest.fixture

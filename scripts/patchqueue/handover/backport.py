@@ -39,6 +39,7 @@ REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefi
 HARNESS = "revision/conftest.py revision/host/**/*.py models/*.json gpu/machine_code.py"
 HARNESS += " gpu/models.py gpu/subjects.py gpu/traffic.py"
 IMPORTED = re.compile(r"(?m)^ *(?:import|from) (test_\w+)")  # tests, for what they define
+PACKAGES = re.compile(r"(?m)^ *from (sglang\.srt\.prefill_graph[\w.]*) import")
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
 TESTS = """Add the tests of the patches, which need pytest and no GPU
 
@@ -170,17 +171,24 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 
 def tests_of(root: Path, selection: Selection) -> Commit:
     """The commit that adds the tests of a selection's patches, and what they import. A test that a
-    patch of the release names that is left out is left out, too, with those that import it."""
+    patch of the release names that is left out is left out, too, with those that import it; so is
+    one that imports a package of the overlay that the branch lacks."""
     queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
-    for patch in queue.select(selection.pin.version):
+    for patch in (every := queue.select(selection.pin.version)):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
     files = {file for each in HARNESS.split() for file in (root / "tests").glob(each)}
+    absent = queue.overlay_for(every).keys() - selection.overlay.keys()
     for test in named[True] - named[False]:
-        needed = [test]
+        needed, packages = [test], set[str]()
         for name in needed:  # and those that it imports
-            others = IMPORTED.findall((root / name).read_text("utf-8"))
-            needed += [path for one in others if (path := f"tests/revision/{one}.py") not in needed]
-        files |= {root / name for name in needed if named[False].isdisjoint(needed)}
+            text = (root / name).read_text("utf-8")
+            packages |= {
+                f"python/{at.replace('.', '/')}/__init__.py" for at in PACKAGES.findall(text)
+            }
+            others = (f"tests/revision/{one}.py" for one in IMPORTED.findall(text))
+            needed += [path for path in others if path not in needed]
+        if named[False].isdisjoint(needed) and absent.isdisjoint(packages):
+            files |= {root / name for name in needed}
     tests = {file.relative_to(root).as_posix(): file.read_bytes() for file in files}
     return Commit(TESTS.format(selection.pin.version), tests)
 
