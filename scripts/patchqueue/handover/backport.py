@@ -36,8 +36,7 @@ from .repository import Commit, Repository, open_repository
 PACKAGE = "python/sglang"
 WIDTH = 72
 REPORT = ("prefill-graph/report-verdict", "prefill-graph/count-prefills", "prefill-graph/log-tree")
-HARNESS = "revision/conftest.py revision/host/**/*.py models/*.json gpu/machine_code.py"
-HARNESS += " gpu/models.py gpu/subjects.py gpu/traffic.py"
+HARNESS = "revision/conftest.py revision/host/**/*.py models/*.json gpu/*.py"
 IMPORTED = re.compile(r"(?m)^ *(?:import|from) (test_\w+)")  # tests, for what they define
 PACKAGES = re.compile(r"(?m)^ *from (sglang\.srt\.prefill_graph[\w.]*) import")
 BESIDE = "its lines stand beside those of a patch that is left out: leave it out too, or neither"
