@@ -167,6 +167,15 @@ def decided(caplog):
     return decide
 
 
+@pytest.fixture
+def unpinned(monkeypatch):
+    """Tensors are made where no memory can be pinned."""
+    import torch
+
+    made = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *words, pin_memory=None, **n: made(*words, **n))
+
+
 @pytest.fixture(scope="session")
 def default_server_args():
     """host.process.default_server_args: default_server_args(model_path, **changes)."""

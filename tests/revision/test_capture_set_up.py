@@ -95,8 +95,7 @@ def test_a_layer_that_nobody_knows_is_named(build_model, set_up):
 
 
 @pytest.mark.parametrize(
-    "backend",
-    [pytest.param("tc_piecewise", marks=PIECEWISE), pytest.param("full", marks=FULL)],
+    "backend", [pytest.param("tc_piecewise", marks=PIECEWISE), pytest.param("full", marks=FULL)]
 )
 def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backend):
     """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the

@@ -122,15 +122,6 @@ def requests_at(*indices):
     return made
 
 
-@pytest.fixture
-def unpinned(monkeypatch):
-    """Tensors are made where no memory can be pinned."""
-    tensor = torch.tensor
-    monkeypatch.setattr(
-        torch, "tensor", lambda *words, pin_memory=None, **named: tensor(*words, **named)
-    )
-
-
 @ENDED
 def test_an_ended_request_writes_into_no_slot_of_others(unpinned):
     """Its two slots, 5 and 6, have other owners by then."""

@@ -1,6 +1,7 @@
 """What KDA's kernels are told by the release's backend, in a breakable graph and eagerly."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from host.unsaid import Unsaid
 with late.modules():
     from sglang.srt.layers.attention.linear import kda_backend, kda_prefill_graph
     from sglang.srt.model_executor import forward_batch_info
+    from sglang.srt.models import kimi_linear
 
-pytestmark = pytest.mark.revision(">=0.5.12")
 TOKENS, HEADS, SIZE = 6, 2, 4
 DIM = HEADS * SIZE
 PLACES = ("sglang.kernels.ops.attention.fla.kda", "sglang.srt.layers.attention.fla.kda")
@@ -68,7 +69,22 @@ def test_the_graph_says_of_beta_what_eager_prefill_says(monkeypatch, shape):
 
 
 class Chosen(Exception):
-    """Ends a prefill where its kernels are chosen."""
+    """Ends a forward where its kernels are chosen."""
+
+
+@pytest.mark.revision(">=0.5.8,<0.5.9")
+@pytest.mark.parametrize("mode", ["EXTEND", "DECODE"])
+def test_beta_is_activated_once(monkeypatch, mode):
+    """The kernel that decodes takes the sigmoid itself: the state learned 50 to 73% of a token."""
+    monkeypatch.setattr(kimi_linear, "fused_kda_gate", lambda gate, *words, **named: gate)
+    layer, raw = MagicMock(), torch.tensor([[-4.0, 3.0]])
+    layer.b_proj.return_value = raw, None
+    batch = MagicMock(forward_mode=forward_batch_info.ForwardMode[mode])
+    batch.attn_backend.forward.side_effect = Chosen
+    with pytest.raises(Chosen):
+        kimi_linear.KimiDeltaAttention.forward(layer, None, None, batch, None)
+    [beta] = batch.attn_backend.forward.call_args.kwargs["beta"]
+    torch.testing.assert_close(beta, raw if mode == "DECODE" else raw.sigmoid())
 
 
 def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
@@ -82,20 +98,15 @@ def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
     monkeypatch.setattr(module, "kda_gate_chunk_cumsum", lambda g, **words: g)
     monkeypatch.setattr(module, "chunk_local_cumsum", lambda g, **words: g)
     monkeypatch.setattr(module, "chunk_kda_fwd_intra", blocks)
-    monkeypatch.setattr(
-        module, "prepare_chunk_indices", lambda *words: torch.zeros(chunks, 2, dtype=torch.int32)
-    )
+    rows = torch.zeros(chunks, 2, dtype=torch.int32)
+    monkeypatch.setattr(module, "prepare_chunk_indices", lambda *words: rows)
     x = torch.zeros(1, 1, 8, 128)
     with pytest.raises(Chosen):
         module.chunk_kda_fwd(
-            q=x,
-            k=x,
-            v=x,
-            g=x,
+            **dict.fromkeys("qkvg", x),
+            **dict.fromkeys(("initial_state", "initial_state_indices")),
             beta=x[..., 0],
             scale=1.0,
-            initial_state=None,
-            initial_state_indices=None,
             cu_seqlens=torch.tensor([0, 64 * chunks]),
             A_log=torch.zeros(8),
             lower_bound=lower_bound,
@@ -103,12 +114,10 @@ def chosen(monkeypatch, chunks: int, lower_bound: float | None) -> dict:
     return {name: found[name] for name in ("fuse_diagonal", "fuse_recompute")}
 
 
+@pytest.mark.revision(">=0.5.12")
 @pytest.mark.parametrize(
     ("chunks", "bound", "fused"),
-    [
-        *((chunks, None, False) for chunks in (1, 32, 33)),
-        *((chunks, -5.0, chunks < 33) for chunks in (1, 32, 33)),
-    ],
+    [(n, bound, bool(bound) and n < 33) for bound in (None, -5.0) for n in (1, 32, 33)],
 )
 def test_a_bounded_gate_alone_gets_clamped_decays(monkeypatch, chunks, bound, fused):
     """Kimi-Linear's gate has no lower bound. A channel may forget more than the clamp in 16

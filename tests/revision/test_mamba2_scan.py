@@ -178,11 +178,7 @@ def prefill(monkeypatch):
     metadata = SimpleNamespace(mixed_metadata=mixed, num_prefills=2, num_prefill_tokens=5)
     x, b = torch.zeros(5, 64), torch.zeros(5, 32)
     return dict(
-        metadata=metadata,
-        pool=torch.zeros(4, 4, 16, 16),
-        slots=torch.tensor([1, 2]),
-        x=x,
-        b=b,
+        metadata=metadata, pool=torch.zeros(4, 4, 16, 16), slots=torch.tensor([1, 2]), x=x, b=b
     )
 
 

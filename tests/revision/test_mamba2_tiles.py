@@ -15,12 +15,7 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.24")
 
 CHUNKED = dict(lengths=[37, 5, 1, 40], prefixes=[0, 0, 0, 0])
 CACHED = dict(lengths=[3, 40, 1, 20], prefixes=[4, 0, 9, 7])
-TILES = {
-    "SAFE": None,
-    "80, 128": (80, 128),
-    "64, 128": (64, 128),
-    "128, 256": (128, 256),
-}
+TILES = {"SAFE": None, "80, 128": (80, 128), "64, 128": (64, 128), "128, 256": (128, 256)}
 REFERENCE = "compare_ssd"
 CASES = {
     f"{batch}, tiles of {name}": dict(shape, sizes=sizes)

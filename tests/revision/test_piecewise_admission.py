@@ -116,8 +116,7 @@ def test_a_mixer_outside_of_split_ops_is_refused_by_name(build_model, decided, r
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["llama", pytest.param("qwen3_next", marks=WITH_NETS), "nemotron_h"],
+    "kind", ["llama", pytest.param("qwen3_next", marks=WITH_NETS), "nemotron_h"]
 )
 def test_models_whose_state_split_ops_cover_are_captured(build_model, decided, kind):
     """Drafts out of the prompt want nothing of the target."""

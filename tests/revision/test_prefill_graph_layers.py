@@ -54,8 +54,7 @@ MODELS = {
 
 
 EACH = pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=WITH_EXPERTS if "experts" in name else ()) for name in MODELS],
+    "name", [pytest.param(name, marks=WITH_EXPERTS if "experts" in name else ()) for name in MODELS]
 )
 
 

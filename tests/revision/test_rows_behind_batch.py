@@ -36,8 +36,7 @@ GATES = pytest.mark.parametrize(
     ids=["as GDN", "as KDA"],
 )
 TOKENS = pytest.mark.parametrize(
-    "tokens",
-    [5, 1, ROWS, pytest.param(None, id="drafts", marks=pytest.mark.revision("<0.5.11"))],
+    "tokens", [5, 1, ROWS, pytest.param(None, id="drafts", marks=pytest.mark.revision("<0.5.11"))]
 )
 
 

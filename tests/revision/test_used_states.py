@@ -10,11 +10,7 @@ import torch
 from host import late, prefix_cache
 
 with late.modules():
-    from sglang.srt.mem_cache import (
-        hi_mamba_radix_cache,
-        mamba_radix_cache,
-        radix_cache,
-    )
+    from sglang.srt.mem_cache import hi_mamba_radix_cache, mamba_radix_cache, radix_cache
     from sglang.srt.prefill_graph.cache import used_states
 
 pytestmark = pytest.mark.revision(">=0.5.5,<0.5.16")
