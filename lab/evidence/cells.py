@@ -28,7 +28,7 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
-    for "all". never: beside what its graph says.
+    for "all"; never, beside what its graph says, too.
 
     question: instead of graphs, the script of tests/gpu whose answers the column shows. It holds
     one engine's answers against that engine's own, asked otherwise, and writes one file; with
@@ -40,7 +40,7 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
     since: dict[str, str] = field(default_factory=dict)
     brings: tuple[str, ...] = ()
     repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    never: dict[str, str] = field(default_factory=dict)
+    never: dict[str, dict[str, str]] = field(default_factory=dict)
     upstream: str = ""
 
 
@@ -78,14 +78,14 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def _feature(self, family: Family, mode: str) -> Feature:
-        graph, own = self.graphs.get(mode, Graph()), family.repairs
+        graph, own, never = self.graphs.get(mode, Graph()), family.repairs, family.never
         return Feature(
             models=family.models,
             mode=mode,
             asked=bool(family.question),
             brings=(*family.brings, *graph.brings),
             repairs=(*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
-            never={**graph.never, **family.never},
+            never={**graph.never, **never.get("all", {}), **never.get(mode, {})},
             upstream=family.upstream or graph.upstream,
             since=family.since,
         )
@@ -112,7 +112,7 @@ def _unknown(found: Cells) -> str:
     """The first graph or model that is named and is not there; empty where all are."""
     graphs = {name for table in found.tables for name in table.graphs}
     families = [one for table in found.tables for one in table.families.values()]
-    graphs |= {name for one in families for name in one.repairs} - {"all"}
+    graphs |= {name for one in families for name in (*one.repairs, *one.never)} - {"all"}
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
     for one in families:

@@ -23,10 +23,10 @@ CAPTURED = re.compile(
     re.I,
 )
 NO_REFERENCE = "its reference did not run"
-# what the queue says of a rule that releases have from 0.5.19 on (lacks_break,
-# prefill_graph/model/layers.py): the graph is not for this model
+# what the queue says where a graph is not for the model (model/layers.py, compat/limits.py)
 REFUSED = re.compile(
     r"decoder layer \d+ \(\w+\) has no attention, which the tc_piecewise graph needs in every layer"
+    r"|the piecewise graph of [\w -]+ answers otherwise than eager prefill here"
 )
 
 
