@@ -157,10 +157,9 @@ def run_all(
     ended: Callable[[], None] = lambda: None,
 ) -> None:
     """Run every job, `width` at once on each device. With `lead`, the first job of each kind goes
-    ahead of the others until it is ready, because it compiles what they reuse. devices: names for
+    ahead of the others until it is ready: it compiles what they reuse. devices: names for
     CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline: time.time() after which
-    nothing starts and what runs is ended. ended: called whenever a job has. Every job ends with its
-    code or a reason."""
+    all ends. ended: called whenever a job has. Every job ends with its code or a reason."""
     waiting, running = list(jobs), []
     for job in jobs:
         _clear(place, job)
