@@ -28,12 +28,9 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
-    for "all"; never, beside what its graph says, too.
-
-    question: instead of graphs, the script of tests/gpu whose answers the column shows. It holds
-    one engine's answers against that engine's own, asked otherwise, and writes one file; with
-    --without queue a control: the release's own tree must answer otherwise.
-    """
+    for "all"; never: by graph, too, beside what its graph says. question: instead of graphs, the script of
+    tests/gpu whose answers the column shows: one engine's against its own, asked otherwise; with
+    --without queue a control: the release's own tree must answer otherwise."""
 
     models: Annotated[tuple[str, ...], Meta(min_length=1)]
     question: str = ""
@@ -93,9 +90,8 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def features(self) -> tuple[Feature, ...]:
         """All of them, in the order of the tables and their columns."""
-        return tuple(
-            one for table in self.tables for column in self.of(table).values() for one in column
-        )
+        columns = (column for table in self.tables for column in self.of(table).values())
+        return tuple(one for column in columns for one in column)
 
 
 def load(root: Path) -> Cells:
