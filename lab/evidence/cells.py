@@ -28,9 +28,9 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
-    for "all"; never: by graph, too, beside what its graph says. question: instead of graphs, the script of
-    tests/gpu whose answers the column shows: one engine's against its own, asked otherwise; with
-    --without queue a control: the release's own tree must answer otherwise."""
+    for "all"; never: by graph, too, beside what its graph says. question: instead of graphs, the
+    script of tests/gpu whose answers the column shows: one engine's against its own, asked
+    otherwise; with --without queue a control: the release's own tree must answer otherwise."""
 
     models: Annotated[tuple[str, ...], Meta(min_length=1)]
     question: str = ""
