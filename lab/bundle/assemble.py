@@ -47,13 +47,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a bundle holds beside torch.
-
-    name: of its folder in dist/bundle/; about: what the manifest says of it; locked: its packages,
-    as hashed requirements; rules: of its kind; tree: lays in a scratch folder what else is packed.
-    own: packages that may ask for CUDA libraries beside those made for torch; one_gpu: code for
-    other GPUs is zeroed in its packages, as it is beside a carried torch.
-    """
+    """What a bundle holds beside torch. name: of its folder in dist/bundle/; about: what the
+    manifest says of it; locked: its packages, as hashed requirements; rules: of its kind; tree:
+    lays in a scratch folder what else is packed. own: packages that may ask for CUDA libraries
+    beside those made for torch; one_gpu: code for other GPUs is zeroed in its packages, as it is
+    beside a carried torch."""
 
     name: str
     about: Mapping[str, Any]
@@ -131,14 +129,11 @@ def write(
     Notes the parts in `manifest`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    manifest["parts"] = parts = [
-        part
-        for name, archive in archives.items()
-        for part in packing.split(archive, folder, f"{name}.tar.xz", part_size)
-    ]
-    (folder / "parts.sha256").write_text(
-        "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
-    )
+    manifest["parts"] = parts = []
+    for name, archive in archives.items():
+        parts += packing.split(archive, folder, f"{name}.tar.xz", part_size)
+    listed = "".join(f"{part['sha256']}  {part['file']}\n" for part in parts)
+    (folder / "parts.sha256").write_text(listed)
     shutil.copy(HOSTSITE / "unpack", folder / "unpack")
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 

@@ -1,9 +1,8 @@
 """torch and what it needs, packed for a host that has another torch than the release pins.
 
 What is packed goes in front of the host's own packages: torch, what is built against it (PACKAGES),
-and of CUDA's libraries those that the host lacks (`choose`). All of it is trimmed to one kind of
-GPU (elf.py). The archive is kept by the hashes of its wheels, so that releases that pin one torch
-share it.
+and of CUDA's libraries those that the host lacks (`choose`), trimmed to one kind of GPU (elf.py).
+The archive is kept by the hashes of its wheels: releases that pin one torch share it.
 """
 
 from __future__ import annotations
@@ -91,11 +90,9 @@ def choose(
     name: str, asked: Asked, own: Mapping[str, Library], pinned: Mapping[str, Library]
 ) -> Chosen:
     """Where a library comes from: the host's own where it has every function asked of it, at the
-    place where torch looks. Else a stand-in where rules.toml names one, else it is carried.
-
-    own: the host's libraries, of the same CUDA; pinned: those of the packages that torch requires.
-    Raises Refused where none of them has it.
-    """
+    place where torch looks. Else a stand-in where rules.toml names one, else it is carried. own:
+    the host's libraries, of the same CUDA; pinned: those of the packages that torch requires.
+    Raises Refused where none of them has it."""
     if name not in pinned:
         what = f"torch wants {name}, which none of the packages that it requires has"
         step = "name its package in lab/bundle/rules.toml"
@@ -170,10 +167,8 @@ def pack(
     wanted: str, as_of: datetime.date, host: Host, sm: int, excluded: Iterable[str]
 ) -> Carried | None:
     """The packed torch that `wanted` ("sglang==0.5.23") requires as of a day; None where the host
-    has that torch.
-
-    excluded: packages that the resolution leaves out. Raises Refused with uv's reason.
-    """
+    has that torch. excluded: packages that the resolution leaves out. Raises Refused with uv's
+    reason."""
     words = ["--exclude-newer", until(as_of), "--prerelease=allow"]
     found = packages.Index(host).resolve([wanted], words, excluded)["packages"]
     locked = _of(found, {*PACKAGES, *lock.cuda_libraries(RULES.libraries)})
@@ -190,9 +185,8 @@ def pack(
     folder, facts = packages.kept(
         "torch", made_of, said, lambda scratch: _made(scratch, locked, host, own, sm)
     )
-    holds = tuple(
-        f"{one['name']}=={one['version']}" for one in found if one["name"] in MADE_FOR_TORCH
-    )
+    held = (one for one in found if one["name"] in MADE_FOR_TORCH)
+    holds = tuple(f"{one['name']}=={one['version']}" for one in held)
     return Carried(folder / ARCHIVE, facts, holds)
 
 
@@ -237,11 +231,9 @@ def _made(
 
 def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     """Make of installed packages what a host with the libraries `own` lacks, for GPUs of compute
-    capability `sm`; what the manifest says of it.
-
-    own_cuda: whether torch is of another CUDA than the host's; linked: the host's libraries that
-    stand beside what is carried, none with another CUDA.
-    """
+    capability `sm`; what the manifest says of it. own_cuda: whether torch is of another CUDA than
+    the host's; linked: the host's libraries that stand beside what is carried, none with another
+    CUDA."""
     trimmed = trim(site)
     _one_assembler(site, sm)
     pinned = libraries(site)
@@ -249,9 +241,8 @@ def lay(site: Path, own: Mapping[str, Library], sm: int) -> dict[str, Any]:
     own = {} if own_cuda else own
     chosen, asked = settle(site, own, pinned)
     carried = {pinned[name].package for name, one in chosen.items() if one.origin is Origin.CARRIED}
-    for one in pinned.values():
-        if one.package not in carried:
-            (site / one.path).unlink()
+    for one in (one for one in pinned.values() if one.package not in carried):
+        (site / one.path).unlink()
     _forget(site, carried)
     for name, found in chosen.items():
         if found.origin is Origin.STAND_IN:
@@ -289,10 +280,8 @@ def settle(
 
 def _forget(site: Path, carried: set[str]) -> None:
     """Remove what says that CUDA's packages are installed, but for these."""
-    folders = {
-        f"{name.replace('-', '_')}-{version}.dist-info"
-        for name, _, version in (package.partition("==") for package in carried)
-    }
+    parts = (package.partition("==") for package in carried)
+    folders = {f"{name.replace('-', '_')}-{version}.dist-info" for name, _, version in parts}
     for folder in site.glob("nvidia_*.dist-info"):
         if folder.name not in folders:
             shutil.rmtree(folder)

@@ -53,11 +53,10 @@ def _report(options: argparse.Namespace, made: Bundle, then: str) -> None:
     for part in made.manifest["parts"]:
         packed[part["file"].partition(".")[0]] += part["bytes"]
     sizes = ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in packed.items())
-    OUT.print(
-        f"{shown(made.path)}: {sizes},"
-        f" {counted(len(made.manifest['packages']), 'package')} as of"
-        f" {made.manifest['resolved_as_of']}, {counted(len(made.manifest['parts']), 'part')}"
-    )
+    installed = counted(len(made.manifest["packages"]), "package")
+    parts = counted(len(made.manifest["parts"]), "part")
+    held = f"{installed} as of {made.manifest['resolved_as_of']}, {parts}"
+    OUT.print(f"{shown(made.path)}: {sizes}, {held}")
     if options.carry_torch:
         OUT.print(_carried(made.manifest))
     OUT.print(f"next: copy that folder to the {then}")
@@ -84,42 +83,20 @@ def _bundle(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (
-    Command(
-        "bundle",
-        _bundle,
-        "pack a patched release for a GPU host without a package index, in dist/bundle/RELEASE/",
-        "v0.5.9 --carry-torch",
-        (
-            terminal.releases(),
-            option(
-                "--host FILE",
-                f"the host's description (default: {DEFAULT})",
-                type=terminal.path,
-            ),
-            option(
-                "--sm", "the GPU's compute capability (default 90, Hopper)", type=int, default=90
-            ),
-            option(
-                "--part-size MIB",
-                "the largest size of one part (default 60)",
-                type=_size,
-                default=60,
-            ),
-            flag(
-                "--carry-torch",
-                "pack the release's torch, triton and torchvision too, where the host has another",
-            ),
-            flag(
-                "--flash",
-                "pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
-                " `run.py --attention fa3` asks for it there",
-            ),
-            option(
-                "--peer NAME==VERSION",
-                "pack another engine instead, to be timed beside the release, as vllm==0.33.0",
-                type=_peer,
-            ),
-        ),
-    ),
+WHAT = "pack a patched release for a GPU host without a package index, in dist/bundle/RELEASE/"
+HOST = f"the host's description (default: {DEFAULT})"
+CAPABILITY = "the GPU's compute capability (default 90, Hopper)"
+PART = "the largest size of one part (default 60)"
+CARRY = "pack the release's torch, triton and torchvision too, where the host has another"
+FLASH = "pack FlashAttention 3 too, which servers choose by themselves on Hopper;"
+PEER = "pack another engine instead, to be timed beside the release, as vllm==0.33.0"
+ARGUMENTS = (
+    terminal.releases(),
+    option("--host FILE", HOST, type=terminal.path),
+    option("--sm", CAPABILITY, type=int, default=90),
+    option("--part-size MIB", PART, type=_size, default=60),
+    flag("--carry-torch", CARRY),
+    flag("--flash", f"{FLASH} `run.py --attention fa3` asks for it there"),
+    option("--peer NAME==VERSION", PEER, type=_peer),
 )
+COMMANDS = (Command("bundle", _bundle, WHAT, "v0.5.9 --carry-torch", ARGUMENTS),)

@@ -62,12 +62,10 @@ class Zeroed:
 
 
 def keeps(entries: Iterable[Entry], sm: int) -> frozenset[Entry]:
-    """The entries of one fat binary that a GPU of compute capability `sm` could run.
-
-    Machine code runs on its own major number, from its own minor number on. The driver compiles PTX
-    for the same or a later capability, which is needed where there is no machine code for exactly
-    `sm`. What is neither PTX nor machine code stays.
-    """
+    """The entries of one fat binary that a GPU of compute capability `sm` could run. Machine code
+    runs on its own major number, from its own minor number on. The driver compiles PTX for the same
+    or a later capability, which is needed where there is no machine code for exactly `sm`. What is
+    neither PTX nor machine code stays."""
     entries = tuple(entries)
     exact = any(entry.kind == CODE and entry.sm == sm for entry in entries)
 
@@ -85,11 +83,8 @@ def offers(file: Path) -> frozenset[str]:
         if handle.read(6) != ELF:
             return frozenset()
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            found = {
-                section.name: section.of(data)
-                for section in sections(data)
-                if section.name in (".dynsym", ".dynstr")
-            }
+            wanted = (one for one in sections(data) if one.name in (".dynsym", ".dynstr"))
+            found = {section.name: section.of(data) for section in wanted}
     symbols, strings = (found.get(name, b"") for name in (".dynsym", ".dynstr"))
     return frozenset(
         strings[name : strings.index(b"\0", name)].decode()
@@ -102,18 +97,13 @@ def is_loaded(file: Path) -> bool:
     """Whether it is a program or a shared library for the processor: what `zero` is for."""
     with file.open("rb") as handle:
         head = handle.read(20)
-    return (
-        len(head) == 20
-        and head[:6] == ELF
-        and struct.unpack_from("<HH", head, 16) in [(kind, of) for kind in (2, 3) for of in HOSTS]
-    )
+    known = [(kind, of) for kind in (2, 3) for of in HOSTS]
+    return len(head) == 20 and head[:6] == ELF and struct.unpack_from("<HH", head, 16) in known
 
 
 def zero(file: Path, sm: int) -> Zeroed:
     """Zero in place what a GPU of compute capability `sm` has no use for. Size and offsets stay.
-
-    Raises Refused where the file is no ELF file, or its fat binaries are of an unknown form.
-    """
+    Raises Refused where the file is no ELF file, or its fat binaries are of an unknown form."""
     try:
         with file.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as data:
             return _zero(data, sm)
@@ -163,9 +153,7 @@ def _zero_others(data: mmap.mmap, entries: tuple[Entry, ...], sm: int) -> Zeroed
 
 def fat_binaries(data: mmap.mmap | bytes, at: int, size: int) -> Iterator[tuple[Entry, ...]]:
     """The entries of every fat binary between `at` and `at + size`; other bytes may lie between.
-
-    Raises ValueError for one whose entries do not fill it.
-    """
+    Raises ValueError for one whose entries do not fill it."""
     end = at + size
     while (at := data.find(HEADER, at, end)) >= 0:
         (length,) = struct.unpack_from("<Q", data, at + 8)

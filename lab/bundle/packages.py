@@ -65,10 +65,8 @@ def kept(
 ) -> tuple[Path, dict[str, Any]]:
     """A folder of the cache and the facts in it. Where it is not there yet, `make` leaves archives
     in a scratch folder, and returns the facts. facts.json comes last, so that a killed run leaves
-    nothing that looks whole.
-
-    kind: of the folder; made_of: all that it depends on; said: what is logged before it is made.
-    """
+    nothing that looks whole. kind: of the folder; made_of: all that it depends on; said: what is
+    logged before it is made."""
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     folder = cache_folder() / kind / key
     if not (folder / FACTS).is_file():

@@ -29,23 +29,18 @@ def trim(site: Path, rule: Trimmed) -> dict[str, Any]:
 
 def archive(out: Path, folders: Iterable[tuple[Path, str]], effort: int = 6) -> None:
     """A .tar.xz of folders under new names: sorted, without owners or dates, so that equal content
-    packs equally.
-
-    effort: xz's, 0 to 9. Raises Refused where it cannot be written, or xz is not installed.
-    """
+    packs equally. effort: xz's, 0 to 9. Raises Refused where it cannot be written, or xz is not
+    installed."""
     if not shutil.which("xz"):
         raise Refused.of("no-xz", "bundle", "xz is not installed", "install xz-utils")
     # a broken pipe: xz has ended, and said why
+    words, form = ["xz", "-T0", f"-{effort}", "-c"], tarfile.GNU_FORMAT
     with (
         contextlib.suppress(BrokenPipeError),
-        subprocess.Popen(
-            ["xz", "-T0", f"-{effort}", "-c"], stdin=subprocess.PIPE, stdout=open(out, "wb")
-        ) as xz,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=open(out, "wb")) as xz,
     ):
         # dereference: no hard links
-        with tarfile.open(
-            fileobj=xz.stdin, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
-        ) as archive:
+        with tarfile.open(fileobj=xz.stdin, mode="w|", format=form, dereference=True) as archive:
             for folder, name in folders:
                 for path in sorted(folder.rglob("*")):
                     if path.is_file() and "__pycache__" not in path.parts:

@@ -94,10 +94,9 @@ def _minor(version: str) -> tuple[int, ...]:
 def released(peer: Peer, host: Host) -> datetime.date:
     """The day on which the index got the release's wheel. Raises Refused."""
     found = packages.Index(host).resolve([peer.requirement], ["--no-deps"])
-    times: list[datetime.datetime] = [
-        wheel["upload-time"] for one in found["packages"] for wheel in one["wheels"]
-    ]
-    return max(time.date() for time in times)
+    wheels = (wheel for one in found["packages"] for wheel in one["wheels"])
+    latest: datetime.datetime = max(wheel["upload-time"] for wheel in wheels)
+    return latest.date()
 
 
 def _resolve(peer: Peer, host: Host, as_of: datetime.date) -> str:

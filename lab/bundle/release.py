@@ -1,8 +1,5 @@
 """Pack a patched release for a GPU host that reaches no package index: the wheel, its dependencies,
-and SCRIPTS.
-
-untouched/ beside the patched tree holds the release's own content of what the queue changed.
-"""
+SCRIPTS, and in untouched/ the release's own content of what the queue changed."""
 
 from __future__ import annotations
 
@@ -69,11 +66,9 @@ def torch_of(pin: Pin, host: Host, sm: int) -> carried.Carried | None:
 
 
 def resolve(pin: Pin, host: Host, rules: Rules, holds: Iterable[str]) -> str:
-    """What is installed, as hashed requirements: the release's dependencies as of its day.
-
-    holds: versions of what is made for a carried torch. Torch itself is left out here, so that
-    nothing else would hold them to it.
-    """
+    """What is installed, as hashed requirements: the release's dependencies as of its day. holds:
+    versions of what is made for a carried torch. Torch itself is left out here, so that nothing
+    else would hold them to it."""
     words = ["--exclude-newer", until(pin.resolve_as_of), "--prerelease=allow"]
     wanted = [f"sglang=={pin.version}", "dill", *holds]
     excluded = [*host.brings, *rules.packages, *cuda_libraries(RULES.cuda)]

@@ -1,7 +1,5 @@
 """What makes the release's own package out of a patched one: a plan, and the changed files.
-
-tests/gpu/untouched.py follows the plan on a GPU host, so that both trees are measured in one run.
-"""
+tests/gpu/untouched.py follows the plan on a GPU host, so that one run measures both trees."""
 
 from __future__ import annotations
 
@@ -24,11 +22,8 @@ def lay(built: Built, folder: Path) -> Path:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(built.upstream) as before, zipfile.ZipFile(built.path) as after:
         own, patched = (_files(wheel) for wheel in (before, after))
-        changed = [
-            name
-            for name in sorted(own)
-            if name not in patched or before.read(name) != after.read(name)
-        ]
+        same = {name for name in own & patched if before.read(name) == after.read(name)}
+        changed = sorted(own - same)
         before.extractall(folder / FILES, changed)
         plan = {
             "schema": SCHEMA,

@@ -28,19 +28,16 @@ class Graph(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
     """A column of a table. since: by model, the first release that knows it. repairs: by graph, or
-    for "all". never: beside what its graph says.
-
-    question: instead of graphs, the script of tests/gpu whose answers the column shows. It holds
-    one engine's answers against that engine's own, asked otherwise, and writes one file; with
-    --without queue a control: the release's own tree must answer otherwise.
-    """
+    for "all"; never: by graph, too, beside what its graph says. question: instead of graphs, the
+    script of tests/gpu whose answers the column shows: one engine's against its own, asked
+    otherwise; with --without queue a control: the release's own tree must answer otherwise."""
 
     models: Annotated[tuple[str, ...], Meta(min_length=1)]
     question: str = ""
     since: dict[str, str] = field(default_factory=dict)
     brings: tuple[str, ...] = ()
     repairs: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    never: dict[str, str] = field(default_factory=dict)
+    never: dict[str, dict[str, str]] = field(default_factory=dict)
     upstream: str = ""
 
 
@@ -78,14 +75,14 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def _feature(self, family: Family, mode: str) -> Feature:
-        graph, own = self.graphs.get(mode, Graph()), family.repairs
+        graph, own, never = self.graphs.get(mode, Graph()), family.repairs, family.never
         return Feature(
             models=family.models,
             mode=mode,
             asked=bool(family.question),
             brings=(*family.brings, *graph.brings),
             repairs=(*own.get("all", ()), *own.get(mode, ()), *graph.repairs),
-            never={**graph.never, **family.never},
+            never={**graph.never, **never.get("all", {}), **never.get(mode, {})},
             upstream=family.upstream or graph.upstream,
             since=family.since,
         )
@@ -93,9 +90,8 @@ class Cells(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def features(self) -> tuple[Feature, ...]:
         """All of them, in the order of the tables and their columns."""
-        return tuple(
-            one for table in self.tables for column in self.of(table).values() for one in column
-        )
+        columns = (column for table in self.tables for column in self.of(table).values())
+        return tuple(one for column in columns for one in column)
 
 
 def load(root: Path) -> Cells:
@@ -112,7 +108,7 @@ def _unknown(found: Cells) -> str:
     """The first graph or model that is named and is not there; empty where all are."""
     graphs = {name for table in found.tables for name in table.graphs}
     families = [one for table in found.tables for one in table.families.values()]
-    graphs |= {name for one in families for name in one.repairs} - {"all"}
+    graphs |= {name for one in families for name in (*one.repairs, *one.never)} - {"all"}
     for name in sorted(graphs - found.graphs.keys()):
         return f"has no [graphs.{name}]"
     for one in families:

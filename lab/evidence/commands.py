@@ -73,10 +73,8 @@ def report(gathered: Sequence[incoming.Gathered]) -> int:
     for result in gathered:
         OUT.print(f"{result.file}: {result.fate}: {result.why}")
     fates = [result.fate for result in gathered]
-    OUT.print(
-        f"{counted(len(fates), 'result')}: "
-        + ", ".join(f"{fates.count(fate)} {fate}" for fate in incoming.Fate if fate in fates)
-    )
+    each = (f"{fates.count(fate)} {fate}" for fate in incoming.Fate if fate in fates)
+    OUT.print(f"{counted(len(fates), 'result')}: {', '.join(each)}")
     return 1 if incoming.Fate.REFUSED in fates else 0
 
 
@@ -95,9 +93,8 @@ def _status(options: argparse.Namespace) -> int:
     if options.plot:
         drawn = picture.draw(front.measured(results.load(root)), root)
         changed += [file.relative_to(root) for file in drawn]
-    OUT.print(
-        f"{' and '.join(map(str, changed))} rewritten" if changed else "the pages said so already"
-    )
+    rewritten = f"{' and '.join(map(str, changed))} rewritten"
+    OUT.print(rewritten if changed else "the pages said so already")
     if left := matrix.left_to_run(root, known):
         runs = to_type("gpu", *left)
         OUT.print(f"next: {runs} runs each release that lacks results about today's patches")
@@ -107,93 +104,45 @@ def _status(options: argparse.Namespace) -> int:
     return code
 
 
+def _repeated(name: str, help: str, **more: Any) -> terminal.Argument:
+    return option(name, help, action="append", default=[], **more)
+
+
+HERE = "run in this interpreter, with --site, not in an environment of the release's own"
+PYTHON = "with --here: run in this interpreter instead, as /usr/bin/python3"
+OUT_FOLDER = "write the result to this new folder, not to evidence/; status --merge gathers such"
+SITE = "a folder of packages, or an unpacked bundle; may be repeated"
+PASS = "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000"
+MODE = "only this mode, as breakable, and its reference"
+AGREE = "compare answers with the untouched release's instead, and keep nothing in evidence/"
+BENCH = "time the untouched and the patched release in one run instead, keep the figures in"
+TABLES = "find tiles for routed experts on this host's GPU, and write the tables that sglang reads"
+EXPERTS = "the kernels that are swept: no others are, with or without this"
+MERGE = "first add this result, or every result below this folder, to evidence/; one about another"
+MATRIX = f"make the support matrix in {status.PAGE}, and {bench.PAGE}; name what is left to run"
 RUN = (
-    flag(
-        "--here", "run in this interpreter, with --site, not in an environment of the release's own"
-    ),
-    option(
-        "--python PATH",
-        "with --here: run in this interpreter instead, as /usr/bin/python3",
-        type=terminal.program,
-    ),
-    option(
-        "--out FOLDER",
-        "write the result to this new folder, not to evidence/; status --merge gathers such"
-        " folders",
-        type=terminal.path,
-    ),
-    option(
-        "--site DIR",
-        "a folder of packages, or an unpacked bundle; may be repeated",
-        type=terminal.path,
-        action="append",
-        default=[],
-    ),
-    option(
-        "--pass WORD",
-        "pass this on to the script in tests/gpu, as --pass=--limit --pass=3000",
-        dest="words",
-        action="append",
-        default=[],
-    ),
+    terminal.releases(),
+    flag("--here", HERE),
+    option("--python PATH", PYTHON, type=terminal.program),
+    option("--out FOLDER", f"{OUT_FOLDER} folders", type=terminal.path),
+    _repeated("--site DIR", SITE, type=terminal.path),
+    _repeated("--pass WORD", PASS, dest="words"),
 )
-
-
-def _repeated(name: str, help: str) -> terminal.Argument:
-    return option(f"{name} NAME", f"{help}; may be repeated", action="append", default=[])
-
-
+ASKED = (
+    _repeated("--model NAME", "only this model of tests/gpu/models.py; may be repeated"),
+    _repeated("--mode NAME", f"{MODE}; may be repeated"),
+    (flag("--agree", AGREE), flag("--bench", f"{BENCH} evidence/, and make {bench.PAGE}")),
+)
+PLOT = "draw the front page's picture too, from evidence/"
+GPU = "test a release on this host's GPU, and keep the results in evidence/"
+GATHERED = (
+    option("--merge PATH", f"{MERGE} tree than today's is refused", type=terminal.path),
+    flag("--plot", PLOT),
+)
 COMMANDS = (
-    Command(
-        "sweep",
-        _sweep,
-        "find tiles for routed experts on this host's GPU, and write the tables that sglang reads",
-        "v0.5.9",
-        (
-            terminal.releases(),
-            *RUN,
-            flag("--experts", "the kernels that are swept: no others are, with or without this"),
-        ),
-    ),
-    Command(
-        "gpu",
-        _gpu,
-        "test a release on this host's GPU, and keep the results in evidence/",
-        "v0.5.9 --model llama",
-        (
-            terminal.releases(),
-            *RUN,
-            _repeated("--model", "only this model of tests/gpu/models.py"),
-            _repeated("--mode", "only this mode, as breakable, and its reference"),
-            (
-                flag(
-                    "--agree",
-                    "compare answers with the untouched release's instead, and keep nothing in"
-                    " evidence/",
-                ),
-                flag(
-                    "--bench",
-                    "time the untouched and the patched release in one run instead, keep the"
-                    f" figures in evidence/, and make {bench.PAGE}",
-                ),
-            ),
-        ),
-    ),
-    Command(
-        "status",
-        _status,
-        f"make the support matrix in {status.PAGE}, and {bench.PAGE}; name what is left to run",
-        "--merge results",
-        (
-            option(
-                "--merge PATH",
-                "first add this result, or every result below this folder, to evidence/;"
-                " one about another tree than today's is refused",
-                type=terminal.path,
-            ),
-            flag("--plot", "draw the front page's picture too, from evidence/"),
-        ),
-    ),
+    Command("sweep", _sweep, TABLES, "v0.5.9", (*RUN, flag("--experts", EXPERTS))),
+    Command("gpu", _gpu, GPU, "v0.5.9 --model llama", (*RUN, *ASKED)),
+    Command("status", _status, MATRIX, "--merge results", GATHERED),
     *bundle.COMMANDS,
 )
 
@@ -204,6 +153,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    return terminal.parser(
-        "Prove pinned sglang releases on GPUs, and report the results.", COMMANDS
-    )
+    what = "Prove pinned sglang releases on GPUs, and report the results."
+    return terminal.parser(what, COMMANDS)

@@ -57,9 +57,7 @@ def tree_of(queue: Queue, pin: Pin) -> Tree:
 
 def footprint(tree: Tree, notes: Iterable[str]) -> Footprint:
     """What a run with these notes depended on."""
-    loaded: set[str] = set()
-    opened: set[str] = set()
-    absent: set[str] = set()
+    loaded, opened, absent = set[str](), set[str](), set[str]()
     for note in notes:
         if note.startswith(OPENED):
             opened.add(f"python/{note.removeprefix(OPENED)}")
@@ -69,14 +67,9 @@ def footprint(tree: Tree, notes: Iterable[str]) -> Footprint:
         loaded.update(files)
         absent.update([] if files else [name])
     loaded |= opened & tree.known
-    return Footprint(
-        loaded=bitset(tree.pristine, loaded),
-        laid={
-            path: digest(path, tree.laid[path], by_bytes=path in opened)
-            for path in sorted((loaded & tree.laid.keys()) - {PROVENANCE})
-        },
-        absent=tuple(sorted(absent)),
-    )
+    names = sorted((loaded & tree.laid.keys()) - {PROVENANCE})
+    laid = {name: digest(name, tree.laid[name], by_bytes=name in opened) for name in names}
+    return Footprint(bitset(tree.pristine, loaded), laid, tuple(sorted(absent)))
 
 
 def module_files(name: str) -> tuple[str, str]:
@@ -123,10 +116,8 @@ def changed(tree: Tree, then: Footprint) -> str:
 
 
 class Validity:
-    """Which rows of one release are about today's queue: with the same tree, or the same files.
-
-    The files were compared by `compared`, so that no reader of rows needs the release's own.
-    """
+    """Which rows of one release are about today's queue: with the same tree, or the same files. The
+    files were compared by `compared`, so that no reader of rows needs the release's own."""
 
     def __init__(self, today: str, rules: str) -> None:
         self.today, self.rules = today, rules
@@ -150,11 +141,8 @@ class Validity:
 
 def compared(root: Path, pins: Pins, rows: Sequence[Row], rules: str) -> list[Row]:
     """The rows. Those by today's rules with a footprint have the tree of today as `same_as` or as
-    `differs_from`.
-
-    Fetches the releases that have a row that was not compared. Raises Refused where a patch does
-    not apply.
-    """
+    `differs_from`. Fetches the releases that have a row that was not compared. Raises Refused where
+    a patch does not apply."""
 
     def is_asked(row: Row) -> bool:
         if not row.footprint or not results.is_same(row.rules, rules):

@@ -67,13 +67,9 @@ def _measured(kept: Sequence[results.Row], row: Row) -> Measured:
     if not found.keys() >= {UNTOUCHED, PATCHED}:
         raise LookupError(f"evidence/ has no untouched and patched {row.release} of {row.run}")
     engines = {name: found.pop(name) for name in (UNTOUCHED, PATCHED)} | found
-    return Measured(
-        row,
-        engines[PATCHED].date,
-        engines[PATCHED].gpu,
-        {name: figures(one) for name, one in engines.items()},
-        {name: one.busy_ms[SHORT] for name, one in engines.items() if SHORT in one.busy_ms},
-    )
+    patched, shown = engines[PATCHED], {name: figures(one) for name, one in engines.items()}
+    busy = {name: one.busy_ms[SHORT] for name, one in engines.items() if SHORT in one.busy_ms}
+    return Measured(row, patched.date, patched.gpu, shown, busy)
 
 
 def figures(row: results.Row) -> Figures:

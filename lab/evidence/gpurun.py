@@ -39,13 +39,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Call:
-    """What is run, and where.
-
-    script: of tests/gpu; words: more for it; experiment: the row of run.py's table, if another
-    than the proof. here: the interpreter to run it in, with the folders `sites` of packages; empty:
-    in an environment of the release's own. out: a new folder for the result, so that several runs
-    of one release can go on beside each other (default: dist/gpu/<tag>).
-    """
+    """What is run, and where. script: of tests/gpu; words: more for it; experiment: the row of
+    run.py's table, if another than the proof. here: the interpreter to run it in, with the folders
+    `sites` of packages; empty: in an environment of the release's own. out: a new folder for the
+    result, so that several runs of one release can go on at once (default: dist/gpu/<tag>)."""
 
     script: str
     words: Sequence[str] = ()
@@ -109,10 +106,8 @@ def unpack(wheel: Path, folder: Path) -> Path:
 def environment(pin: Pin, wheel: Path, lock: Path, folder: Path) -> tuple[str, Path]:
     """(python, its site-packages) with the wheel and all that it requires: as in the release's
     lock, and what that leaves out (CUDA's libraries, kernels built ahead) as the index stood on the
-    pin's day.
-
-    Made once for each wheel. Raises Refused with uv's words where the host cannot have it.
-    """
+    pin's day. Made once for each wheel. Raises Refused with uv's words where the host cannot have
+    it."""
     python = folder / "bin/python"
     mark = folder / f"{wheel.name}.{source.file_sha256(wheel)[:16]}"
     if not mark.is_file():

@@ -21,17 +21,7 @@ from patchqueue.outcome import Problem, Refused, counted, to_type
 from patchqueue.upstream.pins import Pin, Pins
 
 from . import cells, footprints, harness, results, written
-from .results import (
-    BREAKABLE,
-    NO_MEASURE,
-    NOT_RUN,
-    PATCHED,
-    UNTOUCHED,
-    USUAL_ATTENTION,
-    Kind,
-    Load,
-    Row,
-)
+from .results import BREAKABLE, NO_MEASURE, NOT_RUN, PATCHED, UNTOUCHED, Kind, Load, Row
 from .written import PROOF, TIMES, Answers, Result, Run, Served, Times, Visit
 
 REFERENCE = "reference"  # how the modes that others are held against begin
@@ -91,14 +81,11 @@ def take(root: Path, pins: Pins, files: Sequence[Path]) -> list[Gathered]:
         bound = _without_contradicted(root, pins, before, new, rules)
         kept = results.newest([*bound, *new], today, rules)
         for file, rows in made.items():
-            stay = sum(row in kept for row in rows)
-            if stay:
-                why = f"{stay} of {counted(len(rows), 'row')}"
-                gathered[file] = Gathered(file, Fate.TAKEN, why)
+            fate, why = Fate.SUPERSEDED, "the rows that are kept say more"
+            if stay := sum(row in kept for row in rows):
+                fate, why = Fate.TAKEN, f"{stay} of {counted(len(rows), 'row')}"
                 _keep_log(root, file)
-            else:
-                why = "the rows that are kept say more"
-                gathered[file] = Gathered(file, Fate.SUPERSEDED, why)
+            gathered[file] = Gathered(file, fate, why)
         results.save(root, kept)
         named = {results.raw_file(row.raw).name for row in kept}
         for path in (root / results.RAW).glob("*.json.xz"):
@@ -194,9 +181,8 @@ def _common(result: Result) -> dict[str, Any]:
 def proof_rows(result: Answers, name: str) -> list[Row]:
     """A row for each model and mode. A pass against a reference that failed counts as not run.
     Raises Refused for a pass that was held against nothing."""
-    references = {
-        (run.model, run.mode): run for run in result.runs if run.mode.startswith(REFERENCE)
-    }
+    held_against = (run for run in result.runs if run.mode.startswith(REFERENCE))
+    references = {(run.model, run.mode): run for run in held_against}
 
     def judged(run: Run) -> Run:
         if run.verdict != "passed" or run.mode not in HELD:
@@ -296,16 +282,16 @@ def _load(loads: Sequence[Served]) -> Load:
 def _run_name(result: Times) -> str:
     """What tells the runs of one release apart: GPU, attention, model, how both trees prefilled,
     with which states in the graph, and which loads of users the run took."""
-    modes = {
-        tree: "-".join(sorted({run.mode for run in result.runs if run.tree == tree}))
+    untouched, patched = (
+        "-".join(sorted({run.mode for run in result.runs if run.tree == tree}))
         for tree in (UNTOUCHED, PATCHED)
-    }
+    )
     states = {run.states or "" for run in result.runs if run.tree == PATCHED} - {""}
     words = (
         results.slug(result.gpu.name),
-        "" if result.attention == USUAL_ATTENTION else result.attention,
+        "" if result.attention == results.USUAL_ATTENTION else result.attention,
         result.subject,
-        "+".join([f"{modes[UNTOUCHED] or 'peers'}-to-{modes[PATCHED]}", *sorted(states)]),
+        "+".join([f"{untouched or 'peers'}-to-{patched}", *sorted(states)]),
         "-".join(sorted(result.gain.traffic)),
     )
     return ".".join(word for word in words if word)

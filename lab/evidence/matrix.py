@@ -109,9 +109,8 @@ def cell(
         today = expected(queue, pin, feature)
         if today.state is State.NOT_APPLICABLE:
             return today  # no run of today's queue would say anything else
-    said = [
-        f"{one.state} {one.reason}" for one in others if one.state in (State.PROVEN, State.FAILED)
-    ]
+    told = (one for one in others if one.state in (State.PROVEN, State.FAILED))
+    said = (f"{one.state} {one.reason}" for one in told)
     return replace(first, reason="; ".join([first.reason, *said]))
 
 
@@ -160,8 +159,7 @@ def _verdict(rows: Sequence[Row], feature: Feature, validity: Validity) -> Cell:
             who = row.name if feature.asked else row.model
             what = f"{who} {in_words(row.why)} ([details]({DETAILS}))"
             return Cell(State.FAILED, f"{there}: {what}")
-    where = "; ".join(dict.fromkeys(places))
-    return Cell(State.PROVEN, where)
+    return Cell(State.PROVEN, "; ".join(dict.fromkeys(places)))
 
 
 def in_words(why: str) -> str:

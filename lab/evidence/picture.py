@@ -52,11 +52,11 @@ PANELS = (
 
 def complete(rows: Sequence[Measured]) -> list[Measured]:
     """The rows of the picture."""
-    return [
-        one
-        for one in rows
-        if all(panel.values(one).keys() == one.engines.keys() for panel in PANELS)
-    ]
+
+    def has_all(one: Measured) -> bool:
+        return all(panel.values(one).keys() == one.engines.keys() for panel in PANELS)
+
+    return list(filter(has_all, rows))
 
 
 def description(rows: Sequence[Measured]) -> str:
@@ -66,11 +66,8 @@ def description(rows: Sequence[Measured]) -> str:
 
 
 def _sentence(one: Measured) -> str:
-    parts = [
-        f"{name} {value:,} {panel.unit}"
-        for panel in PANELS
-        for name, value in panel.values(one).items()
-    ]
+    found = [(panel.unit, *of) for panel in PANELS for of in panel.values(one).items()]
+    parts = [f"{name} {value:,} {unit}" for unit, name, value in found]
     return f"{one.row.model}, sglang {one.row.release}, {one.gpu}: {', '.join(parts)}"
 
 
@@ -79,8 +76,5 @@ def draw(rows: Sequence[Measured], root: Path) -> list[Path]:
     shown = complete(rows)
     engines = list(dict.fromkeys(name for one in shown for name in one.engines))
     values = {"rows": shown, "engines": engines, "panels": PANELS, "description": description(rows)}
-    return [
-        root / theme.file
-        for theme in THEMES
-        if put(root / theme.file, render("front.svg", theme=theme, **values))
-    ]
+    pages = {root / theme.file: render("front.svg", theme=theme, **values) for theme in THEMES}
+    return [file for file, text in pages.items() if put(file, text)]

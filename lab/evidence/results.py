@@ -70,12 +70,10 @@ class Files(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", t
 
 
 class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One engine run.
-
-    name: of a proof the graph mode, of a question its name in matrix.toml, of a time the tree
-    (untouched, patched) or the peer with its version. queue: identity of what the queue did to the
-    release. rules: hash of the files of tests/gpu that judge a proof. raw: sha256 of the log.
-    """
+    """One engine run. name: of a proof the graph mode, of a question its name in matrix.toml, of a
+    time the tree (untouched, patched) or the peer with its version. queue: identity of what the
+    queue did to the release. rules: hash of the files of tests/gpu that judge a proof. raw: sha256
+    of the log."""
 
     kind: Kind
     release: str
@@ -112,10 +110,8 @@ class Row(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
         and mode alone."""
         if self.kind == "time":
             return self.kind, self.release, self.run
-        return (
-            *(self.kind, self.release, self.model, self.name),
-            *(self.gpu, self.attention, self.control),
-        )
+        about = self.kind, self.release, self.model, self.name
+        return *about, self.gpu, self.attention, self.control
 
     @property
     def attention_named(self) -> str:
@@ -207,13 +203,10 @@ def weight(row: Row, today: str, rules: str) -> tuple[object, ...]:
     """Of two rows of one subject the greater stays: one that ran; about today's queue; held against
     a reference; by today's rules; on the torch that the release pins; the later one; and of equal
     ones the one that failed, so that nobody can ask until a run passes. The text decides last."""
-    judged = row.verdict != NOT_RUN
-    failed = row.verdict not in GOOD
-    return (
-        *(judged or row.why.startswith(NO_MEASURE), is_same(row.queue, today), judged),
-        *(is_same(row.rules, rules), not row.torch_pin, row.date, failed),
-        msgspec.json.encode(row),
-    )
+    judged, failed = row.verdict != NOT_RUN, row.verdict not in GOOD
+    ran = judged or row.why.startswith(NO_MEASURE), is_same(row.queue, today), judged
+    how = is_same(row.rules, rules), not row.torch_pin, row.date, failed
+    return *ran, *how, msgspec.json.encode(row)
 
 
 def newest(rows: Iterable[Row], today: Mapping[str, str], rules: str) -> list[Row]:

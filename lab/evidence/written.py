@@ -1,8 +1,5 @@
-"""Results as GPU hosts write them.
-
-tests/gpu/run.py writes evidence.json, gain.py gain.json, and each question of matrix.toml a file
-of its own name.
-"""
+"""Results as GPU hosts write them: run.py of tests/gpu evidence.json, gain.py gain.json, and each
+question of matrix.toml a file of its own name."""
 
 from __future__ import annotations
 
@@ -30,10 +27,8 @@ class Torch(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True, kw_only=True):
-    """What every file says: which release and tree a host ran, and on what.
-
-    tree: hash of the patched tree.
-    """
+    """What every file says: which release and tree a host ran, and on what. tree: hash of the
+    patched tree."""
 
     schema: Literal[1]
     version: str

@@ -1,11 +1,9 @@
 """The patched release's answers against the untouched one's.
 
-Small models with real random weights answer the prompts of cases.py, eagerly, in four engines: one
-of the untouched tree, one of the patched tree that is told to take the release's own scan, and two
-of the patched tree as it is. These two must agree with the others within the limits of compare.py,
-and with each other bit for bit.
-
-A release that leaves wrong states in the prefix cache (docs/proof.md) can be held against its own
+Four engines answer the prompts of cases.py eagerly: one of the untouched tree, one of the patched
+tree that is told to take the release's own scan, and two of the patched tree as it is. These two
+must agree with the others within the limits of compare.py, and with each other bit for bit. A
+release that leaves wrong states in the prefix cache (docs/proof.md) can be held against its own
 scan in the patched tree alone: --against release-scan.
 """
 
@@ -19,14 +17,7 @@ import judging
 import launch
 import models
 import modes
-from experiment import (
-    Experiment,
-    Plan,
-    Session,
-    engine_job,
-    judged_run,
-    unanswered,
-)
+from experiment import Experiment, Plan, Session, engine_job, judged_run, unanswered
 
 UNTOUCHED, RELEASE_SCAN, PATCHED, AGAIN = "untouched", "release-scan", "patched", "patched-again"
 AGAINST = (UNTOUCHED, RELEASE_SCAN)
@@ -71,15 +62,12 @@ def judge(session: Session, row: Experiment, made: Plan) -> dict:
 
 def compared(model: str, answers: dict[str, dict]) -> list[compare.Verdict]:
     """The patched passes against every reference's, and against the other patched engine's."""
-    found = [
-        compare.same_answers(
-            f"agrees with {name}, {part}", answers[PATCHED][part], kept, limits(model, name)
-        )
-        for name in answers
-        if name not in (PATCHED, AGAIN)
-        for part, kept in answers[name].items()
-    ]
-    return [*found, same_bits(answers[PATCHED], answers[AGAIN])]
+    found, mine = [], answers[PATCHED]
+    for name in (name for name in answers if name not in (PATCHED, AGAIN)):
+        for part, kept in answers[name].items():
+            what = f"agrees with {name}, {part}"
+            found.append(compare.same_answers(what, mine[part], kept, limits(model, name)))
+    return [*found, same_bits(mine, answers[AGAIN])]
 
 
 def limits(model: str, reference: str) -> compare.Limits:

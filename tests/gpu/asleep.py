@@ -1,14 +1,12 @@
 """Servers that slept, woke and got other weights.
 
-Each mode's engine goes the same way as the eager one, alone on the GPU: a nap without the KV cache
-and the graphs, three rounds of sleep without anything and the same weights, other weights from disk
-and from tensors, and graphs captured anew. After each step its answers must agree with the eager
-engine's, and with its own from before with the same weights; and prefills must have been replayed.
-A server without a graph may pick other kernels, and a router other experts then. So the answers of
-a model with a router are held against an engine that has the graph and keeps each prefill eager,
-within what compare.py lets eager prefill move itself at most: no control is asked here. What the
-GPU has in use is noted after each step: asleep, a graph may hold no more than HELD_MIB beside what
-an eager server holds, and one that is captured anew may take no more than that again.
+Each mode's engine goes through STEPS as the eager one does, alone on the GPU. After each step its
+answers must agree with the eager engine's, and with its own from before with the same weights; and
+prefills must have been replayed. A server without a graph may pick other kernels, and a router
+other experts then. So the answers of a model with a router are held against an engine that has the
+graph and keeps each prefill eager, within compare.ROUTED: no control is asked here. Asleep, a graph
+may hold no more than HELD_MIB beside what an eager server holds, and one that is captured anew may
+take no more than that again.
 """
 
 from __future__ import annotations
@@ -23,21 +21,14 @@ import cases
 import commandline
 import compare
 import experiment
+import graphs
 import judging
 import launch
 import machine
 import models
 import modes
 import settings
-from experiment import (
-    Experiment,
-    Plan,
-    Session,
-    engine_job,
-    engine_words,
-    judged_run,
-    unanswered,
-)
+from experiment import Experiment, Plan, Session, engine_job, engine_words, judged_run, unanswered
 
 CHUNK = 4096
 CAPTURE = (16, 64, 256, 1024, CHUNK)  # large enough that a graph's memory shows
@@ -47,15 +38,8 @@ NAP = ("kv_cache", "cuda_graph")  # what a nap gives up: the weights stay
 ROUND = ("sleep", "wake", "same weights")  # as a trainer's step has them
 ROUNDS = [f"{step}{again}" for again in ("", " 2", " 3") for step in ROUND]
 STEPS = (
-    "start",
-    "nap",
-    "woken",
-    *ROUNDS,
-    "other weights",
-    "same weights again",
-    "other tensors",
-    "captured anew",
-    "captured again",
+    *("start", "nap", "woken", *ROUNDS, "other weights", "same weights again"),
+    *("other tensors", "captured anew", "captured again"),
 )
 # the first step with the weights of each step that is asked
 FIRST = dict.fromkeys(("woken", *ROUNDS, "same weights again"), "start") | dict.fromkeys(
@@ -97,10 +81,8 @@ def write_models(session: Session, made: Plan) -> None:
 
 def folders(place: launch.Place, model: str) -> tuple[Path, Path]:
     """Two checkpoints of one shape."""
-    first, second = (
-        place.scratch / "models" / f"{model}-{name}" for name in ("wide", "wide-other")
-    )
-    return first, second
+    made = place.scratch / "models"
+    return made / f"{model}-wide", made / f"{model}-wide-other"
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
@@ -169,7 +151,7 @@ def compared(
         expected, span = right["steps"][step]["answers"], (done["asked"], done["answered"])
         agrees, replayed = f"{what}agrees with eager prefill", f"{what}prefills were replayed"
         found.append(compare.same_answers(agrees, answers, expected, limits))
-        found.append(compare.replayed(replayed, mine["prefills"], CAPTURE, [span]))
+        found.append(graphs.replayed(replayed, mine["prefills"], CAPTURE, [span]))
         if first := FIRST.get(step):
             before = mine["steps"][first]["answers"]
             found.append(compare.same_answers(f"{what}answers as after {first!r}", answers, before))
@@ -213,16 +195,12 @@ def update(engine, folder: str, recapture: bool = False) -> None:
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
     asked = UpdateWeightFromDiskReqInput(model_path=folder, recapture_cuda_graph=recapture)
-    _check(
-        engine.loop.run_until_complete(
-            engine.tokenizer_manager.update_weights_from_disk(asked, None)
-        )
-    )
+    updating = engine.tokenizer_manager.update_weights_from_disk(asked, None)
+    _check(engine.loop.run_until_complete(updating))
 
 
 def update_from_tensors(engine, folder: str) -> None:
-    """From tensors of this process, as a trainer beside the engine has them. Its own use of the GPU
-    stays. Raises RuntimeError where the release says that it failed."""
+    """From tensors of this process, as a trainer beside the engine has them. Raises as `update`."""
     import torch
     from safetensors.torch import load_file
 

@@ -11,8 +11,8 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-import compare
 import engine as engines
+import graphs
 import timing
 import traffic
 
@@ -71,7 +71,7 @@ def replayed(lines: Sequence[dict], since: float) -> dict[str, int]:
     """Of the prefills since then that ran on a graph: how many, their tokens, and the rows of the
     sizes that they took, each the smallest that fits. lines: the watch's."""
     sizes = next((line["captured"] for line in lines if line.get("captured")), [])
-    ran = [line["tokens"] for line in lines if line["at"] >= since and compare.on_graph(line)]
+    ran = [line["tokens"] for line in lines if line["at"] >= since and graphs.on_graph(line)]
     rows = sum(min((size for size in sizes if size >= count), default=count) for count in ran)
     return {"prefills": len(ran), "tokens": sum(ran), "rows": rows}
 

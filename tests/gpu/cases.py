@@ -48,52 +48,32 @@ def calls(seed: int = 7) -> list[Call]:
     """All calls of one pass, in order. Calls of kind "prefix" continue prompts of earlier calls."""
     source = random.Random(seed)
 
-    def tokens(count: int) -> tuple[int, ...]:
-        return drawn(source, count)
+    def of(name: str, kind: str, *lengths: int, behind: tuple[int, ...] = ()) -> Call:
+        return Call(name, kind, tuple(behind + drawn(source, length) for length in lengths))
 
-    made = [
-        Call(f"single-{n}", "single", (tokens(n),))
-        for n in (1, 2, 15, 16, 17, 64, 65, 100, 200, 257, 511, 512)
-    ]
+    singles = (1, 2, 15, 16, 17, 64, 65, 100, 200, 257, 511, 512)
+    made = [of(f"single-{n}", "single", n) for n in singles]
     for count, total in itertools.product(REQUESTS, (ONE_SIZE, ONE_SIZE - UNDER)):
-        made.append(
-            Call(
-                f"fill-{total}-by-{count}",
-                "batch",
-                tuple(tokens(n) for n in parts(source, total, count)),
-            )
-        )
-    made += [
-        Call(f"batch-{'-'.join(map(str, sizes))}", "batch", tuple(tokens(n) for n in sizes))
-        for sizes in UNEVEN
-    ]
-    made += [Call(f"chunked-{n}", "chunked", (tokens(n),)) for n in (513, 1024, 1300)]
-    made.append(Call("chunked-beside-short", "chunked", (tokens(1500), tokens(9), tokens(70))))
+        made.append(of(f"fill-{total}-by-{count}", "batch", *parts(source, total, count)))
+    made += [of(f"batch-{'-'.join(map(str, sizes))}", "batch", *sizes) for sizes in UNEVEN]
+    made += [of(f"chunked-{n}", "chunked", n) for n in (513, 1024, 1300)]
+    made.append(of("chunked-beside-short", "chunked", 1500, 9, 70))
     first = {call.name: call.prompts[0] for call in made}
     # beginnings of 256 tokens and more: from 0.5.14 on a hybrid model's states are kept for whole
     # chunks (mamba_chunk_size) alone
-    for base, more in (
-        ("single-257", 3),
-        (f"fill-{ONE_SIZE}-by-1", 60),
-        ("single-512", 40),
-        ("chunked-1300", 600),
-    ):
-        made.append(Call(f"prefix-{base}-{more}", "prefix", (first[base] + tokens(more),)))
-    made.append(
-        Call("prefix-batch", "prefix", tuple(first["single-200"] + tokens(n) for n in (5, 33, 130)))
-    )
+    bases = {"single-257": 3, f"fill-{ONE_SIZE}-by-1": 60, "single-512": 40, "chunked-1300": 600}
+    for base, more in bases.items():
+        made.append(of(f"prefix-{base}-{more}", "prefix", more, behind=first[base]))
+    made.append(of("prefix-batch", "prefix", 5, 33, 130, behind=first["single-200"]))
     # the same end behind another beginning: the answer must differ, or the state says nothing
     for length in (60, 250):
-        end = tokens(40)
-        made += [
-            Call(f"memory-{length}-{which}", "memory", (tokens(length) + end,)) for which in "ab"
-        ]
-    long = tokens(LONG)
-    return [
-        *made,
-        Call(f"chunked-{LONG}", "chunked", (long,)),
-        Call(f"prefix-chunked-{LONG}-70", "prefix", (long + tokens(70),)),
-    ]
+        end = drawn(source, 40)
+        for which in "ab":
+            beginning = drawn(source, length)
+            made.append(Call(f"memory-{length}-{which}", "memory", (beginning + end,)))
+    made.append(of(f"chunked-{LONG}", "chunked", LONG))
+    long = made[-1].prompts[0]
+    return [*made, of(f"prefix-chunked-{LONG}-70", "prefix", 70, behind=long)]
 
 
 def parts(source: random.Random, total: int, count: int) -> list[int]:
@@ -110,11 +90,8 @@ def walk(sizes: Sequence[int]) -> list[int]:
 
 def size_calls(seed: int = 8) -> list[Call]:
     """One prompt for each step of the walk over the captured sizes, by turns filling its size and
-    one token short of it.
-
-    What a graph keeps of an earlier replay, or of memory that another graph has reused since, shows
-    in the next answer.
-    """
+    one token short of it. What a graph keeps of an earlier replay, or of memory that another graph
+    has reused since, shows in the next answer."""
     source = random.Random(seed)
     lengths = [size - number // 2 % 2 for number, size in enumerate(walk(CAPTURE))]
     return [
@@ -137,35 +114,24 @@ def beside(made: Sequence[Call]) -> list[Call]:
     """`alone`'s calls, and every single prompt together with a short one, so that both make a
     captured size: rounding is then that of a forward of so many rows. A prompt that fills the chunk
     has no room for one."""
-    single = [call for call in made if len(call.prompts) == 1]
-    room = {
-        call.name: next(
-            (size - len(call.prompts[0]) for size in CAPTURE if size > len(call.prompts[0])), 0
-        )
-        for call in single
-    }
-    pairs = [
-        (call, drawn(random.Random(call.name), room[call.name]))
-        for call in single
-        if room[call.name]
-    ]
-    return alone(made) + [
-        Call(f"{call.name}[0]", "beside", (call.prompts[0], other)) for call, other in pairs
-    ]
+    found = alone(made)
+    for call in (call for call in made if len(call.prompts) == 1):
+        prompt = call.prompts[0]
+        room = next((size - len(prompt) for size in CAPTURE if size > len(prompt)), 0)
+        if room:
+            other = drawn(random.Random(call.name), room)
+            found.append(Call(f"{call.name}[0]", "beside", (prompt, other)))
+    return found
 
 
 def gathered(answers: dict, made: Sequence[Call]) -> dict:
     """The answers to the calls of `alone` or `beside` under the names of the calls that they come
     from."""
-    asked = [call for call in made if f"{call.name}[0]" in answers]
-    return {
-        call.name: {
-            "answers": [
-                answers[f"{call.name}[{n}]"]["answers"][0] for n in range(len(call.prompts))
-            ]
-        }
-        for call in asked
-    }
+    found = {}
+    for call in (call for call in made if f"{call.name}[0]" in answers):
+        names = (f"{call.name}[{number}]" for number in range(len(call.prompts)))
+        found[call.name] = {"answers": [answers[name]["answers"][0] for name in names]}
+    return found
 
 
 def within_context(seed: int = 9) -> list[Call]:
@@ -173,7 +139,7 @@ def within_context(seed: int = 9) -> list[Call]:
     that are longer together."""
     source = random.Random(seed)
     longest = SHORT_CONTEXT - NEW_TOKENS - 8  # releases keep a few positions for themselves
-    shorter = [
+    found = [
         call for call in calls() if call.kind != "memory" and max(map(len, call.prompts)) <= longest
     ]
     lengths = {
@@ -181,13 +147,9 @@ def within_context(seed: int = 9) -> list[Call]:
         "batch-long": (1900, 1800, 1700, 1600),
         "batch-beside-long": (1900, 100, 40),
     }
-    return [
-        *shorter,
-        *(
-            Call(name, "context", tuple(drawn(source, length) for length in sizes))
-            for name, sizes in lengths.items()
-        ),
-    ]
+    for name, sizes in lengths.items():
+        found.append(Call(name, "context", tuple(drawn(source, length) for length in sizes)))
+    return found
 
 
 def whole_prompts() -> list[Call]:
@@ -204,12 +166,8 @@ def mixed_calls(seed: int = 10) -> list[Call]:
     """Short prompts that decode while the pieces of long ones are still prefilled."""
     source = random.Random(seed)
     lengths = ((9, 70, 1500, 1300), (16, 200, 5, 1024), (1, 2, 3, 40, 64, 1400), (300, 64, 1900))
-    return [
-        Call(
-            f"chunked-mixed-{number}", "mixed", tuple(drawn(source, length) for length in sizes), 16
-        )
-        for number, sizes in enumerate(lengths)
-    ]
+    made = (tuple(drawn(source, length) for length in sizes) for sizes in lengths)
+    return [Call(f"chunked-mixed-{n}", "mixed", prompts, 16) for n, prompts in enumerate(made)]
 
 
 def drawn(source: random.Random, count: int) -> tuple[int, ...]:

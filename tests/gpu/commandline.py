@@ -27,6 +27,12 @@ def count(word: str) -> int:
     return int(word)
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """One whose help keeps the lines of a script's docstring."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=form)
+
+
 def add_place(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """The options that place_of reads. required: whether --out is."""
     add = parser.add_argument
@@ -43,13 +49,9 @@ def add_trees(parser: argparse.ArgumentParser, why: str) -> None:
     own = "what makes the release's own tree (default: the bundle's untouched/)"
     parser.add_argument("--untouched", type=Path, metavar="FOLDER", help=own)
     usual, other = kernels.ATTENTION
-    parser.add_argument(
-        "--attention",
-        choices=kernels.ATTENTION,
-        default=usual,
-        help=f"default {usual}, {why}; {other}, which servers choose by themselves on Hopper, wants"
-        " a bundle made with --flash",
-    )
+    attention = f"default {usual}, {why}; {other}, which servers choose by themselves on Hopper,"
+    attention += " wants a bundle made with --flash"
+    parser.add_argument("--attention", choices=kernels.ATTENTION, default=usual, help=attention)
 
 
 def other_attention(options: argparse.Namespace) -> dict:
@@ -105,10 +107,8 @@ def sites_of(options: argparse.Namespace) -> list[Path]:
 def manifest_of(options: argparse.Namespace) -> dict:
     """What the bundle around this file, or around a folder of packages, says about itself; {} where
     there is none."""
-    near = [
-        HERE.parents[1],
-        *(folder for site in options.site or [] for folder in (site, site.parent)),
-    ]
+    sites = (folder for site in options.site or [] for folder in (site, site.parent))
+    near = [HERE.parents[1], *sites]
     found = [folder / "manifest.json" for folder in near if (folder / "manifest.json").is_file()]
     return json.loads(found[0].read_text()) if found else {}
 
@@ -118,11 +118,8 @@ def fields(options: argparse.Namespace) -> set[str]:
     folder = srt(options)
     # the latter from 0.5.20
     files = [folder / "server_args.py", *folder.glob("arg_groups/fields/*.py")]
-    return {
-        name
-        for file in files
-        for name in re.findall(r"(?m)^ +(\w+): ", file.read_text(encoding="utf-8"))
-    }
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return {name for text in texts for name in re.findall(r"(?m)^ +(\w+): ", text)}
 
 
 def takes_sparse(options: argparse.Namespace, patches: Sequence[dict]) -> bool:
@@ -149,14 +146,11 @@ def knows_experts(options: argparse.Namespace) -> bool:
 
 
 def serves_logprobs(options: argparse.Namespace, mode: str) -> bool:
-    """Whether the mode's graph runs prefills whose log-probabilities are wanted.
-
-    A piecewise one never does up to 0.5.6: such a request has those of its last prompt token, at
-    the least (managers/scheduler.py:1415 in 0.5.6.post2), and the runner takes none of the prompt's
-    own (can_run, model_executor/piecewise_cuda_graph_runner.py:352). Nor does it from 0.5.16 on:
-    what follows its layers is captured too (can_run_graph,
-    model_executor/runner/prefill_cuda_graph_runner.py:707 in 0.5.16).
-    """
+    """Whether the mode's graph runs prefills whose log-probabilities are wanted. A piecewise one
+    never does up to 0.5.6: such a request has those of its last prompt token, and the runner takes
+    none of the prompt's own (managers/scheduler.py:1415 in 0.5.6.post2, can_run,
+    model_executor/piecewise_cuda_graph_runner.py:352). Nor does it from 0.5.16 on: what follows its
+    layers is captured too (model_executor/runner/prefill_cuda_graph_runner.py:707 in 0.5.16)."""
     if mode not in (modes.PIECEWISE, modes.INDUCTOR):
         return True
     never = {

@@ -45,8 +45,7 @@ ENGINE = dict(
 
 
 def _fields(kind: type) -> set[str]:
-    """The names of ServerArgs' fields: a dataclass up to 0.5.18, a msgspec.Struct from 0.5.20
-    on."""
+    """The names of ServerArgs' fields: a dataclass up to 0.5.18, later a msgspec.Struct."""
     if dataclasses.is_dataclass(kind):
         return {field.name for field in dataclasses.fields(kind)}
     return set(kind.__struct_fields__)
@@ -69,11 +68,8 @@ def start(plan: dict):
     if "speculative_algorithm" in words:
         words["speculative_draft_model_path"] = plan["model"]
     if "cuda_graph_max_bs" not in known:
-        words |= {
-            f"{name}_decode": words.pop(name)
-            for name in ("cuda_graph_max_bs", "cuda_graph_bs")
-            if name in words
-        }
+        for name in {"cuda_graph_max_bs", "cuda_graph_bs"} & words.keys():
+            words[f"{name}_decode"] = words.pop(name)
     dropped = sorted(set(words) - known)
     began = time.time()
     engine = sglang.Engine(**{name: value for name, value in words.items() if name in known})
@@ -83,11 +79,8 @@ def start(plan: dict):
 
 def request(call: cases.Call, logprobs: bool = True, **more: object) -> dict:
     """sglang.Engine.generate's words for a call: deterministic, and with the log-probabilities of
-    the answer and of the two best tokens at each step.
-
-    logprobs: without them a prefill may be mixed with decoding. more: words for what else is asked
-    or to be returned.
-    """
+    the answer and of the two best tokens at each step. logprobs: without them a prefill may be
+    mixed with decoding. more: words for what else is asked or to be returned."""
     prompts = [list(prompt) for prompt in call.prompts]
     sampling = {"max_new_tokens": call.new_tokens, "temperature": 0, "ignore_eos": True}
     words: dict = {"input_ids": prompts, "sampling_params": sampling}
@@ -152,19 +145,16 @@ def watched(pattern: str) -> list[dict]:
 
 
 def report() -> object:
-    """What the queue's own report says on this server; None where the tree has none.
-
-    Its folder is run, not its module, which would import all of sglang first: 16 s of the 62 that
-    an engine took, beside eleven others.
-    """
+    """What the queue's own report says on this server; None where the tree has none. Its folder is
+    run, not its module, which would import all of sglang first: 16 s of the 62 that an engine took,
+    beside eleven others."""
     import sglang
 
     folder = Path(sglang.__file__).parent / "srt/prefill_graph"
     if not folder.is_dir():
         return None
-    done = subprocess.run(
-        [sys.executable, str(folder), "--json"], capture_output=True, text=True, timeout=120
-    )
+    words = [sys.executable, str(folder), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     try:
         return json.loads(done.stdout)
     except ValueError:

@@ -130,7 +130,7 @@ def make_models(place: launch.Place, wanted: Mapping[str, tuple[str, int]]) -> N
     """Write checkpoints, all at once: each takes a core, and eight of them in a row took 79 s
     beside FlashInfer's compiler. wanted: by folder the model and the seed of its weights. Raises
     RuntimeError naming those that failed."""
-    words, environment = [place.python, str(HERE / "models.py")], place.environment()
+    words, environment = [place.python, str(HERE / "weights.py")], place.environment()
     with contextlib.ExitStack() as stack:
         making = {}
         for folder, (name, seed) in wanted.items():

@@ -89,12 +89,10 @@ def listing() -> str:
     """A block of lines for each row."""
     blocks = []
     for row in EXPERIMENTS.values():
-        lines = [f"{row.name}: {row.what}"]
-        lines.append(f"  models: {' '.join(row.models)}")
+        lines = [f"{row.name}: {row.what}", f"  models: {' '.join(row.models)}"]
         lines += [f"  modes: {' '.join(row.modes)}"] if row.modes else []
         passes = row.passes or cases.passes(modes.BREAKABLE)
-        lines.append(f"  passes: {'; '.join(passes)}")
-        lines.append(f"  checked: {row.checked}")
+        lines += [f"  passes: {'; '.join(passes)}", f"  checked: {row.checked}"]
         lines += [f"  --without: {' '.join(row.controls)}"] if row.controls else []
         blocks.append("\n".join(lines))
     return "\n".join(blocks)

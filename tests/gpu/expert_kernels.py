@@ -120,13 +120,11 @@ class Batch:
         torch.manual_seed(1)
         self.experts, self.release, self.device = experts, release, device
         both = 2 if experts.gated else 1
-        shapes = (
-            (experts.experts, both * experts.size, experts.hidden),
-            (experts.experts, experts.hidden, experts.size),
-        )
+        first = experts.experts, both * experts.size, experts.hidden
+        second = experts.experts, experts.hidden, experts.size
         self.first, self.second = (
             torch.empty(shape, device=device, dtype=torch.bfloat16).normal_(0, shape[2] ** -0.5)
-            for shape in shapes
+            for shape in (first, second)
         )
         self.config = release.config(experts)
 
@@ -197,9 +195,7 @@ class Batch:
 
         batches = [self.inputs(tokens, seed) for seed in range(ROUTINGS)]
 
-        def timed(
-            words: Mapping[str, int], replays: int = 3, best: float = math.inf
-        ) -> float | None:
+        def timed(words: Mapping, replays: int = 3, best: float = math.inf) -> float | None:
             try:
                 self.run(batches[0], words)
                 torch.cuda.synchronize()

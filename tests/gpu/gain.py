@@ -20,14 +20,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import commandline
-import compare
 import engine as engines
+import graphs
 import judging
 import kernels
 import launch
@@ -67,74 +67,51 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = commandline.parser(__doc__)
     commandline.add_place(parser)
     commandline.add_trees(parser, "as in the other runs of the page")
-    add = parser.add_argument
-    against = "the folder that holds the other sglang/ (default: made from --untouched)"
-    add("--against", type=Path, metavar="TREE", help=against)
-    add(
-        "--subject",
-        choices=[*subjects.SUBJECTS],
-        default="nemotron",
-        help="the model to time (default nemotron)",
-    )
-    add(
-        "--shapes",
-        nargs="+",
-        type=_shape,
-        default=SHAPES,
-        metavar="NxTOKENS",
-        help=f"requests x tokens (default: {' '.join(map(name, SHAPES))})",
-    )
-    add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
-    both = (UNTOUCHED, PATCHED)
-    add("--trees", nargs="+", choices=both, default=both, help="in this order; one may come again")
-    add(
-        "--mode",
-        nargs="+",
-        choices=(*modes.GRAPHS, modes.EAGER),
-        default=[modes.BREAKABLE],
-        help="for all trees, or one for each (default breakable); "
-        "a tree without that graph runs eagerly, and this is said",
-    )
-    add(
-        "--states",
-        nargs="+",
-        choices=("all", "capture", "break"),
-        default=[os.environ.get(STATES, "")],
-        metavar="STATES",
-        help=f"what {STATES} says, for all trees, or for each one: all, capture or break "
-        "(default: what it says here)",
-    )
-    add(
-        "--traffic",
-        nargs="+",
-        choices=traffic.KINDS,
-        default=[],
-        metavar="KIND",
-        help=f"loads of users in place of shapes: {', '.join(traffic.KINDS)}",
-    )
-    add(
-        "--peer",
-        action="append",
-        type=peers.read,
-        default=[],
-        metavar="NAME=FOLDER",
-        help="another engine beside the trees: vllm=FOLDER of its packages, or sglang=FOLDER, "
-        "another release's unpacked bundle, run as published (may be given again)",
-    )
-    add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
-    port = "the first engine's port; each next one's is 100 higher (default 24000)"
-    add("--port", type=int, default=24000, help=port)
+    _add_engines(parser.add_argument)
+    _add_questions(parser.add_argument)
     options = parser.parse_args(words)
     options.mode = _for_each(parser, "--mode", options.mode, options.trees)
     options.states = _for_each(parser, "--states", options.states, options.trees)
     if options.peer and options.traffic:
         parser.error("--peer: peers take shapes, not the loads of --traffic; leave one of them out")
     return options
+
+
+def _add_engines(add: Callable) -> None:
+    """Which engines are timed."""
+    against = "the folder that holds the other sglang/ (default: made from --untouched)"
+    add("--against", type=Path, metavar="TREE", help=against)
+    subject = "the model to time (default nemotron)"
+    add("--subject", choices=[*subjects.SUBJECTS], default="nemotron", help=subject)
+    both = (UNTOUCHED, PATCHED)
+    add("--trees", nargs="+", choices=both, default=both, help="in this order; one may come again")
+    mode, known = "for all trees, or one for each (default breakable)", (*modes.GRAPHS, modes.EAGER)
+    mode += "; a tree without that graph runs eagerly, and this is said"
+    add("--mode", nargs="+", choices=known, default=[modes.BREAKABLE], help=mode)
+    said, usual = ("all", "capture", "break"), [os.environ.get(STATES, "")]
+    states = f"what {STATES} says, for all trees, or for each one: all, capture or break"
+    states += " (default: what it says here)"
+    add("--states", nargs="+", choices=said, default=usual, metavar="STATES", help=states)
+    peer = "another engine beside the trees: vllm=FOLDER of its packages, or sglang=FOLDER, "
+    peer += "another release's unpacked bundle, run as published (may be given again)"
+    kind = {"type": peers.read, "metavar": "NAME=FOLDER"}
+    add("--peer", action="append", default=[], help=peer, **kind)
+    port = "the first engine's port; each next one's is 100 higher (default 24000)"
+    add("--port", type=int, default=24000, help=port)
+
+
+def _add_questions(add: Callable) -> None:
+    """What they are asked."""
+    shapes = f"requests x tokens (default: {' '.join(map(name, SHAPES))})"
+    kind = {"type": _shape, "metavar": "NxTOKENS"}
+    add("--shapes", nargs="+", default=SHAPES, help=shapes, **kind)
+    add("--rounds", type=int, default=20, help="timed calls of each shape (default 20)")
+    loads, known = f"loads of users in place of shapes: {', '.join(traffic.KINDS)}", traffic.KINDS
+    add("--traffic", nargs="+", choices=known, default=[], metavar="KIND", help=loads)
+    add("--limit", type=float, default=560, help="seconds in which all ends (default 560)")
 
 
 def _for_each(
@@ -203,9 +180,8 @@ class Gain:
         release's own sizes."""
         if self.options.traffic:
             return []
-        return sorted(
-            {count * length for count, length in self.options.shapes} | {traffic.PREFILL_PROMPT}
-        )
+        sizes = {count * length for count, length in self.options.shapes}
+        return sorted(sizes | {traffic.PREFILL_PROMPT})
 
     def measure(self) -> None:
         """Everything, in order, written as it comes: an end from outside loses little."""
@@ -250,9 +226,8 @@ class Gain:
         self, number: int, tree: str, own: Path | None, model: Path
     ) -> tuple[dict, launch.Job]:
         """What is kept of one engine of a tree, and how it is run."""
-        options = argparse.Namespace(
-            **vars(self.options) | ({"tree": own} if tree == UNTOUCHED else {})
-        )
+        other = {"tree": own} if tree == UNTOUCHED else {}
+        options = argparse.Namespace(**vars(self.options) | other)
         mode = self.options.mode[number]
         chosen, why = peers.mode_of(options, mode)
         entry = {
@@ -345,19 +320,15 @@ class Gain:
         if ran or "tree" in entry:
             entry["prefills"] = seen
         if "tree" in entry and entry["verdict"] == "passed" and not _as_meant(entry):
-            entry |= {
-                "verdict": "failed",
-                "why": f"{seen['on_graph']} of {len(ran)} prefills ran on a graph,"
-                f" and {seen['too_long']} are longer than what was captured",
-            }
+            why = f"{seen['on_graph']} of {len(ran)} prefills ran on a graph,"
+            why += f" and {seen['too_long']} are longer than what was captured"
+            entry |= {"verdict": "failed", "why": why}
         self.write()
 
     def write(self) -> None:
         self.facts["seconds"] = round(time.time() - self.began)
-        wanted = len(self.facts["runs"]) == len(self.options.trees)
-        self.facts["passed"] = wanted and all(
-            entry["verdict"] == "passed" for entry in self.facts["runs"]
-        )
+        verdicts = [entry["verdict"] for entry in self.facts["runs"]]
+        self.facts["passed"] = verdicts == ["passed"] * len(self.options.trees)
         file = self.place.out / RESULT
         file.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
         file.with_suffix(".part").replace(file)
@@ -365,10 +336,8 @@ class Gain:
 
 def share(number: int, count: int, peers: int = 0) -> float:
     """The part of the time left that the next visit may take, of `count` trees and then `peers`.
-
     The first compiles what the others find: it has one and a half parts. A peer compiles all for
-    itself, and has two.
-    """
+    itself, and has two."""
     parts = [1.0] * count + [2.0] * peers
     parts[0] = 1.5
     return parts[number] / sum(parts[number:])
@@ -380,16 +349,13 @@ def counted(ran: Sequence[dict]) -> dict:
     largest = max((max(line["captured"]) for line in ran if line.get("captured")), default=None)
     return {
         "prefills": len(ran),
-        "on_graph": sum(map(compare.on_graph, ran)),
+        "on_graph": sum(map(graphs.on_graph, ran)),
         "too_long": sum(line["tokens"] > largest for line in ran) if largest else 0,
     }
 
 
 def _as_meant(entry: dict) -> bool:
-    """Whether prefills ran as their mode says.
-
-    An untouched release may leave its graph aside: that is what users have.
-    """
+    """Whether prefills ran as their mode says. An untouched release may leave its graph aside."""
     ran = entry["prefills"]
     if entry["mode"] == modes.EAGER:
         return ran["prefills"] > 0 and not ran["on_graph"]

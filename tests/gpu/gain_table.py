@@ -27,9 +27,8 @@ def _load(found: Sequence[dict]) -> str:
     if not found:
         return "-"
     rate = statistics.median(map(traffic.rate, found))
-    half, most = (
-        statistics.median(one["first_ms"][part] for one in found) for part in ("p50", "p99")
-    )
+    firsts = ([one["first_ms"][part] for one in found] for part in ("p50", "p99"))
+    half, most = map(statistics.median, firsts)
     later = [one["later_ms"]["p50"] for one in found if one["later_ms"]]
     spoken_later = f"; {statistics.median(later):.2f}" if later else ""
     return f"{rate:.0f}; {half:.1f} / {most:.1f}{spoken_later}"
@@ -44,10 +43,8 @@ def show(facts: dict) -> None:
         show_shapes(facts, engines)
     for entry in engines:
         rates = ", ".join(f"{one['tokens_per_s']:.0f}" for one in entry.get("loads", []))
-        print(
-            f"{title(entry)}{entry['verdict']} {entry['why']}; input tokens/s {rates or '-'};"
-            f" {entry['seconds']} s"
-        )
+        verdict = f"{title(entry)}{entry['verdict']} {entry['why']}"
+        print(f"{verdict}; input tokens/s {rates or '-'}; {entry['seconds']} s")
     print(f"\n{facts['tag']} on {facts['gpu']['name']}: {facts['seconds']} s")
 
 
@@ -78,9 +75,8 @@ def show_shapes(facts: dict, engines: Sequence[dict]) -> None:
 
 
 def same_kernels(runs: Sequence[dict], shapes: Sequence[str]) -> list[str]:
-    """Shapes in which every engine launched the same kernels as often: a patch that should bring
-    others was not in effect. What they take, and how they are launched, may differ all the same.
-    None where one tree alone was profiled."""
+    """Shapes in which every engine launched the same kernels as often; none where one tree alone
+    was profiled."""
     if len({entry["tree"] for entry in runs if entry.get("profile")}) < 2:
         return []
 

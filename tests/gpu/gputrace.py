@@ -27,19 +27,12 @@ class Event:
 
 def read(file: Path) -> list[Event]:
     """What ran on the GPU, in a chrome trace; packed or not."""
-    opened = (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8")
-    )
-    with opened as text:
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8") as text:
         rows = json.load(text)
     rows = rows["traceEvents"] if isinstance(rows, dict) else rows
-    return [
-        Event(row["name"], float(row["ts"]), float(row.get("dur", 0)))
-        for row in rows
-        if row.get("cat") in CATEGORIES
-    ]
+    ran = (row for row in rows if row.get("cat") in CATEGORIES)
+    return [Event(row["name"], float(row["ts"]), float(row.get("dur", 0))) for row in ran]
 
 
 def busy_us(events: Iterable[Event]) -> float:

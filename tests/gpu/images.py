@@ -17,31 +17,20 @@ from pathlib import Path
 
 import cases
 import compare
+import graphs
 import judging
 import launch
 import models
 import modes
-from experiment import (
-    Experiment,
-    Plan,
-    Session,
-    engine_job,
-    judged_run,
-    unanswered,
-)
+from experiment import Experiment, Plan, Session, engine_job, judged_run, unanswered
 
 MODEL = "qwen3-5"
 TEXT, IMAGE, MIXED = "text", "image", "mixed"
 # what prompts are made of: each is one token
 LETTERS = [chr(code) for code in range(ord("!"), ord("~") + 1)]
 SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
 )
 RULES = ("breakable/capture-layer-stack", "breakable/replay-text-of-multimodal")  # images eagerly
 CONFIG = models.MODELS[MODEL]
@@ -51,11 +40,8 @@ _VISION = CONFIG["vision_config"]
 def vocabulary() -> dict[str, int]:
     """Every token of the tokenizer: single bytes, as byte-level BPE writes them, and the special
     ones behind."""
-    shown = [
-        code
-        for code in range(256)
-        if chr(code).isprintable() and not chr(code).isspace() and code != 0xAD
-    ]
+    graphic = (code for code in range(256) if chr(code).isprintable() and code != 0xAD)
+    shown = [code for code in graphic if not chr(code).isspace()]
     hidden = [code for code in range(256) if code not in shown]
     letters = [chr(code) for code in shown] + [chr(256 + number) for number in range(len(hidden))]
     return {letter: number for number, letter in enumerate([*letters, *SPECIAL])}
@@ -76,8 +62,7 @@ def write_small(folder: Path) -> Path:
     assert all(tokenizer.token_to_id(token) == number for token, number in known.items())
     tokenizer.save(str(folder / "tokenizer.json"))
     made = json.loads(models.CONFIGS.with_name("processors.json").read_text(encoding="utf-8"))
-    files = {"vocab.json": letters} | made
-    for name, content in files.items():
+    for name, content in ({"vocab.json": letters} | made).items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
     (folder / "merges.txt").write_text("#version: 0.2\n")
     return folder
@@ -108,24 +93,16 @@ def asks(seed: int = 9) -> list[Ask]:
     begun = text(20) + place + text(60)
     made = [of(f"text-{n}", (text(n), ())) for n in (5, 16, 100, 300)]
     made.append(of("text-by-4", *((text(n), ()) for n in (7, 60, 33, 90))))
-    made += [
-        of(f"image-{w}x{h}", (text(9) + place + text(40), ((w, w, h),)))
-        for w, h in ((64, 64), (128, 96), (256, 256))
-    ]
+    for w, h in ((64, 64), (128, 96), (256, 256)):
+        made.append(of(f"image-{w}x{h}", (text(9) + place + text(40), ((w, w, h),))))
     made += [of(f"image-other-{which}", (begun, ((which, 256, 256),))) for which in (1, 2)]
-    made.append(
-        of("image-two", (text(5) + place + text(8) + place + text(30), ((3, 64, 96), (4, 96, 64))))
-    )
+    two = text(5) + place + text(8) + place + text(30)
+    made.append(of("image-two", (two, ((3, 64, 96), (4, 96, 64)))))
     made.append(of("image-chunked", (text(30) + place + text(700), ((5, 128, 128),))))
     for number in range(3):
-        made.append(
-            of(
-                f"mixed-{number}",
-                (text(50), ()),
-                (text(11) + place + text(20), ((6 + number, 64, 64),)),
-                (text(120), ()),
-            )
-        )
+        before = text(50), ()
+        pictured = text(11) + place + text(20), ((6 + number, 64, 64),)
+        made.append(of(f"mixed-{number}", before, pictured, (text(120), ())))
         made.append(of(f"text-after-{number}", (text(30 + number), ())))
     made.append(of("image-prefix", (begun + text(70), ((1, 256, 256),))))
     return [*made, of("text-last", (text(64), ()), (text(17), ()))]
@@ -139,8 +116,7 @@ def length(prompt: tuple[int, ...], pictures: tuple[tuple[int, int, int], ...]) 
 
 
 def plan(session: Session, row: Experiment, _: Sequence[str]) -> Plan:
-    chosen = (modes.EAGER, modes.BREAKABLE)
-    return Plan([[job(session, row, mode)] for mode in chosen])
+    return Plan([[job(session, row, mode)] for mode in (modes.EAGER, modes.BREAKABLE)])
 
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
@@ -198,26 +174,18 @@ def asked(engine, _: dict) -> dict:
 def compared(mine: dict, eager: dict, ruled: bool) -> list[compare.Verdict]:
     """The breakable engine held against the eager one. ruled: batches with images are to run
     eagerly."""
-    found = [
-        compare.same_answers(
-            "breakable agrees with eager prefill", mine["answers"], eager["answers"]
-        )
-    ]
+    what = "breakable agrees with eager prefill"
+    found = [compare.same_answers(what, mine["answers"], eager["answers"])]
     found.append(replayed(mine, TEXT, True))
-    if ruled:
-        found.append(replayed(mine, IMAGE, False))
+    found += [replayed(mine, IMAGE, False)] if ruled else []
     found.append(replayed(eager, TEXT, False))
     for name, one in ((modes.EAGER, eager), (modes.BREAKABLE, mine)):
         first, other = (one["answers"][f"image-other-{which}"]["answers"][0] for which in (1, 2))
         apart = max(abs(a - b) for a, b in zip(first["logprobs"], other["logprobs"]))
         changed = first["tokens"] != other["tokens"] or apart > compare.TIE
-        found.append(
-            compare.Verdict(
-                f"{name}: another image changes the answer",
-                changed,
-                f"log-probabilities up to {apart:.3f} apart",
-            )
-        )
+        what = f"{name}: another image changes the answer"
+        why = f"log-probabilities up to {apart:.3f} apart"
+        found.append(compare.Verdict(what, changed, why))
     return found
 
 
@@ -226,4 +194,4 @@ def replayed(result: dict, kind: str, wanted: bool) -> compare.Verdict:
     answers = [result["answers"][call.name] for call in asks() if call.kind == kind]
     spans = [(one["from"], one["to"]) for one in answers]
     what = f"prefills of {kind} calls were {'' if wanted else 'not '}replayed"
-    return compare.replayed(what, result["prefills"], cases.CAPTURE, spans, wanted)
+    return graphs.replayed(what, result["prefills"], cases.CAPTURE, spans, wanted)

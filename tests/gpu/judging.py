@@ -10,6 +10,7 @@ from pathlib import Path
 
 import cases
 import compare
+import graphs
 import launch
 import models
 import modes
@@ -23,10 +24,10 @@ CAPTURED = re.compile(
     re.I,
 )
 NO_REFERENCE = "its reference did not run"
-# what the queue says of a rule that releases have from 0.5.19 on (lacks_break,
-# prefill_graph/model/layers.py): the graph is not for this model
+# what the queue says where a graph is not for the model (model/layers.py, compat/limits.py)
 REFUSED = re.compile(
     r"decoder layer \d+ \(\w+\) has no attention, which the tc_piecewise graph needs in every layer"
+    r"|the piecewise graph of [\w -]+ answers otherwise than eager prefill here"
 )
 
 
@@ -117,16 +118,16 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
     several = [count for count in cases.REQUESTS if 1 < count <= most]
     refusing = models.REFUSED.get(model, "") if mode == modes.BREAKABLE else ""
     found = [
-        compare.graph_used(result["prefills"], [*cases.CAPTURE], graph, several, refusing),
-        compare.hits(in_cache(passes)),
-        compare.emptied(passes),
-        compare.flags_known(result["flags"], result["dropped_flags"]),
+        graphs.graph_used(result["prefills"], [*cases.CAPTURE], graph, several, refusing),
+        graphs.hits(in_cache(passes)),
+        graphs.emptied(passes),
+        graphs.flags_known(result["flags"], result["dropped_flags"]),
     ]
     router = models.has_router(models.MODELS[model])
     limits = compare.STRICT
     if mode in modes.REFERENCES:
         found += [
-            compare.has_graph(result["captured"], compare.servers_of(result["report"], model)),
+            graphs.has_graph(result["captured"], graphs.servers_of(result["report"], model)),
             compare.varied(passes[cases.COLD]),
             compare.remembers(passes[cases.COLD], cases.memory_pairs(cases.calls())),
             compare.against_itself(control(passes), router),
@@ -137,8 +138,8 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
             itself = control(reference["passes"])
             limits = compare.limits(router, mode == modes.INDUCTOR, itself)
         found += agreement(passes, reference["passes"], limits)
-    if graph and compare.reports(result.get("report")):
-        found.append(compare.reported(result["report"], model))
+    if graph and graphs.reports(result.get("report")):
+        found.append(graphs.reported(result["report"], model))
     if cases.AGAIN in passes and reference:
         what = "answers the same when asked again"
         cold = compare.with_leads(passes[cases.COLD], reference["passes"][cases.COLD])
@@ -149,9 +150,8 @@ def checks(model: str, mode: str, result: dict, reference: dict | None) -> list[
 def agreement(passes: dict, kept: dict, limits: compare.Limits) -> list[compare.Verdict]:
     """Every pass against the reference's; the first and that of sizes together."""
     together = (cases.COLD, cases.SIZES)
-    mine, right = (
-        {k: v for name in together for k, v in of[name].items()} for of in (passes, kept)
-    )
+    both = (passes, kept)
+    mine, right = ({k: v for name in together for k, v in of[name].items()} for of in both)
     what = "agrees with eager prefill, cold, and every size after every other"
     found = [compare.same_answers(what, mine, right, limits)]
     for name in (name for name in passes if name not in together):

@@ -2,10 +2,8 @@
 starts: `python kernels.py KIND HEAD_DIM`.
 
 flashinfer compiles a module where it is first used, and whoever needs it meanwhile waits at its
-lock (flashinfer 0.6.3, jit/core.py:296). On a fresh host the first engine compiled the decode
-kernels at its start (50 s on 16 cores), and then all eager engines waited together for the prefill
-kernels at their first prompts. Where this fails, it says so in its log, and engines compile for
-themselves.
+lock (flashinfer 0.6.3, jit/core.py:296): 50 s on 16 cores for the decode kernels alone. Where this
+fails, it says so in its log, and engines compile for themselves.
 """
 
 from __future__ import annotations

@@ -110,14 +110,9 @@ class Place:
     def ask(self, code: str, limit_s: float = 300) -> object:
         """The JSON that `code`, run as the engines are, prints last. Raises RuntimeError with its
         last words."""
-        done = subprocess.run(
-            [self.python, "-c", code],
-            env=self.environment(),
-            cwd=self.out,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
+        words, where = [self.python, "-c", code], {"env": self.environment(), "cwd": self.out}
+        kept = {"capture_output": True, "text": True}
+        done = subprocess.run(words, timeout=limit_s, **where, **kept)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
         return json.loads(done.stdout.splitlines()[-1])
@@ -162,50 +157,56 @@ def run_all(
     ended: Callable[[], None] = lambda: None,
 ) -> None:
     """Run every job, `width` at once on each device. With `lead`, the first job of each kind goes
-    ahead of the others until it is ready, because it compiles what they reuse.
-
-    devices: names for CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline:
-    time.time() after which nothing starts and what runs is ended. ended: called whenever a job has.
-    Every job ends with its code or a reason.
-    """
+    ahead of the others until it is ready: it compiles what they reuse. devices: names for
+    CUDA_VISIBLE_DEVICES; an empty one leaves the choice as it is. deadline: time.time() after which
+    all ends. ended: called whenever a job has. Every job ends with its code or a reason."""
     waiting, running = list(jobs), []
     for job in jobs:
         _clear(place, job)
     try:
         while waiting or running:
-            now = time.time()
             for job in running:
                 _pass_on(place, job, say)
             for job in [job for job in running if _finished(job, time.time(), deadline)]:
                 running.remove(job)
                 say(f"{job.name}: {'done' if job.code == 0 else job.why} after {job.seconds:.0f} s")
                 ended()
-            dead = {job.name for job in jobs if job.why}
-            for job in [job for job in waiting if job.needs in dead]:
-                waiting.remove(job)
-                job.why = "its reference did not run"
-            if now > deadline and waiting:
-                for job in waiting:
-                    job.why = "not started: no time was left"
-                waiting = []
+            waiting = _still_wanted(waiting, jobs, time.time() > deadline)
             device = min(devices, key=lambda name: sum(job.device == name for job in running))
             room = sum(job.device == device for job in running) < width
             ready = [job for job in waiting if not (lead and _follows(job, jobs))]
-            if ready and room:
-                job = ready[0]
-                waiting.remove(job)
-                job.device = device
-                _begin(place, job)
-                running.append(job)
-                say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
+            if not ready or not room:
+                time.sleep(POLL_S)
                 continue
-            time.sleep(POLL_S)
+            waiting.remove(job := ready[0])
+            job.device = device
+            _begin(place, job)
+            running.append(job)
+            say(f"{job.name}: started{f' on GPU {device}' if len(devices) > 1 else ''}")
     finally:
         for job in jobs:
-            if job.code is None and not job.why:
-                job.why = "the run was ended"
-            if job.process and job.process.returncode is None:
-                kill(job.process)
+            _end(job)
+
+
+def _end(job: Job) -> None:
+    """What is left to do for a job when all end."""
+    if job.code is None and not job.why:
+        job.why = "the run was ended"
+    if job.process and job.process.returncode is None:
+        kill(job.process)
+
+
+def _still_wanted(waiting: Sequence[Job], jobs: Sequence[Job], late: bool) -> list[Job]:
+    """The waiting jobs, less those whose reference did not run; none where it is late."""
+    dead, kept = {job.name for job in jobs if job.why}, []
+    for job in waiting:
+        if job.needs in dead:
+            job.why = "its reference did not run"
+        elif late:
+            job.why = "not started: no time was left"
+        else:
+            kept.append(job)
+    return kept
 
 
 def _follows(job: Job, jobs: Sequence[Job]) -> bool:
@@ -269,14 +270,9 @@ def spawn(
     place: Place, words: Sequence[str], environment: dict[str, str], log: IO[bytes]
 ) -> subprocess.Popen:
     """Start a script, in a session of its own: what it starts goes when it goes."""
-    return subprocess.Popen(
-        [place.python, *words],
-        env=environment,
-        cwd=place.out,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command, said = [place.python, *words], {"stdout": log, "stderr": subprocess.STDOUT}
+    where = {"env": environment, "cwd": place.out}
+    return subprocess.Popen(command, start_new_session=True, **where, **said)
 
 
 def _finished(job: Job, now: float, deadline: float) -> bool:
@@ -294,11 +290,8 @@ def _finished(job: Job, now: float, deadline: float) -> bool:
     if not written and not ended and job.seconds <= job.limit_s:
         job.code, job.why = None, f"no time was left after {job.seconds:.0f} s"
     elif not written:
-        job.why = (
-            f"exit code {job.process.returncode}"
-            if ended
-            else f"ended after {job.seconds:.0f} s without an answer"
-        )
+        late = f"ended after {job.seconds:.0f} s without an answer"
+        job.why = f"exit code {job.process.returncode}" if ended else late
     return True
 
 

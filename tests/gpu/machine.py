@@ -22,6 +22,7 @@ import untouched
 SCHEMA = 1
 # the first is made with a wheel from 0.5.7 on; without it a checkout calls itself 0.0.0.dev0
 VERSIONS = ("_version.py", "version.py")
+PACKAGES = ("flashinfer", "sgl", "transformers", "apache-tvm")  # whose versions are kept
 VERSION = re.compile(r"(?m)^ *(?:__version__ = )?_*version_* = [\"'](\d[^\"']*)[\"']")
 
 
@@ -102,11 +103,7 @@ def describe(place: launch.Place, options: argparse.Namespace) -> dict:
             "off_pin": torch["version"].split("+")[0] != pinned,
         },
         "python": torch["python"],
-        "packages": [
-            line
-            for line in bundle.get("packages", [])
-            if line.startswith(("flashinfer", "sgl", "transformers", "apache-tvm"))
-        ],
+        "packages": [line for line in bundle.get("packages", []) if line.startswith(PACKAGES)],
     }
 
 
@@ -131,24 +128,15 @@ def identity(tree: Path) -> tuple[dict, bool]:
 
 
 def unrecorded(tree: Path) -> dict:
-    """What stands for the record of a tree that the queue did not make: a checkout's branch, as of
-    a pull request, or the release itself. It names no queue, so that no evidence is kept of it.
-
-    Ends the run where the folder holds no sglang that says its version.
-    """
+    """What stands for the record of a tree that the queue did not make; no evidence is kept of it.
+    Ends the run where the folder holds no sglang that says its version."""
     files = [tree / "sglang" / name for name in VERSIONS]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
     if not (version := VERSION.search(text)):
-        sys.exit(
-            f"{tree}: no sglang/ that says its version in {' or '.join(VERSIONS)};"
-            " --tree names the folder that holds sglang/"
-        )
-    return {
-        "version": version[1],
-        "tag": f"v{version[1]}",
-        "tree": {"after": untouched.tree_hash(tree)},
-        "patches": [],
-    }
+        lacks = f"{tree}: no sglang/ that says its version in {' or '.join(VERSIONS)}"
+        sys.exit(f"{lacks}; --tree names the folder that holds sglang/")
+    made = {"after": untouched.tree_hash(tree)}
+    return {"version": version[1], "tag": f"v{version[1]}", "tree": made, "patches": []}
 
 
 def torch_pin(tree: Path) -> str:

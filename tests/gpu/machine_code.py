@@ -35,12 +35,10 @@ def miscompiled(cubin: bytes) -> bool:
 
 def products_over_back_edges(text: str) -> list[str]:
     """The products whose left operand lies in registers, and that may be under way where a loop
-    begins anew.
-
-    The next round overwrites these registers without a wait (triton-lang/triton#9433). text: as
-    `disassembled` gives it. A product that ends a group has gsb0 as its last operand. A wait leaves
-    the given number of groups under way, the newest ones. Branches forward are not followed.
-    """
+    begins anew. The next round overwrites these registers without a wait (triton-lang/triton#9433).
+    text: as `disassembled` gives it. A product that ends a group has gsb0 as its last operand. A
+    wait leaves the given number of groups under way, the newest ones. Branches forward are not
+    followed."""
     found: list[str] = []
     seen: set[str] = set()
     groups: list[list[str]] = [[]]  # under way, the newest last; the last one is still open

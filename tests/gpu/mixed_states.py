@@ -45,11 +45,9 @@ def continued(seed: int = 33) -> list[cases.Call]:
 
 
 def asked(engine, _: dict) -> dict:
-    """Both passes' answers, by call; the second time behind an empty cache each.
-
-    The requests that decode and the long prompts come in one call: what does not fit into the first
-    chunk is prefilled beside those that decode.
-    """
+    """Both passes' answers, by call; the second time behind an empty cache each. The requests that
+    decode and the long prompts come in one call: what does not fit into the first chunk is
+    prefilled beside those that decode."""
     prompts = [*decoding(), *shared()]
     tokens = [DECODED] * DECODING + [1] * SHARED
     sampling = [dict(max_new_tokens=one, temperature=0, ignore_eos=True) for one in tokens]

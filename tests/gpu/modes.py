@@ -34,17 +34,13 @@ def reference(mode: str, known: set[str]) -> str:
 
     0.5.10 to 0.5.13 choose by --disable-piecewise-cuda-graph, which no graph sets: one reference
     (Qwen3-Next's gated norm, models/qwen3_next.py:190 in 0.5.11). From 0.5.14 they ask for the
-    piecewise backend by name (models/qwen3_next.py:208 in
-    0.5.16), so that the breakable graph runs the kernels of a server without a graph: two. 0.5.9
-    asks for
-    --enable-piecewise-cuda-graph, but only for how Qwen3-Next's projections and norm are launched
+    piecewise backend by name (models/qwen3_next.py:208 in 0.5.16), so that the breakable graph runs
+    the kernels of a server without a graph: two. 0.5.9 asks for --enable-piecewise-cuda-graph, but
+    only for how Qwen3-Next's projections and norm are launched
     (layers/attention/fla/layernorm_gated.py:183, models/qwen3_next.py:381): one.
     """
-    return (
-        BREAKABLE_REFERENCE
-        if "cuda_graph_tc_compiler" in known and mode in (BREAKABLE, EAGER)
-        else REFERENCE
-    )
+    two = "cuda_graph_tc_compiler" in known
+    return BREAKABLE_REFERENCE if two and mode in (BREAKABLE, EAGER) else REFERENCE
 
 
 def has_breakable(known: set[str]) -> bool:
@@ -69,24 +65,18 @@ def flags(
     does not, where nothing else is left, and for a model without pieces, it is breakable: that
     captures in a second.
     """
+    backend = "cuda_graph_backend_prefill" in known
+    unless_disabled = "disable_piecewise_cuda_graph" in known
     if mode in REFERENCES:  # one small size: what is captured is never replayed
-        alike = (
-            "disable_piecewise_cuda_graph" in known and "cuda_graph_backend_prefill" not in known
-        )
+        alike = unless_disabled and not backend
         with_breaks = mode == BREAKABLE_REFERENCE or (breakable and (alike or not piecewise))
         first = BREAKABLE if with_breaks else PIECEWISE
         tried = [flags(graph, known, sizes[:1], enforce) for graph in (first, PIECEWISE, BREAKABLE)]
         return next(chosen for chosen in tried if isinstance(chosen, dict))
-    if mode == EAGER:
-        if "cuda_graph_backend_prefill" in known:
-            return {"cuda_graph_backend_prefill": "disabled"}
-        return (
-            {"disable_piecewise_cuda_graph": True}
-            if "disable_piecewise_cuda_graph" in known
-            else {}
-        )
-    if "cuda_graph_backend_prefill" in known:
+    if backend:
         return _by_backend(mode, known, sizes)
+    if mode == EAGER:
+        return {"disable_piecewise_cuda_graph": True} if unless_disabled else {}
     if mode == BREAKABLE and not has_breakable(known):
         return Unavailable("the release has no breakable graph")
     chosen: dict = {"piecewise_cuda_graph_tokens": sizes} if sizes else {}
@@ -94,12 +84,14 @@ def flags(
         chosen["enforce_piecewise_cuda_graph"] = True
     if mode == BREAKABLE:
         return chosen | {"enable_breakable_cuda_graph": True}
-    if "disable_piecewise_cuda_graph" not in known:  # off unless asked for
+    if not unless_disabled:  # off unless asked for
         chosen["enable_piecewise_cuda_graph"] = True
     return chosen | {"piecewise_cuda_graph_compiler": "inductor" if mode == INDUCTOR else "eager"}
 
 
 def _by_backend(mode: str, known: set[str], sizes: list[int]) -> dict | Unavailable:
+    if mode == EAGER:
+        return {"cuda_graph_backend_prefill": "disabled"}
     chosen: dict = {"cuda_graph_bs_prefill": sizes} if sizes else {}
     if mode == BREAKABLE:
         return chosen | {"cuda_graph_backend_prefill": "breakable"}

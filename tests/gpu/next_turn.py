@@ -1,10 +1,9 @@
 """Next turns against the same prompts without a cache.
 
 A NemotronH keeps Mamba2 states in its prefix cache while it decodes (extra_buffer, 0.5.15 and
-later). First many requests decode at once, then a few, in a smaller decoding graph. Each of the few
-goes on in a hundred ways: its prompt, its answer, and some tokens more. Then the cache is emptied
-and the same prompts are asked again. Both must answer alike, and the first must have found a
-decoded state.
+later). Many requests decode at once, then a few, in a smaller decoding graph. Each of the few goes
+on in a hundred ways, behind the cache and without one. Both must answer alike, and the first must
+have found a decoded state.
 
 The control, the release's own tree, must answer otherwise on 0.5.15 and 0.5.16. With drafts
 (nemotron-h-mtp) it agreed there in all of 300 turns.
@@ -40,12 +39,12 @@ def next_turns(answers: Sequence[dict], seed: int = 23) -> list[cases.Call]:
     """Each of the few requests again with its answer, and some tokens behind it, several times. In
     turn, so that no request's states are the oldest in the cache."""
     more = iter(solo.prompts(seed, FEW * CONTINUED, 30))
+    pairs = zip(few().prompts, answers, strict=True)
+    begun = [prompt + tuple(answer["tokens"]) for prompt, answer in pairs]
     return [
-        cases.Call(
-            f"next-{number}-{turn}", "turn", (prompt + tuple(answer["tokens"]) + next(more),)
-        )
+        cases.Call(f"next-{number}-{turn}", "turn", (prompt + next(more),))
         for turn in range(CONTINUED)
-        for number, (prompt, answer) in enumerate(zip(few().prompts, answers, strict=True))
+        for number, prompt in enumerate(begun)
     ]
 
 

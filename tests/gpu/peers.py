@@ -49,13 +49,11 @@ def read(word: str) -> Peer:
     site = Path(folder).absolute()
     if not folder or not site.is_dir():
         raise argparse.ArgumentTypeError(f"{name}: there is no folder {folder or site}")
+    wanted, what = "manifest.json", "an unpacked bundle"
     if name == VLLM:
         site = site / "site" if (site / "site").is_dir() else site  # of an unpacked bundle
-        wanted = VLLM
-    else:
-        wanted = "manifest.json"
+        wanted, what = VLLM, "a folder of packages"
     if not (site / wanted).exists():
-        what = "a folder of packages" if name == VLLM else "an unpacked bundle"
         raise argparse.ArgumentTypeError(f"{name}: {folder} has no {wanted}, so it is not {what}")
     return Peer(name, site)
 

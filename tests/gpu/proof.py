@@ -37,9 +37,8 @@ def left_out(
     sparse = [name for name, config in configs.items() if models.is_sparse(config)]
     if sparse and not commandline.takes_sparse(options, patches):
         found["sparse attention cannot run in this tree's graph"] = sparse
-    experts = [
-        name for name, config in configs.items() if "E" in config.get("hybrid_override_pattern", "")
-    ]
+    layers = {name: config.get("hybrid_override_pattern", "") for name, config in configs.items()}
+    experts = [name for name, pattern in layers.items() if "E" in pattern]
     if experts and not commandline.knows_experts(options):
         found["this tree's NemotronH has no experts"] = experts
     return found
@@ -82,12 +81,7 @@ def job(session: Session, row: Experiment, model: str, mode: str, prefix: str = 
     reference = mode in modes.REFERENCES
     # schedulers that wait for requests took 7 of 26 cores from engines that start
     words = {"sleep_on_idle": True} | engine_words(session, model)
-    one = engine_job(
-        session,
-        row,
-        f"{prefix}{model}.{mode}",
-        model,
-        mode,
+    plan = dict(
         enforce=commandline.enforced(model),
         keep_eager=reference,
         files=True,
@@ -96,6 +90,7 @@ def job(session: Session, row: Experiment, model: str, mode: str, prefix: str = 
         logprobs=commandline.serves_logprobs(session.options, mode),
         engine=words,
     )
+    one = engine_job(session, row, f"{prefix}{model}.{mode}", model, mode, **plan)
     one.needs = "" if reference else f"{prefix}{model}.{modes.reference(mode, session.known)}"
     one.kind = models.MODELS[model]["model_type"]
     return one

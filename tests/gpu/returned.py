@@ -60,9 +60,7 @@ def _apart(left: list[float], right: list[float]) -> float:
 
 def as_answers(mine: dict, reference: dict) -> tuple[dict, dict]:
     """Two passes as compare.tally reads them: each row's distance in place of a log-probability's.
-
-    Calls without hidden states are left out.
-    """
+    Calls without hidden states are left out."""
     left, right = {}, {}
     for name, call in reference.items():
         pairs = [
@@ -78,11 +76,9 @@ def as_answers(mine: dict, reference: dict) -> tuple[dict, dict]:
 
 
 def same_rows(what: str, mine: dict, reference: dict, limits: compare.Limits) -> compare.Verdict:
-    """Whether hidden states are those of eager prefill, by the limits of the answers.
-
-    A router exchanges experts at single positions of many prompts: so these are not counted by
-    prompt, but no prompt may be far off at half of its positions.
-    """
+    """Whether hidden states are those of eager prefill, by the limits of the answers. A router
+    exchanges experts at single positions of many prompts: so these are not counted by prompt, but
+    no prompt may be far off at half of its positions."""
     left, right = as_answers(mine, reference)
     found = compare.same_answers(what, left, right, replace(limits, kind=1.0, control=None))
     for name, call in left.items():
@@ -100,11 +96,9 @@ def _answer(values: list[float]) -> dict:
 
 @dataclass
 class Choices:
-    """How often experts were chosen otherwise.
-
-    choices: of a layer for a position; other: those that differ; worst: the largest share of one
-    prompt, and worst_at where; broken: prompts without their experts.
-    """
+    """How often experts were chosen otherwise. choices: of a layer for a position; other: those
+    that differ; worst: the largest share of one prompt, and worst_at where; broken: prompts without
+    their experts."""
 
     choices: int = 0
     other: int = 0
@@ -118,10 +112,8 @@ class Choices:
 
 
 def choices(mine: dict, reference: dict, layers: int, top: int) -> Choices:
-    """A pass's experts against the reference's, for each prompt's own positions.
-
-    layers: of the model, each with a router; top: experts of one choice, whose order says nothing.
-    """
+    """A pass's experts against the reference's, for each prompt's own positions. layers: of the
+    model, each with a router; top: experts of one choice, whose order says nothing."""
     found = Choices()
     for name, call in reference.items():
         pairs = zip(mine[name]["answers"], call["answers"], strict=True)
@@ -155,20 +147,16 @@ def _add(found: Choices, where: str, mine: list, reference: list, top: int) -> N
 
 
 def same_choices(what: str, found: Choices, control: Choices | None) -> compare.Verdict:
-    """Whether experts are those of eager prefill, but for what rounding exchanges.
-
-    control: eager prefill against itself in other batches. Twice its share is allowed.
-    """
+    """Whether experts are those of eager prefill, but for what rounding exchanges. control: eager
+    prefill against itself in other batches. Twice its share is allowed."""
     usual = control.share if control else 0.0
     allowed = min(LARGEST, max(FLIPPED, 2 * usual))
     numbers = {"choices": found.choices, "other": found.other, "control": round(usual, 5)}
     if found.broken:
         why = f"{len(found.broken)} prompts have no proper experts, first {found.broken[0]}"
         return compare.Verdict(what, False, why, numbers)
-    why = (
-        f"{found.other} of {found.choices} choices are others, allowed {allowed:.2%}; eager prefill"
-        f" exchanges {usual:.2%}"
-    )
+    why = f"{found.other} of {found.choices} choices are others, allowed {allowed:.2%};"
+    why += f" eager prefill exchanges {usual:.2%}"
     if found.worst > OF_CALL:
         why += f"; {found.worst:.0%} in {found.worst_at}"
     good = bool(found.choices) and found.share <= allowed and found.worst <= OF_CALL

@@ -18,6 +18,7 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,61 +81,41 @@ def plan(session: Session, row: Experiment) -> Planned:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(
-        "experiments",
-        nargs="*",
-        metavar="EXPERIMENT",
-        help=f"rows of the table (default: {experiments.PROOF}):"
-        f" {' '.join(experiments.EXPERIMENTS)}",
-    )
-    add("--list", action="store_true", help="print the table, and run nothing")
+    parser = commandline.parser(__doc__)
+    rows = f"rows of the table (default: {experiments.PROOF}): {' '.join(experiments.EXPERIMENTS)}"
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=rows)
+    table = "print the table, and run nothing"
+    parser.add_argument("--list", action="store_true", help=table)
     commandline.add_place(parser, required=False)
     commandline.add_trees(parser, "as most evidence is about")
-    only_asked_for = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
-    add(
-        "--model",
-        nargs="+",
-        choices=[*models.MODELS],
-        help=f"instead of the rows' own; the proof's are all but {only_asked_for}",
-    )
-    add(
-        "--mode",
-        nargs="+",
-        choices=modes.ALL,
-        help="instead of the rows' own; the reference always runs",
-    )
-    add("--without", default="", metavar="WHAT", help="a control: leave this out; see --list")
-    add(
-        "--against",
-        nargs="+",
-        choices=("untouched", "release-scan"),
-        help="references of agree (default: both)",
-    )
-    add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
-    add(
-        "--gpus",
-        type=commandline.count,
-        help="GPUs to spread engines over (default: all that nvidia-smi shows and"
-        " CUDA_VISIBLE_DEVICES allows)",
-    )
-    add("--width", type=commandline.count, help="engines at once on each GPU (default: 4, or 6)")
-    add(
-        "--limit",
-        type=float,
-        help="seconds after which nothing starts any more (default: the row's)",
-    )
-    add("--engine-limit", type=float, help="seconds that one engine may take (default: the row's)")
-    add(
-        "--port-base",
-        type=int,
-        help=f"first port of {commandline.PORTS} for each engine (default: the row's); runs side by"
-        " side need ranges of their own",
-    )
+    _add_questions(parser.add_argument)
+    _add_limits(parser.add_argument)
     return checked(parser, parser.parse_args(words))
+
+
+def _add_questions(add: Callable) -> None:
+    """What is asked, and of which engines."""
+    only_asked_for = "; ".join(f"{name} ({why})" for name, why in models.ONLY_ASKED_FOR.items())
+    model = f"instead of the rows' own; the proof's are all but {only_asked_for}"
+    add("--model", nargs="+", choices=[*models.MODELS], help=model)
+    mode = "instead of the rows' own; the reference always runs"
+    add("--mode", nargs="+", choices=modes.ALL, help=mode)
+    add("--without", default="", metavar="WHAT", help="a control: leave this out; see --list")
+    references, both = "references of agree (default: both)", ("untouched", "release-scan")
+    add("--against", nargs="+", choices=both, help=references)
+    add("--tp", type=commandline.count, help="GPUs that share each model (default 1)")
+
+
+def _add_limits(add: Callable) -> None:
+    """Where engines run, how many at once, and how long."""
+    gpus = "GPUs to spread engines over (default: all that nvidia-smi shows and"
+    add("--gpus", type=commandline.count, help=f"{gpus} CUDA_VISIBLE_DEVICES allows)")
+    add("--width", type=commandline.count, help="engines at once on each GPU (default: 4, or 6)")
+    limit = "seconds after which nothing starts any more (default: the row's)"
+    add("--limit", type=float, help=limit)
+    add("--engine-limit", type=float, help="seconds that one engine may take (default: the row's)")
+    port = f"first port of {commandline.PORTS} for each engine (default: the row's); runs side by"
+    add("--port-base", type=int, help=f"{port} side need ranges of their own")
 
 
 def checked(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
@@ -167,11 +148,9 @@ def begin(options: argparse.Namespace, rows: Sequence[Experiment]) -> Session:
     commandline.say(f"{' '.join(options.experiments)}: {len(gpus)} GPUs")
     facts = machine.describe(place, options) | {"gpus": len(gpus), "harness": harness.identity()}
     facts |= commandline.other_attention(options)
-    commandline.say(
-        f"{facts['version']} ({machine.queue_of(facts)}) on {len(gpus)} x"
-        f" {facts['gpu']['name']}, driver {facts['gpu']['driver']}, torch"
-        f" {facts['torch']['version']}"
-    )
+    gpu, torch = facts["gpu"], facts["torch"]["version"]
+    where = f"{len(gpus)} x {gpu['name']}, driver {gpu['driver']}, torch {torch}"
+    commandline.say(f"{facts['version']} ({machine.queue_of(facts)}) on {where}")
     return Session(place, options, facts, commandline.fields(options), began)
 
 
@@ -202,10 +181,7 @@ def perform(session: Session, group: Sequence[Planned], write: Callable[[], None
 
 
 def run_stages(
-    session: Session,
-    group: Sequence[Planned],
-    gpus: Sequence[str],
-    write: Callable[[], None],
+    session: Session, group: Sequence[Planned], gpus: Sequence[str], write: Callable[[], None]
 ) -> None:
     """Run the engines of rows: of rows that run beside each other all at once, till the limit of
     all; else one stage after the other, on the first GPUs. First what takes one GPU, then what
@@ -256,12 +232,8 @@ def save(session: Session, one: Planned, complete: bool) -> None:
     one.found["passed"] = bool(complete) and all(run["verdict"] in judging.GOOD for run in runs)
     facts = session.facts | one.found
     if one.row.name != experiments.PROOF:
-        facts |= {
-            "experiment": one.row.name,
-            "without": options.without,
-            "tp": options.tp or 1,
-            "checks": [check for run in runs for check in run["checks"]],
-        }
+        facts |= {"experiment": one.row.name, "without": options.without, "tp": options.tp or 1}
+        facts["checks"] = [check for run in runs for check in run["checks"]]
     part = session.place.out / f"{one.row.file}.part"
     part.write_text(json.dumps(facts, indent=1) + "\n")
     part.replace(session.place.out / one.row.file)
@@ -269,12 +241,12 @@ def save(session: Session, one: Planned, complete: bool) -> None:
 
 def show(session: Session, one: Planned) -> None:
     """Every check of a row's runs, and a line in the end."""
-    runs, jobs = one.found["runs"], {title_of(job): job for job in one.plan.jobs}
+    runs = one.found["runs"]
+    jobs = {(job.plan["of"], job.plan["mode"]): job for job in one.plan.jobs}
     for run in runs:
-        print(
-            f"\n{title(run)}: {run['verdict']}{' - ' + run['why'] if run['why'] else ''}"
-            f" ({run['seconds']} s, start {run.get('start_s', '?')} s)"
-        )
+        why = f" - {run['why']}" if run["why"] else ""
+        took = f"({run['seconds']} s, start {run.get('start_s', '?')} s)"
+        print(f"\n{title(run)}: {run['verdict']}{why} {took}")
         for note in run.get("notes", []):
             print(f"  {note}")
         for check in run["checks"]:
@@ -285,17 +257,11 @@ def show(session: Session, one: Planned) -> None:
         if run["verdict"] == "failed" and not run["checks"] and job:
             words = launch.last_words(session.place, job).splitlines()
             print("\n".join(f"    | {line[:220]}" for line in words))
-    counts, without = [run["verdict"] for run in runs], session.options.without
-    print(
-        f"\n{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}"
-        f"{f' without {without}' if without else ''}: "
-        + ", ".join(f"{counts.count(name)} {name}" for name in dict.fromkeys(counts))
-        + f", {one.found['seconds']} s"
-    )
-
-
-def title_of(job: launch.Job) -> tuple[str, str]:
-    return job.plan["of"], job.plan["mode"]
+    counts = Counter(run["verdict"] for run in runs)
+    counted = "".join(f"{count} {name}, " for name, count in counts.items())
+    without = f" without {session.options.without}" if session.options.without else ""
+    where = f"{session.facts['tag']} on {session.facts['gpu']['name']}, {one.row.name}{without}"
+    print(f"\n{where}: {counted or ', '}{one.found['seconds']} s")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import cases
 import compare
+import graphs
 import judging
 import launch
 import models
@@ -47,10 +48,8 @@ def judge(
 
 
 def within_passes(result: dict) -> dict:
-    """A result with the prefills of what was asked alone: before that a server may try kernels.
-
-    A runner's first line, wherever it stands, notes what was captured.
-    """
+    """A result with the prefills of what was asked alone: before that a server may try kernels. A
+    runner's first line, wherever it stands, notes what was captured."""
     calls = {(name, call): of[call] for name, of in result["passes"].items() for call in of}
     noted = (line["captured"] for line in result["prefills"] if line.get("captured"))
     return result | {"prefills": within(result["prefills"], calls), "sizes": next(noted, [])}
@@ -69,7 +68,7 @@ def checks(
     """What one server's answers must stand up to. reference: its eager one's result."""
     graph, router = plan["mode"] in modes.GRAPHS, models.has_router(models.MODELS[plan["of"]])
     found = [
-        compare.flags_known(result["flags"], result["dropped_flags"]),
+        graphs.flags_known(result["flags"], result["dropped_flags"]),
         ran(result["prefills"], graph),
     ]
     if plan["ranks"] > 1:
@@ -78,8 +77,8 @@ def checks(
         usual = control(result["passes"])
         found.append(compare.against_itself(usual, router))
         found += mixed_eagerly(result["passes"], compare.limits(router, False, usual))
-    elif facts["without"] != QUEUE and compare.reports(result["report"]):
-        found.append(compare.reported(result["report"], plan["of"]))
+    elif facts["without"] != QUEUE and graphs.reports(result["report"]):
+        found.append(graphs.reported(result["report"], plan["of"]))
     if plan["setting"].startswith("context-") and graph and modes.before(facts["version"], 18):
         # from 0.5.18 on a longer size is captured as several requests
         found.append(sizes_within(result["sizes"], cases.SHORT_CONTEXT))
@@ -89,7 +88,7 @@ def checks(
         found += [otherwise(agree, facts["without"])] if must_fail(plan, facts) else agree
     # each of its ranks has a cache
     if cases.WARM in result["passes"] and "dp_size" not in plan["engine"]:
-        found.append(compare.hits(judging.in_cache(result["passes"])))
+        found.append(graphs.hits(judging.in_cache(result["passes"])))
     if cases.MIXED in result["passes"] and graph:
         found.append(mixed(result["prefills"], result["passes"][cases.MIXED]))
     return found
@@ -110,21 +109,18 @@ def agreement(plan: dict, mine: dict, reference: dict, router: bool) -> list[com
     found = []
     for name, answers in mine.items():
         right = reference[cases.COLD if name == cases.AGAIN else name]
-        bare = all(
-            "logprobs" not in answer for call in answers.values() for answer in call["answers"]
-        )
+        each = (answer for call in answers.values() for answer in call["answers"])
+        bare = all("logprobs" not in answer for answer in each)
         what = f"agrees with eager prefill, {name}{', tokens alone' if bare else ''}"
         found.append(compare.same_answers(what, answers, right, limits))
     return found
 
 
 def must_fail(plan: dict, facts: dict) -> bool:
-    """Whether a graph is wrong without the queue's patch.
-
-    It leaves wrong states in the prefix cache in 0.5.14 to 0.5.16 where drafts are verified.
-    0.5.13's breakable graph is the queue's own, whose breaks get the scheduler's batch; the
-    release's own starts no NemotronH. It returns another rank's experts from 0.5.14 on.
-    """
+    """Whether a graph is wrong without the queue's patch. It leaves wrong states in the prefix
+    cache in 0.5.14 to 0.5.16 where drafts are verified. 0.5.13's breakable graph is the queue's
+    own, whose breaks get the scheduler's batch; the release's own starts no NemotronH. It returns
+    another rank's experts from 0.5.14 on."""
     if plan["setting"] == DP_RETURNS:
         return facts["without"] == ROWS_OF_RANKS and not modes.before(facts["version"], 14)
     asked = facts["without"] and plan["setting"] == TRACKS_STATES
@@ -150,14 +146,13 @@ def given_back(
         shape = config["num_hidden_layers"], config["num_experts_per_tok"]
         usual = returned.choices(alone, batches, *shape)
         chosen = returned.choices(mine[name], right, *shape)
-        what = "routed experts are eager prefill's"
-        found.append(returned.same_choices(what, chosen, usual))
+        found.append(returned.same_choices("routed experts are eager prefill's", chosen, usual))
     return found
 
 
 def counted(prefills: Sequence[dict]) -> dict:
     """How many prefills ran on a graph, and why the others did not."""
-    eager = [line for line in prefills if not compare.on_graph(line)]
+    eager = [line for line in prefills if not graphs.on_graph(line)]
     reasons = Counter(line.get("why") or "" for line in eager)
     return {
         "all": len(prefills),
@@ -183,7 +178,7 @@ def ranks(prefills: Sequence[dict], plan: dict, graph: bool) -> compare.Verdict:
     """Whether every rank ran prefills, and where they share each one, all ran it the same way."""
     by_rank: dict[str, list[bool]] = {}
     for line in prefills:
-        by_rank.setdefault(line["process"], []).append(compare.on_graph(line))
+        by_rank.setdefault(line["process"], []).append(graphs.on_graph(line))
     said = ", ".join(f"{sum(rank)} of {len(rank)}" for rank in by_rank.values())
     alike = "dp_size" in plan["engine"] or len(set(map(tuple, by_rank.values()))) == 1
     all_ran = len(by_rank) == plan["ranks"] and (not graph or all(map(any, by_rank.values())))

@@ -30,8 +30,6 @@ FORGOTTEN = {
     setting_checks.ROWS_OF_RANKS: "sglang.srt.prefill_graph.compat.graph_rows:note_replay",
     QUEUE: "",
 }
-
-
 LONG_CHUNK = {"chunked_prefill_size": 8192}  # as releases choose it for a large GPU
 SHORT_CONFIG = json.dumps({"max_position_embeddings": cases.SHORT_CONTEXT})
 DP_ATTENTION = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True} | TENSOR_PARALLEL
@@ -51,10 +49,8 @@ def plan(session: Session, row: Experiment, asked_models: Sequence[str]) -> Plan
                 left_out.append({"experiment": row.name, "model": model, "mode": mode, "why": why})
             else:
                 here.append(job(session, row, model, mode))
-        tried = [one for one in here if one.needs]
-        made += [
-            one for one in here if one.needs or any(other.needs == one.name for other in tried)
-        ]
+        needed = {one.needs for one in here if one.needs}
+        made += [one for one in here if one.needs or one.name in needed]
     return Plan([made], left_out)
 
 
@@ -92,8 +88,7 @@ def job(session: Session, row: Experiment, model: str, mode: str) -> launch.Job:
 
 def passes(row: Experiment, mode: str) -> list[str]:
     """A setting's passes. A reference has two more as controls: the first one's prompts alone, and
-    what is mixed with decoding, without log-probabilities too.
-    """
+    what is mixed with decoding, without log-probabilities too."""
     if not row.passes:
         return list(cases.passes(mode))
     if mode not in modes.REFERENCES:
@@ -116,10 +111,9 @@ def asked(row: Experiment, reference: bool) -> dict[str, dict]:
 
 def judge(session: Session, row: Experiment, made: Plan) -> dict:
     facts = session.facts | {"without": session.options.without}
-    judged = (
-        setting_checks.judge(session.place, one, made.jobs, facts, row.ask) for one in made.jobs
-    )
-    return {"runs": [*judged], "left_out": made.left_out}
+    place, ask = session.place, row.ask
+    judged = [setting_checks.judge(place, one, made.jobs, facts, ask) for one in made.jobs]
+    return {"runs": judged, "left_out": made.left_out}
 
 
 def _row(name: str, what: str, asked_models: tuple[str, ...], **more: Any) -> Experiment:

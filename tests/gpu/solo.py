@@ -49,13 +49,12 @@ def row(question: ModuleType, what: str, checked: str, port: int) -> Experiment:
 
 def plan(session: Session, row: Experiment, asked: Sequence[str]) -> Plan:
     """Prefills are eager: graphs for decoding alone are captured."""
-    without = session.options.without
-    place, stages = session.untouched if without else None, []
+    without, stages = session.options.without, []
     for model in asked:
         name = f"{row.name.replace('_', '-')}.{model}.{without or 'patched'}"
         words = {"engine": engine_words(session, model) | row.words, "question": row.name}
         one = engine_job(session, row, name, model, modes.EAGER, **words)
-        one.place = place
+        one.place = session.untouched if without else None
         stages.append([one])
     return Plan(stages)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import models
 import traffic
+import weights
 
 TOKENS = 2048  # cached for each running request
 ALONE_RUNNING, ALONE_TOKENS = 32, 131072  # of an engine that has the GPU alone
@@ -37,13 +38,10 @@ print(json.dumps({"size": size, "tflops": round(tflops, 1)}))
 
 @dataclass(frozen=True)
 class Subject:
-    """One model to time.
-
-    model: its published name, for the record. weights: GiB that an engine takes for weights, as
-    nvidia-smi saw it on an H200 or by computation. share: of the GPU's memory for weights and
-    pools, where an engine has the GPU alone. enforce: the release keeps a piecewise graph off for
-    the architecture unless it is told. engine: sglang.Engine's words for it.
-    """
+    """One model to time. model: its published name, for the record. weights: GiB that an engine
+    takes for weights, as nvidia-smi saw it on an H200 or by computation. share: of the GPU's memory
+    for weights and pools, where an engine has the GPU alone. enforce: the release keeps a piecewise
+    graph off for the architecture unless it is told. engine: sglang.Engine's words for it."""
 
     model: str
     config: dict = field(repr=False)
@@ -71,10 +69,8 @@ class Subject:
             convolved = heads * size + 2 * c["n_groups"] * n
             layers = c["hybrid_override_pattern"].count("M")
         elif "linear_num_value_heads" in c:
-            heads, size, n = (
-                c[f"linear_{name}"]
-                for name in ("num_value_heads", "value_head_dim", "key_head_dim")
-            )
+            names = ("num_value_heads", "value_head_dim", "key_head_dim")
+            heads, size, n = (c[f"linear_{name}"] for name in names)
             convolved = (2 * c["linear_num_key_heads"] + heads) * n
             layers = c["num_hidden_layers"] - _attention_layers(c)
         else:
@@ -104,21 +100,16 @@ def _attention_layers(c: dict) -> int:
 def alone(subject: Subject) -> dict:
     """sglang.Engine's words for one engine that has the GPU alone: the same pools in every tree,
     and no prefix cache."""
-    pools = dict(
-        max_total_tokens=ALONE_TOKENS, mem_fraction_static=subject.share, disable_radix_cache=True
-    )
-    # decoding is not measured
-    return subject.words(ALONE_RUNNING) | pools | dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])
+    pools = dict(max_total_tokens=ALONE_TOKENS, mem_fraction_static=subject.share)
+    decoding = dict(cuda_graph_max_bs=16, cuda_graph_bs=[1, 16])  # is not measured
+    return subject.words(ALONE_RUNNING) | pools | dict(disable_radix_cache=True) | decoding
 
 
 def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = False) -> dict:
     """sglang.Engine's words for one engine that serves users alone: with its prefix cache, and
-    decode graphs for as many requests as run.
-
-    gpu_gib: the GPU's memory. Of one with 80 GB weights and pools take more than the subject's
-    share, and fewer requests run where that does not do. tracked: states are kept inside of
-    prompts too.
-    """
+    decode graphs for as many requests as run. gpu_gib: the GPU's memory. Of one with 80 GB weights
+    and pools take more than the subject's share, and fewer requests run where that does not do.
+    tracked: states are kept inside of prompts too."""
     request = subject.request + (TRACKED * subject.state if tracked else 0)
     running = min(running, int((MOST * gpu_gib - subject.weights) / request))
     share = max(subject.share, min(MOST, (subject.weights + running * request) / gpu_gib))
@@ -132,10 +123,8 @@ def serving(subject: Subject, running: int, gpu_gib: float, tracked: bool = Fals
 
 def flops(config: dict, count: int, length: int) -> float | None:
     """Floating-point operations of one prefill's matrix products; None of a model not known here.
-
     Two for each weight and token; of experts, those that a token picks; of the head, for one token
-    of each request. The products of attention and of state spaces are left out.
-    """
+    of each request. The products of attention and of state spaces are left out."""
     config = _text(config)
     try:
         found = {kind: _weights(config, kind) for kind in ("matrix", "expert", "head")}
@@ -155,21 +144,16 @@ def _text(config: dict) -> dict:
         return config | {"model_type": "llama"}
     if not config.get("model_type", "").startswith("qwen3_5"):
         return config
-    dense = (
-        {}
-        if config["num_experts"]
-        else {"shared_expert_intermediate_size": config["intermediate_size"]}
-    )
-    return config | {"model_type": "qwen3_next"} | dense
+    config = config | {"model_type": "qwen3_next"}
+    if not config["num_experts"]:
+        config["shared_expert_intermediate_size"] = config["intermediate_size"]
+    return config
 
 
 def _weights(config: dict, wanted: str) -> int:
     """The weights of all matrices of a kind; a convolution is none."""
-    return sum(
-        math.prod(shape)
-        for _, shape, kind in models.shapes(config)
-        if kind == wanted and len(shape) == 2
-    )
+    found = (shape for _, shape, kind in weights.shapes(config) if kind == wanted)
+    return sum(math.prod(shape) for shape in found if len(shape) == 2)
 
 
 def milliseconds(config: dict, count: int, length: int, tflops: float) -> float | None:
@@ -182,11 +166,8 @@ def read() -> dict[str, Subject]:
     """tests/models/timed.json. A subject's config is its own name's in gpu.json, unless it names
     another."""
     subjects = json.loads(models.CONFIGS.with_name("timed.json").read_text(encoding="utf-8"))
-    configs = models.OTHERS
-    return {
-        name: Subject(**subject | {"config": configs[subject.get("config", name)]})
-        for name, subject in subjects.items()
-    }
+    configs = {name: models.OTHERS[one.get("config", name)] for name, one in subjects.items()}
+    return {name: Subject(**one | {"config": configs[name]}) for name, one in subjects.items()}
 
 
 SUBJECTS = read()

@@ -6,9 +6,8 @@ A table is for a number of experts E and an intermediate size N of one rank; mod
 hidden sizes share one. Every candidate is timed at some numbers of tokens, and those near the best
 at the others: the release's own sequence of kernels in a CUDA graph, with routing that changes
 between calls, so that no call finds its experts' weights in the L2 cache. A tile whose results
-differ from a sum in float32 is not timed, and one at which Triton miscompiles the kernel is not
-chosen. A table names for each number of tokens a tile that is best there and at the neighbouring
-numbers, for all hidden sizes, and never one that is slower than the release's default.
+differ from a sum in float32 is not timed. None is chosen at which Triton miscompiles the kernel, or
+that is slower than the release's default for a hidden size.
 
 RESULTS/configs/triton_X_Y_Z/E=…,N=…,device_name=….json are the tables, in the format of
 get_moe_configs; RESULTS/sweep_experts.json has every time. How long a sweep takes is printed
@@ -54,7 +53,6 @@ HOPPER: tuple[Tile, ...] = (
     *((128, 128, 64, 1, 8, 3), (128, 128, 64, 16, 4, 3), (128, 128, 64, 16, 8, 3)),
     (128, 256, 64, 1, 8, 4),
 )
-ROUTINGS = 4  # in one graph
 NEAR = 1.03  # a tile this close to the best of a number of tokens may serve that number
 FAR = 1.3  # a tile farther from the best of an anchor is not timed beside the anchor
 SHARED_MEMORY = 227 * 1024  # bytes of a block on compute capability 9.0
@@ -202,10 +200,9 @@ def promising(rows: Sequence[Row], count: int) -> list[Tile]:
 
 
 def chosen(swept: Sequence[Sequence[Row]]) -> dict[int, Tile]:
-    """A tile for each number of tokens, from the rows of all hidden sizes that share a table and
-    were timed there: of those that are not slower than the default for any of them, and within
-    NEAR of the best where some are for all. Few tiles in all: a server compiles each. None for a
-    number where the default stays."""
+    """A tile for each number of tokens, from the rows of all hidden sizes that share a table: of
+    those that _serving names. Few tiles in all: a server compiles each. None for a number where the
+    default stays."""
     at: dict[int, list[Row]] = {}
     for row in itertools.chain(*swept):
         at.setdefault(row["tokens"], []).append(row)
@@ -270,11 +267,9 @@ def table_of(tiles: Mapping[int, Tile], defaults: Mapping[int, Mapping[str, int]
 def show(experts: Experts, row: Row) -> None:
     best = min(row["us"], key=row["us"].__getitem__, default=())
     us = f"{row['us'][best]:8.1f}" if best else "       -"
-    print(
-        f"{experts.models[:24]:24} {row['tokens']:6} tokens: default"
-        f" {row['default_us'] or 0:8.1f}, best {us} us {best}",
-        flush=True,
-    )
+    default = f"default {row['default_us'] or 0:8.1f}"
+    of = f"{experts.models[:24]:24} {row['tokens']:6} tokens"
+    print(f"{of}: {default}, best {us} us {best}", flush=True)
 
 
 def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> Iterator[dict]:
@@ -306,13 +301,9 @@ def tables(shapes: Sequence[Sequence[Experts]], options: argparse.Namespace) -> 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = sweeping.parser(__doc__, 3600)
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        nargs="+",
-        default=[*SHAPES.values()],
-        help="E,N of a table, or E,N,HIDDEN,TOP_K of another model (default: all tables)",
-    )
+    which = "E,N of a table, or E,N,HIDDEN,TOP_K of another model (default: all tables)"
+    tabled = [*SHAPES.values()]
+    parser.add_argument("--shape", type=shape, nargs="+", default=tabled, help=which)
     parser.add_argument("--tokens", type=int, nargs="+", default=[*TOKENS])
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,7 @@ import commandline
 
 def parser(description: str, limit_s: float) -> argparse.ArgumentParser:
     """With a sweep's options. limit_s: the default of --limit."""
-    made = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = commandline.parser(description)
     commandline.add_place(made)
     limit = f"seconds in which all ends (default {limit_s:.0f})"
     made.add_argument("--limit", type=float, default=limit_s, help=limit)

@@ -9,7 +9,6 @@ step). The rest is the engine's own.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -45,7 +44,14 @@ class Failed(Exception):
 
 
 class Timed:
-    """One engine, and what was found of it. A subclass has one kind of engine."""
+    """One engine, and what was found of it. A subclass has one kind of engine:
+
+    start() -> seconds until it is ready, and until it has answered once more
+    generate(prompts, answer): answer all with so many tokens, and return behind the last one
+    send(prompts, in_flight): answer each with one token, at most `in_flight` under way
+    traced(folder): a context; trace the GPU inside, and leave the trace in the folder
+    traffic(kind, number) -> what became of a load of users; peers take none
+    """
 
     PROFILED_ANSWER = 0  # tokens that are generated behind a profiled prefill
 
@@ -54,29 +60,9 @@ class Timed:
         self.entry: dict[str, Any] = {}
         self.shapes: list[tuple[int, int]] = [(count, length) for count, length in plan["shapes"]]
 
-    def start(self) -> dict:
-        """Seconds until it is ready, and until it has answered once more."""
-        raise NotImplementedError
-
-    def generate(self, prompts: list[list[int]], answer: int) -> None:
-        """Answer all prompts with so many tokens, and return behind the last one."""
-        raise NotImplementedError
-
-    def send(self, prompts: Sequence[list[int]], in_flight: int) -> None:
-        """Answer each with one token, at most `in_flight` under way."""
-        raise NotImplementedError
-
-    def traced(self, folder: str) -> contextlib.AbstractContextManager:
-        """Trace the GPU inside, and leave the trace in the folder."""
-        raise NotImplementedError
-
     def forwards(self, since: float) -> int | None:
         """Prefills since then, as time.time() tells it; None where the engine does not say."""
         return None
-
-    def traffic(self, kind: str, number: int) -> dict:
-        """What became of a load of users. Peers take none."""
-        raise NotImplementedError
 
     def measure(self) -> None:
         """Everything, in order. Raises NoTime or Failed."""

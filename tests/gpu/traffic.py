@@ -80,11 +80,10 @@ def made(kind: str, number: int) -> Load:
 
 def _gsm8k(source: random.Random, _: str) -> Load:
     source = random.Random(source.randrange(1 << 30))
-    shots = tokens(source, SHOTS)
-    found = (
-        Request(shots + tokens(source, source.randint(*QUESTION)), _answer_length(source))
-        for _ in range(REQUESTS)
-    )
+    shots, found = tokens(source, SHOTS), []
+    for _ in range(REQUESTS):
+        question = tokens(source, source.randint(*QUESTION))
+        found.append(Request(shots + question, _answer_length(source)))
     return Load(tuple(found), RUNNING)
 
 
@@ -133,10 +132,8 @@ class Answered:
 
 def summary(found: Sequence[Answered], span_s: float) -> dict:
     """Of a load: seconds, tokens a second, and percentiles of first tokens in milliseconds.
-
     later_ms: of the time between tokens behind the first one, each request's mean; empty where no
-    request has more than one. input_tokens_per_s: of prompts, but for what was cached.
-    """
+    request has more than one. input_tokens_per_s: of prompts, but for what was cached."""
     firsts = sorted(one.first_s * 1e3 for one in found)
     later = sorted(
         (one.whole_s - one.first_s) * 1e3 / (one.answer - 1) for one in found if one.answer > 1

@@ -21,12 +21,10 @@ class Unmade(Exception):
 
 
 def make(tree: Path, folder: Path, out: Path) -> str:
-    """Lay the untouched package in `out`, which is replaced. Returns its tree hash.
-
-    tree: the folder that holds the patched sglang/, alone or among other packages.
-    folder: what holds the plan, which names the hash that the release is pinned by.
-    Raises Unmade where a file is missing, or where the result is not the release.
-    """
+    """Lay the untouched package in `out`, which is replaced. Returns its tree hash. tree: the
+    folder that holds the patched sglang/, alone or among other packages. folder: what holds the
+    plan, which names the hash that the release is pinned by. Raises Unmade where a file is missing,
+    or where the result is not the release."""
     if not (folder / PLAN).is_file():
         what = "the bundle was packed by an earlier tool, pack it again"
         raise Unmade(f"{folder} has no {PLAN}: {what}")

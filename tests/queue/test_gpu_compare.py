@@ -248,7 +248,7 @@ def test_what_compiles_beside_the_engines_ends_with_them(tmp_path, kernels):
     assert alive(tmp_path) == []
 
 
-compare, cases, modes = map(gpumodules.fixture, ("compare", "cases", "modes"))
+compare, cases, modes, graphs = map(gpumodules.fixture, ("compare", "cases", "modes", "graphs"))
 
 
 def answer(tokens, logprobs=None, margin=1.0) -> dict:
@@ -435,8 +435,8 @@ LEFT_OUT = EAGERLY | {"why": f"runner.py:9: and any({RULE}) return False"}
         ([seen(16, captured=[16]), seen(16, 4, **EAGERLY)], [16], {"refusing": RULE}, False),
     ],
 )
-def test_every_prefill_that_fits_ran_on_the_graph(compare, prefills, sizes, words, good):
-    found = compare.graph_used(prefills, sizes, wanted=True, **words)
+def test_every_prefill_that_fits_ran_on_the_graph(graphs, prefills, sizes, words, good):
+    found = graphs.graph_used(prefills, sizes, wanted=True, **words)
     assert found.good is good
     assert found.numbers.get("refused", 0) == (good and "refusing" in words)
 

@@ -336,4 +336,4 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_serves_none(
 def test_a_report_is_asked_of_releases_that_make_one(checks, report, wanted):
     """Later releases' servers leave none, nor does a tree of another make. Where nothing is known,
     one is missing."""
-    assert checks.compare.reports(report) is wanted
+    assert checks.graphs.reports(report) is wanted

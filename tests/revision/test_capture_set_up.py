@@ -5,21 +5,20 @@ import argparse
 import re
 from types import SimpleNamespace
 
+import judging
 import pytest
 import torch
 from host import late, logged, prefill
 
 with late.modules():
     from sglang.srt import server_args
-    from sglang.srt.prefill_graph.compat import headroom
+    from sglang.srt.prefill_graph.compat import limits
     from sglang.srt.prefill_graph.model import layers as model_layers
 
 pytestmark = pytest.mark.revision(">=0.5.14,<0.5.24")
 FULL = pytest.mark.revision(">=0.5.16")
 PIECEWISE = pytest.mark.revision("<0.5.22")
 GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that have attention
-
-
 UNCOVERED = "runs a Mamba2 mixer outside of every graph break"
 
 
@@ -28,10 +27,9 @@ def set_up(caplog):
     """set_up(model, …): whether the release's own set-up captures `model`, and what it warned
     of."""
 
-    def run(model, *words, layers=None, **more):
+    def run(model, *words, **more):
         caplog.clear()
-        layers = len(model.model.layers) if layers is None else layers
-        found = prefill.capture(model, *words, layers=layers, **more)
+        found = prefill.capture(model, *words, layers=len(model.model.layers), **more)
         captured = getattr(found, "runner", found) is not None
         return captured, logged.warnings(caplog, loggers=logged.SET_UP)
 
@@ -120,6 +118,16 @@ def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind)
     assert set_up(build_model(kind)) == (True, [])
 
 
+@PIECEWISE
+def test_qwen3_next_gets_no_piecewise_graph_that_answers_otherwise(build_model, set_up, revision):
+    """GPUs showed other answers than eager prefill's. A proof knows the refusal."""
+    for compiler in ("eager", "inductor"):
+        refused = revision.micro == 15 or (revision.micro == 14 and compiler == "inductor")
+        captured, warned = set_up(build_model("qwen3_next"), "tc_piecewise", compiler=compiler)
+        assert captured is not refused
+        assert [bool(judging.REFUSED.search(text)) for text in warned] == [True] * refused
+
+
 def test_layers_of_other_ranks_and_layers_by_name_are_passed_over(build_model, caplog):
     layers = build_model("falcon_h1").model.layers
     holder = SimpleNamespace(layers=torch.nn.ModuleList([torch.nn.Identity(), layers[1]]))
@@ -161,7 +169,7 @@ def test_less_memory_than_the_graph_took_is_one_warning(
 
 
 def test_the_options_that_it_names_are_the_releases():
-    named = re.findall(r"--[a-z-]+", headroom.shortage(2.0, 1.0))
+    named = re.findall(r"--[a-z-]+", limits.shortage(2.0, 1.0))
     parser = argparse.ArgumentParser()
     server_args.ServerArgs.add_cli_args(parser)
     assert len(named) == 4 and set(named) <= {

@@ -20,6 +20,7 @@ with late.modules():
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.17")
 
+DECODING = dict(lengths=[1, 1, 1], prefixes=[31, 40, 47], decoded=[True, False, True])
 # what a request leaves is its state behind its last whole chunk
 CASES = {
     "one request": dict(lengths=[37], prefixes=[0]),
@@ -29,10 +30,8 @@ CASES = {
     ),
     "one token behind a chunk, each": dict(lengths=[17, 33], prefixes=[0, 16]),
     "none leaves a state": dict(lengths=[3, 9], prefixes=[0, 16]),
-    "decoding": dict(lengths=[1, 1, 1], prefixes=[31, 40, 47], decoded=[True, False, True]),
-    "decoding in a graph": dict(
-        lengths=[1, 1, 1], prefixes=[31, 40, 47], decoded=[True, False, True], largest=8
-    ),
+    "decoding": DECODING,
+    "decoding in a graph": DECODING | dict(largest=8),
 }
 
 

@@ -24,21 +24,15 @@ with late.modules():
     from sglang.srt.prefill_graph.compat import eager
     from sglang.srt.prefill_graph.report import counts, records, verdict
 
-MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+EXECUTOR = "sglang.srt.model_executor"
+MODEL_RUNNER = f"{EXECUTOR}.model_runner"
 OWN = {  # the releases' own runners of prefill graphs
-    "piecewise": (
-        "sglang.srt.model_executor.piecewise_cuda_graph_runner",
-        "PiecewiseCudaGraphRunner",
-    ),
-    "breakable": (
-        "sglang.srt.model_executor.breakable_cuda_graph_runner",
-        "BreakableCudaGraphRunner",
-    ),
-    "prefill": (
-        "sglang.srt.model_executor.runner.prefill_cuda_graph_runner",
-        "PrefillCudaGraphRunner",
-    ),
+    "piecewise": (f"{EXECUTOR}.piecewise_cuda_graph_runner", "PiecewiseCudaGraphRunner"),
+    "breakable": (f"{EXECUTOR}.breakable_cuda_graph_runner", "BreakableCudaGraphRunner"),
+    "prefill": (f"{EXECUTOR}.runner.prefill_cuda_graph_runner", "PrefillCudaGraphRunner"),
 }
+# how many requests a graph has places for: the releases with one runner for all graphs say
+PLACES = "_capture_req_slots", "_captured_attn_metadata_max_bs", "_is_full_backend"
 
 
 def later():
@@ -108,7 +102,8 @@ def captured(module, name, **fields):
     graph = object.__new__(own)
     for field, value in (values | fields).items():
         with contextlib.suppress(AttributeError):  # a property of this release
-            setattr(graph, field, value)
+            if later() or field not in PLACES:
+                setattr(graph, field, value)
     return graph
 
 
@@ -281,7 +276,9 @@ def counted(monkeypatch):
 def forward(runner, batch):
     """What the release's own code makes of a batch: "graph" or "eager"."""
     if not later():
-        found = runner.forward_extend(batch, **skipping(runner))
+        name = "skip_attn_backend_init"
+        known = inspect.signature(runner.forward_extend).parameters
+        found = runner.forward_extend(batch, **({name: True} if name in known else {}))
         return found[0] if isinstance(found, tuple) else found
     module = importlib.import_module(MODEL_RUNNER)
     stand_ins = dict(
@@ -290,15 +287,9 @@ def forward(runner, batch):
         get_global_dwdp_manager=lambda: None,
         _prefill_cuda_graph_allows_context_parallel=lambda *_: True,
     )
-    with mock.patch.dict(
-        vars(module), {name: stand_ins[name] for name in stand_ins if name in vars(module)}
-    ):
+    known = {name: stand_ins[name] for name in stand_ins if name in vars(module)}
+    with mock.patch.dict(vars(module), known):
         return runner._forward_raw(batch, None).logits_output
-
-
-def skipping(runner):
-    name = "skip_attn_backend_init"
-    return {name: True} if name in inspect.signature(runner.forward_extend).parameters else {}
 
 
 class Graph:

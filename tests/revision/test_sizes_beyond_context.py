@@ -31,11 +31,8 @@ def served(resolve):
             chunked_prefill_size=8192,
             **asked,
         )
-        sizes = (
-            args.cuda_graph_config.prefill.bs
-            if hasattr(args, "cuda_graph_config")
-            else args.piecewise_cuda_graph_tokens
-        )
+        later = getattr(args, "cuda_graph_config", None)
+        sizes = later.prefill.bs if later else args.piecewise_cuda_graph_tokens
         return list(sizes), model_config.ModelConfig.from_server_args(args).context_len
 
     return sizes_for

@@ -51,9 +51,8 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     conv, ssm = compare_mamba2.drawn_pool(mixer, 2 * count + 2)
     before = conv.clone(), ssm.clone()
     starts = [sum(lengths[:i]) for i in range(count)]
-    whole = [
-        (branching or {}).get(str(i), length // step * step) for i, length in enumerate(lengths)
-    ]
+    said = branching or {}
+    whole = [said.get(str(i), length // step * step) for i, length in enumerate(lengths)]
     mask = [length >= step for length in lengths]
     # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by
     # one token more

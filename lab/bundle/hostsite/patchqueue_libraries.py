@@ -19,10 +19,9 @@ def link(site: pathlib.Path, folders: list[pathlib.Path]) -> None:
     for name in plan["libraries"]:
         there = [folder / name for folder in folders if (folder / name).is_file()]
         if not there:
-            sys.exit(
-                f"{sys.executable} has no {name}, which torch {plan['torch']} brings. Put the"
-                " Python that has it first on PATH, or pack the bundle for this host (--host)."
-            )
+            lacks = f"{sys.executable} has no {name}, which torch {plan['torch']} brings."
+            step = "Put the Python that has it first on PATH, or pack the bundle for this host"
+            sys.exit(f"{lacks} {step} (--host).")
         found[name] = there[0]
     for name, library in found.items():
         place = site / name

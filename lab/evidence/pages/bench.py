@@ -32,11 +32,8 @@ def page(rows: Iterable[Row]) -> str:
     for run in runs:
         models.setdefault(run[0].model.removeprefix("NVIDIA-"), []).extend(_first_tokens(run))
     loads = [line for run in runs for line in _loads(run)]
-    return render(
-        "bench.md",
-        models={model: table(HEAD, lines) for model, lines in models.items() if lines},
-        loads=table(["release", "prefill", *LOADS], loads),
-    )
+    timed = {model: table(HEAD, lines) for model, lines in models.items() if lines}
+    return render("bench.md", models=timed, loads=table(["release", "prefill", *LOADS], loads))
 
 
 def _runs(rows: Iterable[Row]) -> list[list[Row]]:
@@ -62,12 +59,9 @@ def _first_tokens(run: Sequence[Row]) -> list[list[str]]:
 def _line(row: Row, before: Row | None) -> list[str]:
     own, other = _figures(row), _figures(before) if before else {}
     floor, busy = row.floor_ms.get(LONG), own.get("busy")
-    first, last = (
-        [_pair(other.get(name) if before else None, own.get(name)) for name in names]
-        for names in ((*SHAPES, "busy"), ("tokens/s",))
-    )
+    *first, rate = (_pair(other.get(of), own.get(of)) for of in (*SHAPES, "busy", "tokens/s"))
     way = _way(row, before) if row.name == PATCHED else row.name
-    return [_release(row), way, *first, f"{busy / floor:.2f}" if busy and floor else "-", *last]
+    return [_release(row), way, *first, f"{busy / floor:.2f}" if busy and floor else "-", rate]
 
 
 def _loads(run: Sequence[Row]) -> list[list[str]]:

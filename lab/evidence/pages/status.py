@@ -37,10 +37,8 @@ def tables(root: Path, rows: Sequence[tuple[Pin, list[Cell]]]) -> str:
     left = {pin.version: iter(row) for pin, row in rows}  # in the order of the tables
     for table in known.tables:
         columns = known.of(table)
-        made = {
-            version: [shown(islice(row, len(one))) for one in columns.values()]
-            for version, row in left.items()
-        }
+        widths = [len(one) for one in columns.values()]
+        made = {of: [shown(islice(row, width)) for width in widths] for of, row in left.items()}
         shown_tables.append({"title": table.title, "columns": [*columns], "rows": made})
     return render("status.md", tables=shown_tables, reasons=[*reasons])
 

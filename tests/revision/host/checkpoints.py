@@ -2,6 +2,7 @@
 
 import models
 import torch
+import weights
 
 
 def read(folder, config=None):
@@ -15,15 +16,13 @@ def read(folder, config=None):
 
 def drawn(config):
     """The tensors of a checkpoint, by name."""
-    return {name: models.draw(name, shape, kind) for name, shape, kind in models.shapes(config)}
+    return {name: weights.draw(name, shape, kind) for name, shape, kind in weights.shapes(config)}
 
 
 def fill(model, tensors, but=()):
     """Load `tensors`, by name, into parameters of NaN, all but those that `but` names ends of.
-
     Returns the names of parameters that have NaN left, and the numbers of elements of the
-    checkpoint and of the parameters.
-    """
+    checkpoint and of the parameters."""
     parameters = {
         name: parameter for name, parameter in model.named_parameters() if not name.endswith(but)
     }

@@ -98,6 +98,7 @@ def capture(
     arguments=(),
     memory=(80.0, 80.0),
     then=None,
+    compiler="eager",
 ):
     """What the release's set-up returns for `model`: from 0.5.17 a GraphCapture, before a runner.
 
@@ -107,7 +108,8 @@ def capture(
     runner, as the release leaves it behind. Ranks are given in every way that a release looks them
     up.
     """
-    prefill = SimpleNamespace(bs=list(sizes), backend=backend, full_prefill_max_req=1)
+    settings = dict(backend=backend, tc_compiler=compiler, full_prefill_max_req=1)
+    prefill = SimpleNamespace(bs=list(sizes), **settings)
     config = SimpleNamespace(prefill=prefill)
     ranks = SimpleNamespace(
         tp_rank=tp_rank, pp_rank=0, pp_size=1, dp_rank=None, moe_ep_rank=0, enable_prefill_cp=False

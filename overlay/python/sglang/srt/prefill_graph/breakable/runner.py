@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import tqdm
@@ -240,7 +241,7 @@ class BreakableRunner:
         with (
             self.primitive.replaying(),
             capture.forward_scope(self.runner, forward_batch),
-            forward_of(self.stack, replay_stack),
+            mock.patch.object(self.stack, "forward", replay_stack),
         ):
             return self.runner.model.forward(
                 forward_batch.input_ids, forward_batch.positions, forward_batch, **kwargs
@@ -378,17 +379,3 @@ def first_rows(output: Any, tokens: int) -> Any:
 def store(output: Any, room: Any) -> None:
     """Copy `output`, of [tokens, …] each, into the first rows of `room`, of as many or more."""
     each_tensor(lambda part, place: place[: len(part)].copy_(part), output, room)
-
-
-@contextlib.contextmanager
-def forward_of(module: Any, forward: Any) -> Iterator[None]:
-    """Let `module(...)` call `forward` inside; nothing of it stays behind."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before

@@ -5,12 +5,11 @@ module imports sglang, and most of them torch, only inside of its functions. Mod
     model_runner    what its model runner collects of a model, and where it looks for that
     eager           why the graph does not take a batch
     graph_rows      rows of each rank in what a graph writes for all ranks
-    headroom        what a prefill graph leaves to prefills that run eagerly
-    sizes           the capture sizes of 0.5.14 to 0.5.16 that the context has room for
     ops             the state that split ops ask for, and how the compiler learns of more of them
     delta_rule      the kernels of a gated delta rule's prefill, and where they look their chunks up
     arguments       its server arguments for the prefill graph, up to 0.5.13
     prefill_config  its setting for the prefill graph, and its rules about it, from 0.5.14 on
+    limits          what keeps a server from a graph, or makes one costly
     resolving       what this package changes in its arguments, up to 0.5.14
     pausing         graphs whose memory a memory saver pauses with the rest
     recapture       graphs that are captured anew after an update of the weights
@@ -18,6 +17,7 @@ module imports sglang, and most of them torch, only inside of its functions. Mod
 
 A patch calls:
 
-    graph_rows.note_replay, graph_rows.rows_per_rank, headroom.warn_if_short, pausing.cache_region,
-    pausing.pausable, recapture.recapture, sizes.some_size_fits.
+    graph_rows.note_replay, graph_rows.rows_per_rank, limits.refuses_piecewise,
+    limits.some_size_fits, limits.warn_if_short, pausing.cache_region, pausing.pausable,
+    recapture.recapture.
 """

@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from .features import (
     BREAKABLE,
@@ -123,14 +124,10 @@ def begin_states(backend: Any, forward_batch: Any) -> None:
 def without_linear_plan(runner: Any, forward_batch: Any) -> Iterator[None]:
     """Inside, a hybrid backend prepares its half with full attention alone."""
     backend = runner.attn_backend
-    halves = backend.attn_backend_list
     with published_backend(runner):
         begin_states(backend, forward_batch)
-    backend.attn_backend_list = [backend.full_attn_backend]
-    try:
+    with mock.patch.object(backend, "attn_backend_list", [backend.full_attn_backend]):
         yield
-    finally:
-        backend.attn_backend_list = halves
 
 
 def published_backend(runner: Any) -> contextlib.AbstractContextManager[Any]:

@@ -104,6 +104,8 @@ def _wants_states(graph: Any, batch: Any) -> bool:
 
 
 def _too_many_requests(graph: Any, batch: Any) -> bool:
+    if not hasattr(graph, "_capture_req_slots"):  # 0.5.11: logits are captured, of one request
+        return batch.batch_size > 1
     places = [getattr(graph, "_captured_attn_metadata_max_bs", None)]
     if getattr(graph, "_is_full_backend", False):
         places.append(graph._capture_req_slots)
@@ -163,7 +165,7 @@ CAUSES = (
     Cause("adapters are in use that were not captured", ("lora_ineligible",), _has_adapters),
     Cause(
         "more requests than the graph has places for",
-        ("_capture_req_slots", "_captured_attn_metadata_max_bs"),
+        ("batch_size", "_capture_req_slots", "_captured_attn_metadata_max_bs"),
         _too_many_requests,
     ),
     Cause("another rank cannot replay this step", ("_has_inactive_dp_rank",), _held_by_ranks),

@@ -39,6 +39,14 @@ def mentions(module: str, text: str) -> bool:
     return text in Path(spec.origin).read_text(encoding="utf-8")
 
 
+def micro() -> int:
+    """The N of a release 0.5.N, for what GPUs showed of it and its code does not say."""
+    from packaging.version import Version
+    from sglang.version import __version__
+
+    return Version(__version__).micro
+
+
 def has_breakable() -> bool:
     """Whether the release has a breakable graph of its own."""
     return has(BREAKABLE)

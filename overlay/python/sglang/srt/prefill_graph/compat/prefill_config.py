@@ -47,8 +47,15 @@ def feature(server_args: Any) -> str:
     """Which prefill graph it is about."""
     settled = prefill(server_args)
     if settled.backend == "tc_piecewise":
-        return f"piecewise CUDA graph, {getattr(settled, 'tc_compiler', 'eager')} compiler"
+        return f"piecewise CUDA graph, {compiler(server_args)} compiler"
     return "backend disabled" if settled.backend == DISABLED else f"{settled.backend} CUDA graph"
+
+
+def compiler(server_args: Any) -> str:
+    """What compiles the piecewise graph."""
+    if applies():
+        return getattr(prefill(server_args), "tc_compiler", "eager")
+    return getattr(server_args, "piecewise_cuda_graph_compiler", "eager")
 
 
 def why_disabled(server_args: Any) -> str | None:

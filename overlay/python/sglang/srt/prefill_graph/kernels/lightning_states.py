@@ -44,13 +44,8 @@ def _cut(base: Any, batch: Any) -> Cut | None:
     if kept is None or not kept.numel():
         return None
     step, device = ops.mamba_cache_chunk_size(), kept.device
-    given = (
-        batch.mamba_track_mask,
-        batch.mamba_track_seqlens,
-        batch.extend_prefix_lens,
-        batch.extend_seq_lens,
-    )
-    mask, tracked, prefixes, lengths = (tensor.cpu() for tensor in given)
+    names = "mamba_track_mask", "mamba_track_seqlens", "extend_prefix_lens", "extend_seq_lens"
+    mask, tracked, prefixes, lengths = (getattr(batch, name).cpu() for name in names)
     wanted = tracked - prefixes
     inside = mask & (wanted % step != 0)  # as the release chooses them (_init_track_ssm_indices)
     first = torch.where(inside, wanted // step * step, lengths)

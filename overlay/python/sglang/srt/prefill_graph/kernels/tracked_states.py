@@ -91,14 +91,8 @@ def aim(metadata: Any, batch: Any) -> None:
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
     size, step = metadata.mixed_metadata.chunk_size, ops.mamba_cache_chunk_size()
-    given = (
-        batch.mamba_track_mask,
-        batch.mamba_track_seqlens,
-        batch.extend_prefix_lens,
-        batch.extend_seq_lens,
-        batch.mamba_track_indices,
-    )
-    mask, tracked, prefixes, lengths, slots = (tensor.cpu() for tensor in given)
+    names = *SAID, "extend_prefix_lens", "extend_seq_lens"
+    mask, slots, tracked, prefixes, lengths = (getattr(batch, name).cpu() for name in names)
     wanted = tracked - prefixes
     ends = lengths.cumsum(0) - lengths + wanted // step * step  # behind which token of the batch
     # at its last token a request's state is the final one, and looked up by request

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compat import arguments, capture, model_runner
+from ..compat import arguments, capture, limits, model_runner
 from ..model import layers, stack
 
 
@@ -50,4 +50,4 @@ def why_not(runner: Any) -> str | None:
         )
     if not arguments.sizes_that_fit(runner):
         return arguments.no_size_fits(runner)
-    return layers.uncovered_mixer(runner)
+    return limits.answers_otherwise(runner) or layers.uncovered_mixer(runner)

@@ -201,12 +201,11 @@ def admit_sparse_attention(runner: Any, by_default: bool) -> bool:
     if by_default and fitting[-1] > LARGEST:
         args.piecewise_cuda_graph_tokens = [size for size in fitting if size <= LARGEST]
         if model_runner.is_first_rank(runner):
-            logger.info(
+            text = (
                 "Of the default capture sizes up to %d tokens those beyond %d are left out: eager"
-                " prefill is as fast there with sparse attention",
-                fitting[-1],
-                LARGEST,
+                " prefill is as fast there with sparse attention"
             )
+            logger.info(text, fitting[-1], LARGEST)
     for layer in stack.find(runner.model).layers:
         _prepare(layer.self_attn)
     return True

@@ -88,11 +88,8 @@ def log_tree() -> None:
     """Log what this server is made of. Called where a server starts, right after its logging is set
     up (_set_envs_and_config of srt/entrypoints/engine.py). Never raises."""
     tree = tree_hash()
-    logger.info(
-        "Patched by the prefill graph queue: %s%s",
-        read(),
-        f", tree {tree[: len(ALGORITHM) + SHOWN]}" if tree else "",
-    )
+    shown = f", tree {tree[: len(ALGORITHM) + SHOWN]}" if tree else ""
+    logger.info("Patched by the prefill graph queue: %s%s", read(), shown)
 
 
 def log_plugin() -> None:

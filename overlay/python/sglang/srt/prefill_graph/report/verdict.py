@@ -49,11 +49,8 @@ def report_prefill_graph(runner: Any) -> Record | None:
             logger.info("%s. Tree: %s", record, MADE_OF)
         return record
     except Exception as error:
-        logger.info(
-            "Prefill graph: the report failed (%s: %s); prefill is not affected",
-            type(error).__name__,
-            error,
-        )
+        text = "Prefill graph: the report failed (%s: %s); prefill is not affected"
+        logger.info(text, type(error).__name__, error)
         return None
 
 
@@ -131,9 +128,8 @@ def _of_graph(graph: Any, note: str | None) -> Verdict:
 
 def _of_config(runner: Any) -> str | None:
     """From 0.5.14 on."""
-    return prefill_config.why_disabled(runner.server_args) or _ruled(
-        prefill_config.refusals(runner)
-    )
+    disabled = prefill_config.why_disabled(runner.server_args)
+    return disabled or _ruled(prefill_config.refusals(runner))
 
 
 def _of_arguments(runner: Any) -> str | None:
@@ -164,10 +160,8 @@ def _ruled(holding: Iterable[arguments.Rule]) -> str | None:
 
 
 def _of_layers(runner: Any) -> str:
-    found, needed = (
-        len(getattr(runner, "attention_layers", ())),
-        runner.model_config.num_hidden_layers,
-    )
+    found = len(getattr(runner, "attention_layers", ()))
+    needed = runner.model_config.num_hidden_layers
     if found >= needed:
         return "the release left it off for a reason that cannot be seen from here"
     try:
