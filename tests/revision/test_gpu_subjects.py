@@ -6,7 +6,6 @@ import pytest
 import subjects
 from host import checkpoints, process
 from host import models as host_models
-from sglang.srt.server_args import ServerArgs
 
 # Of one request: the states' shape, and in how many layers.
 STATES = {
@@ -48,14 +47,7 @@ def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
 
 
 @pytest.mark.revision(">=0.5.16")
-@pytest.mark.parametrize("name", subjects.SUBJECTS)
-def test_the_release_has_every_argument_of_a_subject(name):
-    """tests/gpu/engine.py starts a server without those that its release lacks."""
-    lacking = [word for word in subjects.SUBJECTS[name].engine if not hasattr(ServerArgs, word)]
-    assert not lacking
-
-
-@pytest.mark.revision(">=0.5.16")
 def test_the_release_has_every_argument_of_the_subjects():
+    """tests/gpu/engine.py starts a server without those that its release lacks."""
     words = {word for subject in subjects.SUBJECTS.values() for word in subject.engine}
     assert words <= process.known()
