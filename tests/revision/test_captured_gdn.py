@@ -21,9 +21,7 @@ WARM = [66, 1, 3], [7, 3, 0]
 # Interpreted kernels are slow: each case is as small as what it shows.
 CASES = {
     "a full table": dict(batches=[([3, 7, 2], [0, 1, 0])], rows=16, places=3),
-    "single tokens": dict(
-        batches=[([1, 1, 1, 1], [0, 9, 0, 1]), ([2, 1], [2, 1])], rows=8, places=4
-    ),
+    "single tokens": dict(batches=[([1, 1, 1, 1], [0, 9, 0, 1])], rows=8, places=4),
     "one batch after the other": dict(batches=[WARM, ([1], [3])], rows=72, places=4),
 }
 # states that the prefix cache keeps: of a last token, of a whole chunk, and of a branching point

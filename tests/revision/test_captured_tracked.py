@@ -5,9 +5,7 @@ layers are captured.
 0.5.18 the release's own runner fills the tables, where it is asked to.
 """
 
-import random
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from host import late, launches
 
 with late.modules():
     from sglang.srt.prefill_graph.captured import layers, tables
-    from sglang.srt.prefill_graph.kernels import convolution, tracked_states
+    from sglang.srt.prefill_graph.kernels import convolution
 
 pytestmark = pytest.mark.revision(">=0.5.13,<0.5.19,!=0.5.14.*")
 
@@ -97,55 +95,6 @@ def test_the_host_does_not_wait_for_what_the_batch_asks():
     made = told("meta")
     with pytest.raises((RuntimeError, NotImplementedError)):
         made.plan.track_rows.tolist()
-
-
-@pytest.mark.revision("<0.5.14")  # nothing of the release is asked
-def test_states_of_300_batches_are_kept_behind_the_rows_that_eager_prefill_keeps_them_behind():
-    """What the metadata of an eager prefill says, asked as the scheduler asks: of a last whole
-    step, or of where requests branch."""
-    for seed in range(300):
-        source = random.Random(seed)
-        longest = source.choice([1, 40, 300, 5000])
-        lengths = [source.randint(1, longest) for _ in range(source.randint(1, 12))]
-        tokens = sum(lengths) + source.choice([0, 1, source.randint(0, 600)])
-        step = source.choice([128, 256, 512])
-        prefixes = [source.choice([0, step, 3 * step]) for _ in lengths]
-        asked = [drawn(source, length, step) for length in lengths]
-        batch = SimpleNamespace(
-            mamba_track_mask=torch.tensor([one > 0 for one in asked]),
-            mamba_track_seqlens=torch.tensor(
-                [one + prefix if one > 0 else -1 for one, prefix in zip(asked, prefixes)]
-            ),
-            mamba_track_indices=torch.arange(7, 7 + len(lengths)),
-            extend_prefix_lens=torch.tensor(prefixes),
-            extend_seq_lens=torch.tensor(lengths),
-        )
-        metadata = SimpleNamespace(
-            track_ssm_h_src=torch.zeros(1), mixed_metadata=SimpleNamespace(chunk_size=128)
-        )
-        with mock.patch.object(tracked_states.ops, "mamba_cache_chunk_size", lambda: step):
-            tracked_states.aim(metadata, batch)
-        captured = layers.Captured(None, step)
-        made = captured.tables(max(tokens, 16 * len(lengths)), "cpu")
-        captured.track(made, batch)
-        eager, count = metadata.wanted_states, len(lengths)
-        kept = [one // step * step if one > 0 else 0 for one in asked]
-        assert made.plan.track_rows.tolist() == eager.rows + [0] * (made.requests - count)
-        assert eager.rows == [min(a, b) for a, b in zip(kept, lengths)]
-        slots = made.plan.track_slots.tolist()
-        assert [slot for slot, rows in zip(slots, eager.rows) if rows] == [
-            slot for slot, rows in zip(eager.slots, eager.rows) if rows
-        ]
-
-
-def drawn(source, length, step):
-    """What the scheduler asks for a request of `length` new tokens: behind how many, and one more
-    where more follow that belong to whole steps; -1: none."""
-    if length < step:
-        return -1
-    steps = length // step
-    branch = source.choice([None, source.randint(1, steps)])
-    return length if branch in (None, steps) else branch * step + 1
 
 
 @pytest.mark.parametrize("pool", ["bfloat16", "float32"])

@@ -26,6 +26,7 @@ def fresh_compiler(tmp_path, monkeypatch):
     # Inductor would compile and load a trial for each vector instruction set of this processor.
     # Plain C++ does here.
     monkeypatch.setattr(inductor.cpp, "vec_isa_ok", False)
+    monkeypatch.setattr(inductor, "cpp_cache_precompile_headers", False)
     # cannot be imported without a GPU
     weak_refs = SimpleNamespace(weak_ref_tensors=lambda tensors: tensors)
     monkeypatch.setitem(sys.modules, "sglang.srt.compilation.weak_ref_tensor", weak_refs)

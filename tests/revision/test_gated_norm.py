@@ -15,10 +15,7 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
 KERNEL = {
     "NemotronH's groups": dict(tokens=3, groups=8, size=1280, wide=22656, dtype="bfloat16"),
     "gate of its own": dict(tokens=5, groups=4, size=64),
-    "gate in a wider tensor": dict(tokens=5, groups=4, size=64, wide=700),
-    "bfloat16": dict(tokens=9, groups=4, size=96, wide=700, dtype="bfloat16"),
     "float16": dict(tokens=9, groups=4, size=96, wide=700, dtype="float16"),
-    "two groups": dict(tokens=6, groups=2, size=80, wide=333),
     "odd groups": dict(tokens=6, groups=3, size=77, wide=333, dtype="bfloat16"),
     "one row at once": dict(tokens=7, groups=2, size=64, wide=300, multiprocessors=100),
     "two rows at once": dict(tokens=4, groups=2, size=64, wide=300),

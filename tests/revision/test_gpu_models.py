@@ -1,11 +1,14 @@
 """The checkpoints that tests/gpu makes, against the release's own classes: what is left unfilled is
 whatever memory held."""
 
+import importlib
+
 import asleep
 import images
 import launch
 import models
 import pytest
+import subjects
 import torch
 from host import checkpoints, late, process
 from host import models as host_models
@@ -15,7 +18,7 @@ with late.modules():
     from sglang.srt.entrypoints import engine
     from sglang.srt.managers import io_struct
 
-SMALLER = dict(vocab_size=256)  # the vocabulary is most of the time that drawing takes
+SMALLER = dict(vocab_size=256)  # the vocabulary is most of the memory
 SIZES = "head_dim", "mamba_d_ssm", "mamba_n_groups", "num_hidden_layers", "vocab_size"
 FACTORS = "mamba_rms_norm", "mlp_multipliers", "ssm_multipliers"
 
@@ -47,7 +50,7 @@ def test_a_checkpoint_fills_every_parameter(build_model, name, monkeypatch):
     # without a GPU the releases build no rope without scaling; it has no parameters
     if name == "glm-5":
         config |= {"rope_scaling": models.MODELS["deepseek-v32"]["rope_scaling"]}
-    model = build_model(kind, device="cpu", **config)
+    model = build_model(kind, device="cpu", seed=None, **config)
     # its layers make norms that they never call, and published checkpoints do not have
     unused = ("q_norm.weight", "k_norm.weight") if name == "falcon-h1" else ()
     left, _, held = checkpoints.fill(model, tensors := checkpoints.drawn(config), unused)
@@ -60,7 +63,7 @@ def test_a_checkpoint_fills_every_parameter(build_model, name, monkeypatch):
 def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
     """Embeddings and head, which no tensor is for, are the target's."""
     config = models.MODELS["nemotron-h-mtp"] | SMALLER
-    draft = build_model("nemotron_h_mtp", device="cpu", **config)
+    draft = build_model("nemotron_h_mtp", device="cpu", seed=None, **config)
     of_target = [name for name, _ in draft.named_parameters()]
     of_target = tuple(n for n in of_target if "embed" in n or n.startswith("lm_head."))
     left, _, held = checkpoints.fill(draft, tensors := checkpoints.drawn(config), of_target)
@@ -127,3 +130,51 @@ def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args)
         "release_memory_occupation",
         "resume_memory_occupation",
     } <= vars(engine.Engine).keys()
+
+
+# --- the configs that the bench and the gain time
+
+# Of one request: the states' shape, and in how many layers.
+STATES = {
+    "nemotron": ((128, 80, 128), 27),
+    "nemotron-3-nano": ((64, 64, 128), 23),
+    "qwen3-next": ((32, 128, 128), 9),
+    "qwen3-next-32": ((32, 128, 128), 24),
+    "qwen3.5": ((48, 128, 128), 12),
+    "qwen3.5-moe": ((32, 128, 128), 30),
+}
+
+
+@pytest.mark.revision(">=0.5.9")
+@pytest.mark.parametrize("name", STATES)
+def test_the_release_reads_a_subject_with_its_published_states(name, tmp_path):
+    config = subjects.SUBJECTS[name].config
+    read = checkpoints.read(tmp_path, config)
+    read, config = getattr(read, "text_config", read), config.get("text_config", config)
+    assert type(read).__module__.startswith("sglang.srt.configs.")
+    assert read.num_hidden_layers == config["num_hidden_layers"]
+    shape, layers = STATES[name]
+    mamba = read.mamba_layer_ids if name.startswith("nemotron") else read.linear_layer_ids
+    assert len(mamba) == layers
+    heads = "mamba_num_heads", "mamba_head_dim", "ssm_state_size"
+    nets = "linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim"
+    sizes = heads if name.startswith("nemotron") else nets
+    assert tuple(getattr(read, size) for size in sizes) == shape
+
+
+@pytest.mark.revision(">=0.5.10")
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
+def test_the_releases_class_has_a_subjects_weights(name, tmp_path):
+    subject = subjects.SUBJECTS[name]
+    read = checkpoints.read(tmp_path, subject.config)
+    module = importlib.import_module("sglang.srt.models.qwen3_5")
+    built = host_models.construct(getattr(module, subject.config["architectures"][0]), read)
+    gib = sum(weight.numel() * weight.element_size() for weight in built.parameters()) / 2**30
+    assert abs(gib / subject.weights - 1) < 0.03, gib
+
+
+@pytest.mark.revision(">=0.5.16")
+def test_the_release_has_every_argument_of_the_subjects():
+    """tests/gpu/engine.py starts a server without those that its release lacks."""
+    words = {word for subject in subjects.SUBJECTS.values() for word in subject.engine}
+    assert words <= process.known()

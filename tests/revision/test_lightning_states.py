@@ -23,8 +23,6 @@ pytestmark = pytest.mark.revision(">=0.5.13,<0.5.17")
 DECODING = dict(lengths=[1, 1, 1], prefixes=[31, 40, 47], decoded=[True, False, True])
 # what a request leaves is its state behind its last whole chunk
 CASES = {
-    "one request": dict(lengths=[37], prefixes=[0]),
-    "at the end of a chunk": dict(lengths=[32], prefixes=[0]),
     "behind cached beginnings, one too short": dict(
         lengths=[21, 5, 48, 35], prefixes=[16, 0, 0, 32]
     ),

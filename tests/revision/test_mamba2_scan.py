@@ -17,54 +17,29 @@ pytestmark = pytest.mark.revision(">=0.5.5,<0.5.20")
 
 OURS = ["_steps_kernel", "_states_kernel", "_scan_kernel"]
 SAFE = dict(  # tiles.SAFE_OWN
-    lengths=[70, 33, 64],
-    prefixes=[0, 2, 0],
-    tracked=[64, 0, 64],
+    lengths=[70, 64],
+    prefixes=[2, 0],
+    tracked=[64, 64],
     chunk=64,
     states=dict(BLOCK_P=32, BLOCK_N=64),
     scan=dict(BLOCK_HEADS=1),
 )
+TWO, WIDE = dict(lengths=[20, 18], prefixes=[0, 2]), dict(size=80, d_state=64, tail=3)
 KERNELS = {
     "cold": dict(lengths=[33, 5, 1, 16], prefixes=[0] * 4, alone=[0, 1, 3]),
     "cached beginnings": dict(
         lengths=[33, 5, 1, 16, 18], prefixes=[3, 0, 9, 0, 1], alone=[0, 2, 4]
     ),
-    "a chunk to the full": dict(lengths=[16], prefixes=[0]),
-    "one token": dict(lengths=[1], prefixes=[7]),
     "more requests than chunks": dict(lengths=[2, 1, 3] * 2, prefixes=[0, 5, 0] * 2, alone=[1, 5]),
     "NaN behind the batch": dict(lengths=[20, 3], prefixes=[0, 2], tail=21, alone=[1]),
-    "heads of 80": dict(
-        lengths=[20, 18],
-        prefixes=[0, 2],
-        size=80,
-        d_state=64,
-        states=dict(BLOCK_P=64, BLOCK_N=32),
-        tail=3,
-    ),
-    "heads of 80 in one block": dict(
-        lengths=[20, 18],
-        prefixes=[0, 2],
-        size=80,
-        d_state=64,
-        states=dict(BLOCK_P=128, BLOCK_N=64),
-        tail=3,
-    ),
-    "heads of 64": dict(
-        lengths=[20, 18], prefixes=[0, 2], size=64, d_state=32, states=dict(BLOCK_P=64, BLOCK_N=32)
-    ),
-    "a group": dict(
-        lengths=[20, 18], prefixes=[0, 2], heads=9, groups=1, size=16, scan=dict(BLOCK_HEADS=3)
-    ),
-    "a group for each head": dict(
-        lengths=[20, 18], prefixes=[0, 2], heads=3, groups=3, size=16, scan=dict(BLOCK_HEADS=1)
-    ),
+    "heads of 80": TWO | WIDE | dict(states=dict(BLOCK_P=64, BLOCK_N=32)),
+    "heads of 80 in one block": TWO | WIDE | dict(states=dict(BLOCK_P=128, BLOCK_N=64)),
+    "a group": TWO | dict(heads=9, groups=1, size=16, scan=dict(BLOCK_HEADS=3)),
+    "a group for each head": TWO | dict(heads=3, groups=3, size=16, scan=dict(BLOCK_HEADS=1)),
     "a head at a time": dict(
         lengths=[70, 33], prefixes=[0, 2], chunk=64, scan=dict(BLOCK_HEADS=1), alone=[1]
     ),
-    "half a chunk": dict(lengths=[70, 33, 16], prefixes=[0, 2, 0], chunk=32, alone=[1, 2]),
-    "chunks of 128": dict(
-        lengths=[150, 128, 3], prefixes=[0, 2, 1], chunk=128, size=16, alone=[0, 2]
-    ),
+    "chunks of 128": dict(lengths=[130, 3], prefixes=[0, 1], chunk=128, size=16, alone=[0, 1]),
     "safe tiles, a head in halves": SAFE | dict(size=128, d_state=256, heads=2, groups=1),
     "safe tiles, a head smaller than a block": SAFE | dict(size=16, d_state=64),
     "safe tiles, heads of 80": SAFE | dict(size=80, d_state=128, heads=2, alone=[1], tail=3),
@@ -344,15 +319,15 @@ def spilled(name, size):
     return most.get(name, 0)
 
 
-OF_A_RANK = [  # the one of eight has the tiles of few heads
-    *((ranks, "bfloat16", "float32") for ranks in (1, 8)),
-    (1, "float16", "float32"),
-    (1, "bfloat16", "bfloat16"),
+OF_A_RANK = [
+    *((*sizes, 1, "bfloat16", "float32") for sizes in SERVED),
+    (80, 128, 8, "bfloat16", "float32"),  # has the tiles of few heads
+    (80, 128, 1, "float16", "float32"),
+    (80, 128, 1, "bfloat16", "bfloat16"),
 ]
 
 
-@pytest.mark.parametrize("ranks, dtype, pool", OF_A_RANK)
-@pytest.mark.parametrize("size, d_state", SERVED)
+@pytest.mark.parametrize("size, d_state, ranks, dtype, pool", OF_A_RANK)
 def test_the_kernels_keep_to_registers_and_fit(size, d_state, ranks, dtype, pool, monkeypatch):
     for name, launch in launched(monkeypatch, size, d_state, ranks, dtype, pool).items():
         made = launch.compiled(90)

@@ -151,17 +151,6 @@ def test_indexers_are_found_under_the_attention_that_the_context_lists(runner, b
         )
 
 
-def test_sizes_beyond_the_context_are_not_captured(runner, caplog):
-    """Upstream clamps them from 0.5.13 on; before, a placeholder of 2048 tokens read past a page
-    table for 1024."""
-    given = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[64, 1024, 2048]))
-    assert admit(given, caplog) == (True, [])
-    assert given.server_args.piecewise_cuda_graph_tokens == [64, 1024]
-    none = runner(server_args=arguments_with(piecewise_cuda_graph_tokens=[2048]))
-    admitted, [warning] = admit(none, caplog)
-    assert not admitted and "no capture size fits" in warning and "[2048]" in warning
-
-
 @pytest.mark.parametrize("largest, end", [(2048, 512), (256, 256)])
 def test_default_sizes_end_where_eager_prefill_is_as_fast(runner, caplog, largest, end):
     """DeepSeek-V3.2 took 3 % longer in the graph at 4096 tokens, and 2 ms longer at 1024. The

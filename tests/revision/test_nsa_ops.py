@@ -161,15 +161,10 @@ def test_errors_name_the_layer(context, rows, width, tokens):
         select(indexer)
 
 
-def test_what_is_not_listed_is_an_error(context):
+def test_an_indexer_that_is_not_listed_is_an_error(context):
+    """Without a context or a layer it is split_op's: test_prefill_graph_split_op.py."""
     with context(None, batch()), pytest.raises(RuntimeError, match="no indexer .* layer_id 1"):
         select(Indexer())
-    with pytest.raises(RuntimeError, match="no forward context"):
-        select(Indexer())
-    x, topk = hidden(), torch.zeros(ROWS, TOPK, dtype=torch.int32)
-    given = x, x, torch.arange(ROWS), topk
-    with context(Indexer(), batch()), pytest.raises(RuntimeError, match="no layer .* layer_id 0"):
-        torch.ops.sglang.nsa_topk_with_output(*given, 0)
 
 
 # The attention's op

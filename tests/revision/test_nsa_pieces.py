@@ -79,17 +79,14 @@ def traced(model, monkeypatch):
     return graph.traced_forward(model, batch, dict(attention_layers=attention), TOKENS), backend
 
 
-def test_split_at_the_indexer_and_at_the_attention_of_every_layer(traced):
-    result, _ = traced
+def test_split_at_the_indexer_and_at_the_attention_of_every_layer(traced, model):
+    """Attention gets the real tokens, and what was selected."""
+    result, backend = traced
     assert [piece.op for piece in result.pieces] == [
         "",
         *(op for _ in range(LAYERS) for op in (TOPK, "", ATTENTION, "")),
     ]
     assert all(piece.has_size for piece in result.pieces if not piece.op), "one trace for all sizes"
-
-
-def test_attention_gets_the_real_tokens_and_what_was_selected(traced, model):
-    result, backend = traced
     config = model.config
     heads, rank, rope = config.num_attention_heads, config.kv_lora_rank, config.qk_rope_head_dim
     shapes = {

@@ -15,11 +15,9 @@ pytestmark = pytest.mark.revision(">=0.5.13,<0.5.20")
 
 # what a request leaves is its state behind its last whole chunk
 CASES = {
-    "one request": dict(lengths=[40], prefixes=[0]),
     "behind a request that ends between chunks": dict(lengths=[5, 40, 37], prefixes=[0, 0, 0]),
     "on a chunk's border of the batch": dict(lengths=[32, 40], prefixes=[0, 0]),
     "behind cached beginnings": dict(lengths=[21, 40, 18], prefixes=[16, 0, 32]),
-    "a few tokens behind a cached beginning": dict(lengths=[3], prefixes=[16]),
     "whole chunks, and too short ones": dict(lengths=[3, 48, 15, 33], prefixes=[0, 0, 16, 0]),
     "larger pages than chunks": dict(lengths=[7, 70, 50], prefixes=[0, 0, 0], step=32),
     "another prompt branches off before the end": dict(

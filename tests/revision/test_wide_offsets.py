@@ -19,10 +19,8 @@ LIMIT = 2**31  # what an offset of 32 bits can be
 # Rows of Nemotron-Nano-9B-v2's projection on one GPU: 94787 of them end before the limit.
 PROJECTION = 22656
 CASES = {
-    "convolution, row 90000": dict(kernel="convolved", first=90000, stride=PROJECTION),
     "convolution, row 100000": dict(kernel="convolved", first=100000, stride=PROJECTION),
     "convolution, one long request": dict(kernel="convolved", first=0, stride=LIMIT // 9),
-    "gated norm, row 90000": dict(kernel="norm", stride=PROJECTION * 90000 // 4),
     "gated norm, row 100000": dict(kernel="norm", stride=PROJECTION * 100000 // 4),
     "states behind requests": dict(kernel="ended", stride=LIMIT // 25),
     "states before chunks": dict(kernel="carried", heads=2**18),

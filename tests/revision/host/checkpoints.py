@@ -15,8 +15,11 @@ def read(folder, config=None):
 
 
 def drawn(config):
-    """The tensors of a checkpoint, by name."""
-    return {name: weights.draw(name, shape, kind) for name, shape, kind in weights.shapes(config)}
+    """The tensors of a checkpoint, by name, each of one value: to draw them whole takes seconds."""
+    return {
+        name: weights.draw(name, (1,) * len(shape), kind).expand(shape)
+        for name, shape, kind in weights.shapes(config)
+    }
 
 
 def fill(model, tensors, but=()):

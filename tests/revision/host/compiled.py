@@ -5,11 +5,14 @@ compiled in another. This works in an ordinary test process only: where TRITON_I
 there are no kernels to compile.
 """
 
+import os
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import machine_code
 
@@ -47,6 +50,7 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
     """
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
 
     if aligned is None:
@@ -57,23 +61,25 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
         constexprs=constexprs,
         attrs={(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32), options=dict(options or {})
-    )
-    ptx = made.asm["ptx"]
-    said = _assemble(ptx, capability, fused=made.metadata.enable_fp_fusion)
+    # code that was compiled elsewhere lacks the assembler's report
+    cache = mock.patch.dict(os.environ, TRITON_CACHE_DIR=str(Path(sys.prefix, "triton")))
+    with cache, mock.patch.object(CUDABackend, "make_cubin", _make_cubin):
+        made = triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options=dict(options or {})
+        )
+    said = made.metadata.said
     return Compiled(
         registers=int(re.search(r"Used (\d+) registers", said).group(1)),
         spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
         shared=made.metadata.shared,
-        ptx=ptx,
+        ptx=made.asm["ptx"],
         cubin=made.asm["cubin"],
     )
 
 
-def _assemble(ptx, capability, fused):
-    """What the assembler that Triton brings says of `ptx`. fused: multiplications and additions may
-    become one."""
+def _make_cubin(backend, ptx, metadata, options, capability):
+    """Triton's last step, which keeps what the assembler that Triton brings says beside the
+    code."""
     from triton import knobs
 
     tool = knobs.nvidia.ptxas
@@ -81,17 +87,11 @@ def _assemble(ptx, capability, fused):
         tool = getattr(knobs.nvidia, "ptxas_blackwell", tool)  # triton 3.6 has two
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE).group(1)
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
+        source, made = Path(folder, "kernel.ptx"), Path(folder, "kernel")
         source.write_text(ptx)
-        command = [
-            tool.path,
-            "-v",
-            f"--fmad={str(fused).lower()}",
-            f"--gpu-name={target}",
-            source,
-            "-o",
-            Path(folder, "kernel"),
-        ]
+        fused = f"--fmad={str(options.enable_fp_fusion).lower()}"
+        command = [tool.path, "-v", fused, f"--gpu-name={target}", source, "-o", made]
         done = subprocess.run(command, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stderr
+        assert done.returncode == 0, done.stderr[-3000:]
+        metadata["said"] = done.stderr
+        return made.read_bytes()

@@ -150,20 +150,10 @@ def traced_forward(model, batch, lists, tokens):
 
 def _piece(item):
     nodes = item.graph.graph.nodes
-    op = next(
-        (
-            str(node.target)
-            for node in nodes
-            if item.is_splitting_graph and node.op == "call_function"
-        ),
-        "",
-    )
-    sizes = [
-        node
-        for node in nodes
-        if node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
-    ]
-    return Piece(op, bool(sizes))
+    op = next((str(node.target) for node in nodes if node.op == "call_function"), "")
+    inputs = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
+    has_size = any(isinstance(value, torch.SymInt) for value in inputs)
+    return Piece(op if item.is_splitting_graph else "", has_size)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,8 @@ def build(
     """The release's own model class for `kind`, from a small config with `changes`.
 
     device: "meta" (shapes only, nothing computed) or "cpu" (weights are normals of the config's
-    initializer_range drawn from `seed`, vectors that scale are left at what the class set them to).
+    initializer_range drawn from `seed`, vectors that scale are left at what the class set them to;
+    where it is None, all is left).
     server_args: fields of ServerArgs other than their defaults. pattern: the letters of NemotronH's
     layers.
     """
@@ -76,7 +77,7 @@ def build(
         changes |= dict(hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     config = config_of(kind, **changes)
     model = construct(_class_of(KINDS[kind].model_class), config, device, dtype, server_args)
-    if device != "meta":
+    if device != "meta" and seed is not None:
         _draw_weights(model, config.initializer_range, seed)
     return model.eval()
 
