@@ -181,7 +181,9 @@ def test_the_figures_below_the_table_are_those_measured():
     assert IN_VLLM.format(vllm.short_ms, vllm.long_ms, vllm.tokens_per_s) in said
     both = runs["nvidia-h100-80gb-hbm3.fa3.qwen3-next.breakable-to-breakable"]
     ways = [both[front.UNTOUCHED], both[front.PATCHED]]
-    figures = [getattr(way, name) for name in ("short_ms", "long_ms", "tokens_per_s") for way in ways]
+    figures = [
+        getattr(way, name) for name in ("short_ms", "long_ms", "tokens_per_s") for way in ways
+    ]
     assert ON_H100.format(*figures) in said
 
 
