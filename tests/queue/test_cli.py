@@ -48,8 +48,6 @@ def run(applied, tool):
         (("build", "--python", "312"), "--python"),
         (("bundle", "--part-size", "0"), "--part-size"),
         (("test", "--all", TAG), "--all: means every release, v9.9.1 means one"),
-        (("new", "BadName"), "takes one name with a slash"),
-        (("new", TAG, TAG, "a/b"), "takes one name with a slash"),
     ],
 )
 def test_wrong_words(run, words, says):
@@ -173,13 +171,11 @@ def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, 
         assert code == 130 and (words in err) is (state is half)
 
 
-@pytest.mark.parametrize(
-    "command", ["apply", "check", "test", "new", "build", "bundle", "gpu", "quilt"]
-)
+@pytest.mark.parametrize("command", ["apply", "check", "test", "build", "bundle", "gpu", "quilt"])
 def test_a_wrong_word_is_refused_before_any_work(applied, run, command):
     with unchanged(applied.root):
-        own = {"quilt": ("v9.9.7", "push"), "new": ("v9.9.7", "steps/go-on")}
-        code, out, err = run(command, *own.get(command, (TAG, "v9.9.7")))
+        words = ("v9.9.7", "push") if command == "quilt" else (TAG, "v9.9.7")
+        code, out, err = run(command, *words)
         assert (
             code == 1 and err.startswith("'v9.9.7': ") and "[unknown-release]" in err and out == ""
         )

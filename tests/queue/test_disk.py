@@ -162,7 +162,6 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "build": (nothing, "root", ("build", "--python", "3.12", "--machine", "x86_64")),
     "quilt": (nothing, "root", ("quilt", TAG, "series")),
     "refresh": (edited, "root", ("refresh",)),
-    "new": (nothing, "root", ("new", "steps/another-one")),
     "check": (another_overlay, "root", ("check", "--write")),
     "pin": (lambda project, _: project.newer(), "root", ("pin", "9.9.2", "--from", "{wheels}")),
     "install": (

@@ -23,7 +23,7 @@ from ..upstream.source import Source
 from . import own_changes, worktree
 from .matching import Read, listing_with
 from .selection import Plan, select
-from .worktree import RECORD, Inspection, State, WorkTree, foreign
+from .worktree import RECORD, Inspection, State, WorkTree
 
 
 @dataclass(frozen=True)
@@ -105,51 +105,6 @@ def unapply(root: Path, pin: Pin) -> Report:
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"work/{pin.tag}", what, step)
         tree.finish(listing)
     return Report(pin, Outcome.APPLIED, tree.path, inspection.record)
-
-
-def new(root: Path, pin: Pin, name: str) -> Path:
-    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
-    at refresh.
-
-    Raises Refused for a name that is not topic/verb-object, or one that the series has.
-    """
-    patch = name.removesuffix(".patch") + ".patch"
-    finish_writing(root)
-    _refuse_name(root, name, patch)
-    tree = WorkTree(root, pin.tag)
-    with tree.locked():
-        state = tree.inspect().state
-    if state in (State.ABSENT, State.UNAPPLIED):
-        apply(root, pin, None)
-    with tree.locked():
-        if tree.inspect().state is State.FOREIGN:
-            raise foreign(pin)
-        file = tree.path / "patches" / patch
-        if not worktree.is_begun(tree.path, patch):
-            if patch in worktree.listed(tree.path) or file.exists():
-                what = f"{patch} is in the tree already"
-                raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
-            if lost := set(worktree.applied(tree.path)) - {*worktree.listed(tree.path)}:
-                what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
-                step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
-                raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
-            worktree.begin_patch(tree.start(copy=True), patch)
-            tree.finish(tree.finished_listing())
-        # of a new topic: `quilt header -e` makes none
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return file
-
-
-def _refuse_name(root: Path, name: str, patch: str) -> None:
-    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
-    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
-    if patch in (entry.name for entry in entries):
-        what, step = f"{patch} is listed already", "choose another name"
-        raise Refused.of("duplicate", series.FILE.name, what, step)
-    if "@" in patch or series.parse(f"{patch}  # >=0")[1]:  # refresh names variants
-        what = "is not like topic/verb-object, in small letters"
-        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
-        raise Refused.of("bad-path", repr(name), what, step)
 
 
 def no_tree(pin: Pin) -> Refused:

@@ -173,6 +173,7 @@ class _Refresh:
                 continue
             above, below = below, name
             if name not in entries:
+                _refuse_name(name)
                 lines.insert(above, name, edit.guard_for(self.pin.version, self.pinned))
                 content, why = joined(head or TEMPLATE, diff), f"new, for {self.pin.tag}"
                 yield Change(f"patches/{name}", content, why)
@@ -246,6 +247,14 @@ class _Refresh:
         why = f"new variant: as it is on {self.pin.tag} it does not fit {' '.join(broken)}"
         version, pinned = self.pin.version, self.pinned
         return variant(queue, entry, version, pinned, lines, patch.diff, why)
+
+
+def _refuse_name(name: str) -> None:
+    """Raise Refused for a new patch's name that the series cannot have, or a variant's."""
+    if "@" in name or series.parse(f"{name}  # >=0")[1]:
+        what = "is not like topic/verb-object.patch, in small letters"
+        step = "`quilt rename` gives the patch another name, as nsa/skip-pointer-check.patch"
+        raise Refused.of("bad-path", name, what, step)
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:

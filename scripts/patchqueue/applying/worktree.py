@@ -196,8 +196,7 @@ def read_record(tree: Path) -> dict[str, Any] | None:
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
     """The selected patches and quilt's series, as any quilt user expects them in a tree."""
     series = "".join(f"{name}\n" for name in patches).encode()
-    texts = {f"patches/{name}": content for name, content in patches.items()}
-    _write(tree, {**texts, "patches/series": series})
+    _write(tree / "patches", {**patches, "series": series})
 
 
 def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
@@ -206,7 +205,7 @@ def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
     quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
     """
     write_patches(tree, stack)
-    applied = "".join(f"{name}\n" for name in stack).encode()
+    applied = (tree / "patches/series").read_bytes()
     _write(tree, QUILT_TREE | {APPLIED: applied})
     for layer in layers:
         _write(tree / ".pc" / layer.patch, layer.before)
@@ -226,17 +225,6 @@ def pop(tree: Path) -> None:
                 break
             folder.rmdir()
     shutil.rmtree(tree / ".pc", ignore_errors=True)
-
-
-def begin_patch(tree: Path, patch: str) -> None:
-    """Put an empty patch on top, as `quilt new` does."""
-    series, stack = tree / "patches/series", applied(tree)
-    lines = series.read_text().splitlines() if series.is_file() else []
-    names = [line.partition("#")[0].split()[:1] for line in lines]
-    lines.insert(names.index(stack[-1:]) + 1 if stack else 0, patch)
-    _write(tree, {"patches/series": "".join(f"{line}\n" for line in lines).encode()})
-    _write(tree, {APPLIED: "".join(f"{name}\n" for name in (*stack, patch)).encode()})
-    (tree / ".pc" / patch).mkdir(parents=True)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -280,13 +268,6 @@ def lowest(layers: Sequence[Row]) -> dict[str, bytes]:
 def content(file: Path) -> bytes:
     """The content of a file; empty where there is none."""
     return file.read_bytes() if file.is_file() else b""
-
-
-def is_begun(tree: Path, patch: str) -> bool:
-    """Whether a patch is on top, and has neither a text nor a file yet."""
-    folder = tree / ".pc" / patch
-    holds = (folder.is_dir() and any(folder.iterdir())) or (tree / "patches" / patch).exists()
-    return applied(tree)[-1:] == [patch] and not holds
 
 
 def listed(tree: Path) -> list[str]:

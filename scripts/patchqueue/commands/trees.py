@@ -1,11 +1,10 @@
 """The commands about trees in work/RELEASE/, and those that check and write files of the queue:
-apply, unapply, quilt, check, refresh, new, pin."""
+apply, unapply, quilt, check, refresh, pin."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..applying.apply import Report, apply, new, no_tree, unapply
+from ..applying.apply import Report, apply, no_tree, unapply
 from ..applying.check import CheckReport, check, write
 from ..applying.refresh import refresh
 from ..applying.worktree import State, WorkTree
@@ -152,25 +151,6 @@ def _refresh(options: argparse.Namespace) -> int:
     return 0
 
 
-def _new(options: argparse.Namespace) -> int:
-    options.releases = [options.release] if options.release else []
-    (pin,) = chosen_releases(options, pinning.load(options.root))
-    file = new(options.root, pin, options.name)
-    OUT.print(f"{relative(file, options.root)} is the top patch now")
-    quilt = "`quilt" if shutil.which("quilt") else to_type("quilt", pin.tag)[:-1]
-    OUT.print(f"In work/{pin.tag}: {quilt} add python/sglang/…` before you edit a file.")
-    OUT.print(f"next: {to_type('refresh', pin.tag)} then writes it to patches/ and series")
-    return 0
-
-
-def _patch_name(text: str) -> str:
-    """A new patch's name."""
-    if "/" not in text:
-        what = "takes one name with a slash, as topic/verb-object, and at most one release"
-        raise argparse.ArgumentTypeError(what)
-    return text
-
-
 def _pin(options: argparse.Namespace) -> int:
     if options.lock:
         pins = pinning.load(options.root)
@@ -249,16 +229,6 @@ COMMANDS = (
         (
             terminal.releases(),
             flag("--add", "put edits of files that are in no patch into the top one"),
-        ),
-    ),
-    Command(
-        "new",
-        _new,
-        "start an empty patch on top of work/RELEASE/; name it topic/verb-object",
-        "v0.5.9 nsa/skip-pointer-check",
-        (
-            option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
-            option("name NAME", "the patch's name, as nsa/skip-pointer-check", type=_patch_name),
         ),
     ),
     Command(
