@@ -43,18 +43,13 @@ class Outcome(str, enum.Enum):
     @property
     def good(self) -> bool:
         """Whether a run that ends so may be called a success."""
-        good = (Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.NOT_SELECTED, Outcome.EMPTY)
-        return self in good
+        return self in (self.APPLIED, self.ALREADY_APPLIED, self.NOT_SELECTED, self.EMPTY)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, said so that the reader knows where to look and what to type next.
-
-    name: the rule or outcome that names this kind of problem, e.g. "unequal-context".
-    where: patch, file, hunk and upstream line as far as they are known.
-    what: one sentence. hint: the next command or change, may be empty.
-    """
+    """One thing that is wrong. name: of this kind of problem, as "unequal-context"; where: patch,
+    file, hunk and line as far as they are known; what: one sentence; hint: the next step."""
 
     name: str
     where: str
@@ -135,12 +130,8 @@ def _typed() -> str:
 
 
 def to_type(name: str, *words: object) -> str:
-    """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
-    v0.5.9`.
-
-    A path is quoted for a shell where it has to be; other words stay as they are, so that one may
-    hold several.
-    """
+    """The command as a user types it, in backticks: `scripts/nox apply v0.5.9`. Paths are quoted;
+    another word may be several."""
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
     return f"`{' '.join([_typed(), name, *shown])}`"
 

@@ -111,7 +111,7 @@ def _patches(options: argparse.Namespace) -> int:
     (pin,) = chosen_releases(options, pins)
     name = f"sglang-{local_version(pin, options.only)}.patch"
     out = options.out or options.root / DIST / name
-    console = ERR if atomic.is_output(out) else OUT
+    console = ERR if out == atomic.OUTPUT else OUT
     made = backport.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"

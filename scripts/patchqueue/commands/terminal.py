@@ -120,7 +120,7 @@ def path(text: str) -> Path:
 
 def file(text: str) -> Path:
     """A file to write; `-` is standard output."""
-    return Path("/dev/stdout") if text == "-" else path(text)
+    return atomic.OUTPUT if text == "-" else path(text)
 
 
 def program(text: str) -> str:

@@ -44,8 +44,7 @@ class Repository:
         """git's output. Raises Failed where it ends with another code than 0."""
         if self.own:
             return run.own_git(self.path, *words, stdin=stdin, more=more).stdout
-        variables = run.NO_CONFIGURATION | dict(more or {})
-        return run.git(self.path, *words, stdin=stdin, more=variables).stdout
+        return run.git(self.path, *words, stdin=stdin, more=more).stdout
 
     def word(self, *words: str, more: Mapping[str, str] | None = None) -> str:
         """The same, where it is a hash or a name."""
@@ -127,7 +126,7 @@ class Repository:
 
     def date(self, commit: str) -> int:
         """When it was committed, in seconds since 1970."""
-        return int(self.git("show", "--no-patch", "--format=%ct", commit))
+        return int(self.git("rev-list", "--no-walk", "--timestamp", commit).split()[0])
 
     def contents(self, commit: str, *folders: str) -> dict[str, bytes]:
         """The files below some folders of a commit's tree that count (see files/tree.py), links

@@ -99,7 +99,7 @@ def nearest_tag(path: Path) -> str:
     above = {"GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # no repository above it
     words = ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
     try:
-        said = run.git(path, *words, more=run.NO_CONFIGURATION | above).stdout
+        said = run.git(path, *words, more=above).stdout
     except run.Failed:
         return ""
     return said.decode("utf-8", "replace").strip()
