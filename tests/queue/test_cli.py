@@ -333,7 +333,7 @@ def test_the_pages_and_the_picture_are_made_of_the_rows(applied, tmp_path, tool)
         "backport --onto x --report --pull-requests",
         "install --site-packages x --discard --check",
         "pin 9.9.2 --from x --lock",
-        "rebase 9.9.2 --continue --abort",
+        "rebase 9.9.2 --continue --newer",
     ],
 )
 def test_options_that_exclude_each_other_are_refused(applied, tool, words):

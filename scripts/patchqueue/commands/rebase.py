@@ -42,19 +42,12 @@ def _rebase(options: argparse.Namespace) -> int:
     if not options.release:
         raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
     version = pinning.version(options.release)
-    if not (options.proceed or options.abort or options.skip is not None):
+    if not options.proceed:
         release = find(pins, version, options.origin)
         progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
         _show_next(root, pins, progress, begun=True)
         return 0
-    if options.abort:
-        rebase.abort(root, version)
-        OUT.print(
-            f"work/rebase-{version} is gone; what was written to the queue stays (`git diff`"
-            " shows it)"
-        )
-        return 0
-    progress = rebase.proceed(root, pins, version, options.skip)
+    progress = rebase.proceed(root, pins, version)
     for change in progress.changes:
         OUT.print(f"{change.path}: {change.why}")
     if not progress.changes:
@@ -81,29 +74,25 @@ def _show_forecast(pins: Pins, outlook: Forecast) -> None:
         replace(row, why="see below") if row.outcome is Outcome.CONFLICT else row
         for row in outlook.rows
     )
-    for line in _to_read(outlook):
-        OUT.print(line)
+    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
+    for row in outlook.rows:
+        if row.outcome is Outcome.CONFLICT:
+            OUT.print(f"{names[row.patch]}: {row.why}")
+    for row in outlook.rows:
+        if row.why == MERGED_BY_GIT:
+            what = "merged without markers, which is no proof of meaning: read it"
+            OUT.print(f"{names[row.patch]}: {what}")
     OUT.print(_summary(pins, outlook))
 
 
 def _summary(pins: Pins, outlook: Forecast) -> str:
     """Which patches were tried, and how many of them do what."""
-    kinds = KINDS if outlook.count(Outcome.NOT_SELECTED) else KINDS[:-1]
-    counts = ", ".join(f"{outlook.count(outcome)} {what}" for outcome, what in kinds)
+    outcomes = [row.outcome for row in outlook.rows]
+    kinds = KINDS if Outcome.NOT_SELECTED in outcomes else KINDS[:-1]
+    counts = ", ".join(f"{outcomes.count(outcome)} {what}" for outcome, what in kinds)
     own = "which is pinned, with its own patches and those" if pins.of(outlook.version) else ""
     tried = f"{own or 'with the patches'} of {outlook.nearest.tag}"
     return f"sglang {outlook.version}, {tried}: {counts}"
-
-
-def _to_read(outlook: Forecast) -> list[str]:
-    """A line for each conflict, then for each merge that a person has to read."""
-    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
-    conflicts = [row for row in outlook.rows if row.outcome is Outcome.CONFLICT]
-    merged = [row for row in outlook.rows if row.why == MERGED_BY_GIT]
-    return [f"{names[row.patch]}: {row.why}" for row in conflicts] + [
-        f"{names[row.patch]}: merged without markers, which is no proof of meaning: read it"
-        for row in merged
-    ]
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:
@@ -126,8 +115,8 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
     first, following = f"{folder} shows the first conflict", f"Next conflict in {folder}"
     lines = [f"\n{first if begun else following}, {name}:"]
     for region in progress.regions:
-        marked = f"{counted(region.count, 'region')} between markers"
-        what = marked if region.count else "changed by the patch, and gone in the release"
+        marked = f"{counted(region.regions, 'region')} between markers"
+        what = marked if region.regions else "changed by the patch, and gone in the release"
         lines.append(f"  {region.path}:{region.line}: {what}")
     if not progress.regions:
         made = "`git diff HEAD` there shows what it made of"
@@ -135,8 +124,8 @@ def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> N
     lines += [
         f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p"
         f" {tag}..queue-on-{tag}` what the queue does.",
-        f'Edit, then {to_type("rebase", f"{version} --continue")}; --skip "REASON" leaves the'
-        " patch out, --abort drops all this.",
+        f"Edit, then {to_type('rebase', f'{version} --continue')}. A Gap in the patch's header, and"
+        " a guard without the release, leave the patch out. To drop all this, delete the folder.",
     ]
     OUT.print("\n".join(lines))
 
@@ -171,11 +160,6 @@ COMMANDS = (
                     "write what is solved, and go on to the next conflict",
                     dest="proceed",
                 ),
-                option(
-                    "--skip REASON",
-                    "leave this patch out of the release; REASON goes into its header, as a Gap",
-                ),
-                flag("--abort", "delete work/rebase-RELEASE/; what was written to the queue stays"),
                 flag(
                     "--newer",
                     "say what the queue does on each release that is newer than the newest pin",

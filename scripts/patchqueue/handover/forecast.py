@@ -1,10 +1,9 @@
-"""What the queue does on another release, patch by patch: each applies, has moved, is merged
+"""What the queue does on another release, patch by patch: each applies, is merged by git or
 upstream, or conflicts; and the throw-away git repository that shows the first conflict.
 
-The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
-one place that matches its text; where that fails, git merges the change as it was made on the
-nearest pin, file by file. What needs no hand is applied, so that what builds on it can be judged
-too. The queue is not written to.
+The patches of the nearest older pin are applied to the new tree in memory. Where a hunk has not one
+place, git merges the change as it was made on the nearest pin, file by file. What needs no hand is
+applied, so that what builds on it can be judged too. The queue is not written to.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -42,6 +41,10 @@ SETTINGS = (
 IGNORED = "/* !/python/ !/test/ __pycache__/ *.so *.pyc *.orig *.rej *.sw? *~"
 IGNORED += "".join(f" *_{side}_[0-9]*.*" for side in ("BACKUP", "BASE", "LOCAL", "REMOTE"))
 WHO, WHEN = "patch queue <>", 946684800  # the same commits every time
+NO_PATCH = (
+    "is new, gone or a link there, which no patch can make",
+    "put the file back as the release has it; a new file belongs into overlay/",
+)
 MARKER = re.compile(r"(?m)^(.*):(\d+): leftover conflict marker$")  # of `git diff --check`
 
 
@@ -68,8 +71,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Forecast:
-    """rows: one for each patch that was tried, in the series' order; stages: what these patches do
-    on the nearest pin."""
+    """rows: one for each patch that was tried, in the series' order."""
 
     queue: Queue
     release: Release
@@ -83,9 +85,6 @@ class Forecast:
     @property
     def nearest(self) -> Pin:
         return self.stages.pin
-
-    def count(self, outcome: Outcome) -> int:
-        return sum(row.outcome is outcome for row in self.rows)
 
     @property
     def conflict(self) -> Row | None:
@@ -105,10 +104,9 @@ class Forecast:
 
 
 def forecast(
-    queue: Queue, pins: Pins, release: Release, decided: Mapping[str, Files] | None = None
+    queue: Queue, pins: Pins, release: Release, solved: Mapping[str, Files] | None = None
 ) -> Forecast:
-    """The queue on a release. decided: by patch, its files as a person left them; none where the
-    release goes without the patch.
+    """The queue on a release. solved: by patch, its files as a person left them.
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
@@ -124,8 +122,13 @@ def forecast(
     files, rows = dict(overlay), list[Row]()
     read = in_front(files, release.files.get)
     for entry in entries:
-        row = _decided(queue, entry, release, (decided or {}).get(entry.name), read)
-        row = row or apply_patch(queue.patches[entry.name], read)
+        if row := _settled(queue, entry, release):
+            pass
+        elif solution := (solved or {}).get(entry.name):
+            before = {path: read(path) or b"" for path in solution}
+            row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", before, solution)
+        else:
+            row = apply_patch(queue.patches[entry.name], read)
         if row.outcome is Outcome.CONFLICT and not row.ambiguous:
             names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
             row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
@@ -146,19 +149,13 @@ def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
     return [entry for entry in readable if entry is chosen.get(entry.base)]
 
 
-def _decided(
-    queue: Queue, entry: Entry, release: Release, solution: Files | None, read: Read
-) -> Row | None:
-    """The row of a patch that its header or a person has decided; None for any other."""
-    header = queue.header(entry.name)
+def _settled(queue: Queue, entry: Entry, release: Release) -> Row | None:
+    """The row of a patch that its header settles; None for any other."""
+    header, version = queue.header(entry.name), release.version
     if any(passes(line, release.files.get) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
-    gap = header.gap(release.version)
-    if gap and (solution == {} or not entry.is_for(release.version)):
+    if (gap := header.gap(version)) and not entry.is_for(version):
         return Row(entry.name, Outcome.NOT_SELECTED, gap.reason)
-    if solution:
-        before = {path: read(path) or b"" for path in solution}
-        return Row(entry.name, Outcome.NEEDS_REFRESH, "solved", before, solution)
     return None
 
 
@@ -195,14 +192,12 @@ def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> t
     return done.stdout, done.returncode
 
 
-@dataclass(frozen=True)
-class Region:
-    """Where a marked file wants an edit. line: of its first marker, 1-based; count: how many
-    regions it has."""
+class Region(NamedTuple):
+    """Where a marked file wants an edit. line: of its first marker, 1-based; regions: how many."""
 
     path: str
     line: int
-    count: int
+    regions: int
 
 
 @dataclass(frozen=True)
@@ -364,7 +359,11 @@ class ConflictRepository:
         said = self._repository.git(*words, "--name-status", "-z", *trees)
         parts = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
         changed = dict(zip(parts[1::2], parts[::2]))
-        problems = [_no_patch(self.shown, name, how) for name, how in changed.items() if how != "M"]
+        problems = [
+            Problem("new-or-deleted-file", f"{self.shown}/{name}", *NO_PATCH)
+            for name, how in changed.items()
+            if how != "M"
+        ]
         checked = run.own_git(self.path, *words, "--check", *trees, check=False).stdout
         hint = "solve the region, remove its markers, then continue"
         problems += [
@@ -374,19 +373,3 @@ class ConflictRepository:
         if problems:
             raise Refused(problems)
         return {name: (self.path / name).read_bytes() for name in changed}
-
-
-def _no_patch(shown: str, name: str, how: str) -> Problem:
-    """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
-    back = f"`git checkout rebase -- {name}` in {shown} brings"
-    move = "move the change to where that code is now and remove the file; a new file belongs into"
-    rule, what, step = {
-        "A": (
-            "new-or-deleted-file",
-            "is a file that the release does not have",
-            f"{move} overlay/",
-        ),
-        "D": ("new-or-deleted-file", "is deleted, which no patch does", f"{back} it back"),
-        "T": ("symlink", "is a link", f"{back} the file back"),
-    }[how]
-    return Problem(rule, f"{shown}/{name}", what, step)
