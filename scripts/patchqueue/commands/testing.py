@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from rich.text import Text
 
@@ -30,20 +27,22 @@ def _test(options: argparse.Namespace) -> int:
     OUT.print(f"to be tested: {', '.join(names)}")
     if is_tool_tested and not show_check(options.root, pins.all):
         return 1
-    with ThreadPoolExecutor(1) as meanwhile:
-        preparing = [meanwhile.submit(testing.prepare, options.root, pin) for pin in chosen]
-        if is_tool_tested:
-            _begin("the tool")
-            if testing.test_tool(options.root, _selecting(options)):
-                meanwhile.shutdown(cancel_futures=True)
-                return 1
-        prepared = [release.result() for release in preparing]
-    codes = _test_releases(options, prepared)
-    for each, code in zip(prepared, codes):
+    words = ["-k", options.expression] if options.expression else []
+    if is_tool_tested:
+        _begin("the tool")
+        if testing.test_tool(options.root, words):
+            return 1
+    # a second process for a few tests imports torch and sglang once more
+    workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
+    results = []
+    for pin in chosen:
+        _begin(pin.tag)
+        results.append((pin, *testing.test_release(options.root, pin, words, workers)))
+    for pin, code, is_edited in results:
         failed = Text(f"failed (pytest exit code {code})", "red")
-        edits = "(the tree has edits of yours)" if each.as_it_stands else ""
-        OUT.print(f"{each.pin.tag}:", failed if code else Text("passed", "green"), edits)
-    return 1 if any(codes) else 0
+        edits = "(the tree has edits of yours)" if is_edited else ""
+        OUT.print(f"{pin.tag}:", failed if code else Text("passed", "green"), edits)
+    return 1 if any(code for _, code, _ in results) else 0
 
 
 def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
@@ -58,35 +57,6 @@ def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
     narrowed = options.releases or options.all or options.expression
     default = pins.all if options.all else pins.tested or [pins.default]
     return options.tool or not narrowed, chosen_releases(options, pins, default)
-
-
-def _selecting(options: argparse.Namespace) -> list[str]:
-    return ["-k", options.expression] if options.expression else []
-
-
-def _test_releases(options: argparse.Namespace, prepared: Sequence[testing.Prepared]) -> list[int]:
-    """Test releases in parallel; pytest's exit codes. The output of the first is printed as it is
-    written, that of the others when those before them have ended."""
-    words = _selecting(options)
-    words += ["--color=yes"] if OUT.is_terminal and not OUT.no_color else []
-    processors, codes = os.cpu_count() or 1, []
-    # a second process for one release imports torch and sglang once more
-    parallel = min(len(prepared), processors, testing.WORKERS) or 1
-    workers = 1 if options.expression else min(processors // parallel, testing.WORKERS)
-    with ThreadPoolExecutor(parallel) as pool:
-        runs: list[Future[tuple[int, str]]] = []
-        for each in prepared:
-            if is_first := not runs:
-                _begin(each.pin.tag)
-            test = partial(testing.test_release, options.root, each, words, workers, is_first)
-            runs.append(pool.submit(test))
-        for each, run in zip(prepared, runs):
-            code, output = run.result()
-            if run is not runs[0]:
-                _begin(each.pin.tag)
-            OUT.file.write(output)
-            codes.append(code)
-    return codes
 
 
 def _begin(title: str) -> None:

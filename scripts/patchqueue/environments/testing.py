@@ -175,40 +175,20 @@ def test_tool(root: Path, words: Sequence[str] = ()) -> int:
     return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A release's tree and environment, ready for its tests. as_it_stands: the tree has edits that
-    the queue does not hold, and is tested with them."""
+def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tuple[int, bool]:
+    """Apply the queue, build the release's environment where it is not there yet, and run pytest in
+    it: its exit code, and whether the tree has edits of the user's, and was tested as it stands.
 
-    pin: Pin
-    tree: Path
-    environment: Environment
-    as_it_stands: bool
-
-
-def prepare(root: Path, pin: Pin) -> Prepared:
-    """Apply (a tree with edits of the user's stays as it is), and build the environment where it is
-    not there yet.
-
-    Raises Refused when the tree or the environment cannot be had.
+    words: further words for pytest. Raises Refused when tree or environment cannot be had.
     """
-    tree = worktree.WorkTree(root, pin.tag)
-    as_it_stands = tree.inspect().state is worktree.State.CHANGED
-    if as_it_stands:
-        LOG.info(
-            f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands"
-        )
+    work = worktree.WorkTree(root, pin.tag)
+    is_edited, tree = work.inspect().state is worktree.State.CHANGED, work.path.absolute()
+    if is_edited:
+        what = "has edits that the queue does not hold: it is tested as it stands"
+        LOG.info(f"work/{pin.tag} {what}")
     else:
         apply(root, pin, None)
-    return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
-
-
-def test_release(
-    root: Path, prepared: Prepared, words: Sequence[str], workers: int, is_shown: bool
-) -> tuple[int, str]:
-    """Run pytest in the release's environment; its exit code, and its output unless that is shown
-    as it is written. words: further words for pytest."""
-    pin, tree = prepared.pin, prepared.tree
+    environment = build(root, pin)
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     own = {
@@ -218,23 +198,14 @@ def test_release(
         # PyTorch's threads spin for each other wherever a processor has other work as well
         "OMP_NUM_THREADS": "1",
     }
-    variables = kept | prepared.environment.variables | own
+    variables = kept | environment.variables | own
+    command = [str(environment.python), "-m", "pytest", str(root / "tests/revision")]
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
-        output = None if is_shown else subprocess.PIPE
-        done = subprocess.run(
-            [*command, *beside, *words],
-            cwd=root,
-            env=variables,
-            stdout=output,
-            stderr=output and subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        return done.returncode, done.stdout or ""
+        done = subprocess.run([*command, *beside, *words], cwd=root, env=variables)
+    return done.returncode, is_edited
 
 
 def spread(folder: Path, workers: int) -> list[str]:
