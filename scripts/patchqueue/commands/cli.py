@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Sequence
 
 from ..outcome import PACKAGED, in_wheel
-from . import handover, install, rebase, terminal, testing, trees
+from . import handover, install, rebase, terminal, trees
 from .terminal import Command
 
 COMMANDS: tuple[Command, ...] = (
     *trees.COMMANDS,
-    *testing.COMMANDS,
     *handover.COMMANDS,
     *install.COMMANDS,
     *rebase.COMMANDS,

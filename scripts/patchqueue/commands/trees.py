@@ -1,10 +1,11 @@
-"""The commands about trees in work/RELEASE/, and those that check and write files of the queue:
-apply, unapply, quilt, check, refresh, pin."""
+"""The commands about releases' trees, and those that check and write files of the queue: apply,
+unapply, quilt, check, test, refresh, pin."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +17,12 @@ from ..applying.apply import Report, apply, no_tree, unapply
 from ..applying.check import CheckReport, check, write
 from ..applying.refresh import refresh
 from ..applying.worktree import State, WorkTree
+from ..environments import testing
 from ..environments.lock import compile_lock
-from ..environments.testing import lock_file
 from ..files.run import find_quilt
 from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
-from ..upstream.pins import Pin
+from ..upstream.pins import Pin, Pins
 from ..upstream.release import add_pin
 from ..upstream.source import cache_folder
 from . import terminal
@@ -133,6 +134,54 @@ def _show_releases(report: CheckReport) -> None:
     OUT.print(table, soft_wrap=False)
 
 
+def _test(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    is_tool_tested, chosen = _chosen(options, pins)
+    if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
+        what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
+        step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
+        raise Refused.of("no-environment", without[0].tag, what, step)
+    names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
+    OUT.print(f"to be tested: {', '.join(names)}")
+    if is_tool_tested and not show_check(options.root, pins.all):
+        return 1
+    words = ["-k", options.expression] if options.expression else []
+    if is_tool_tested:
+        _begin("the tool")
+        if testing.test_tool(options.root, words):
+            return 1
+    # a second process for a few tests imports torch and sglang once more
+    workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
+    results = []
+    for pin in chosen:
+        _begin(pin.tag)
+        results.append((pin, *testing.test_release(options.root, pin, words, workers)))
+    for pin, code, is_edited in results:
+        failed = Text(f"failed (pytest exit code {code})", "red")
+        edits = "(the tree has edits of yours)" if is_edited else ""
+        OUT.print(f"{pin.tag}:", failed if code else Text("passed", "green"), edits)
+    return 1 if any(code for _, code, _ in results) else 0
+
+
+def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
+    """Whether the tool is tested, and which releases are. Raises Refused where --all and a release
+    are named."""
+    if options.all and options.releases:
+        step = f"name {options.releases[0]} alone, or --all alone"
+        what = f"means every release, {options.releases[0]} means one"
+        raise Refused.of("bad-words", "--all", what, step)
+    if options.tool and not (options.releases or options.all):
+        return True, []
+    narrowed = options.releases or options.all or options.expression
+    default = pins.all if options.all else pins.tested or [pins.default]
+    return options.tool or not narrowed, chosen_releases(options, pins, default)
+
+
+def _begin(title: str) -> None:
+    OUT.rule(title, align="left", style="dim")
+    OUT.file.flush()  # pytest writes next
+
+
 def _refresh(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in chosen_releases(options, pins):
@@ -155,7 +204,7 @@ def _pin(options: argparse.Namespace) -> int:
     if options.lock:
         pins = pinning.load(options.root)
         for pin in [pins.find(word) for word in options.words]:
-            file, day = lock_file(options.root, pin), pin.resolve_as_of
+            file, day = testing.lock_file(options.root, pin), pin.resolve_as_of
             LOG.info(f"resolving {pin.tag}'s environment as of {day} (about a minute)")
             compile_lock(str(pin.version), day, file)
             OUT.print(f"{relative(file, options.root)}: as of {day}")
@@ -218,6 +267,21 @@ COMMANDS = (
                 "--write",
                 "write the trees that the queue makes now to upstream/pins.toml, for a change that"
                 " is meant",
+            ),
+        ),
+    ),
+    Command(
+        "test",
+        _test,
+        "apply, build the release's environment, run tests/revision in it",
+        "v0.5.9 -k scan",
+        (
+            terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
+            flag("--all", "every pinned release"),
+            option("-k TEXT", "only the tests that pytest's -k selects", dest="expression"),
+            flag(
+                "--tool",
+                "test the tool itself: check, and tests/queue; without a release nothing else",
             ),
         ),
     ),

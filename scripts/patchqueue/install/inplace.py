@@ -29,8 +29,7 @@ from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
 from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
 from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
-from ..queue.imports import by_line
-from ..queue.series import PROVENANCE, Queue
+from ..queue.series import PROVENANCE, Queue, imports_by_line
 from ..upstream import pins as pinning
 from . import installed, undo
 from .installed import Identity, Installed, Report, read
@@ -114,7 +113,7 @@ def _broken_imports(journal: Journal, modules: Sequence[str]) -> Iterator[str]:
     patched module does."""
     gone = {PREFIX + change.path for change in journal.changes if not change.before}
     for name in modules:
-        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
+        lines = imports_by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
         for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
             what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
             yield f"{name}:{line} {what}: that module cannot be imported any more"

@@ -11,7 +11,6 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +19,6 @@ from unidiff.patch import PatchSet
 
 from ..outcome import Problem, counted, to_type
 from . import header as headers
-from . import imports
 
 CONTEXT = 3
 PLAIN_PATH = re.compile(r"(?:python/sglang|test)/[^ \\\x00-\x1f]+")
@@ -96,13 +94,6 @@ class Patch:
     def diff(self) -> str:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
-
-    @cached_property
-    def imported(self) -> frozenset[str]:
-        """The files that the added lines import, as paths in the tree."""
-        hunks = (hunk for file in self.files for hunk in file.hunks)
-        added = ([line[1:] for line in hunk.lines if line[0] == "+"] for hunk in hunks)
-        return frozenset().union(*map(imports.of_lines, added))
 
 
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
