@@ -32,8 +32,8 @@ from ..files.tree import (
     sha256,
 )
 from ..outcome import Refused, some, to_type
-from . import index, source
 from . import pins as pinning
+from . import source
 from .pins import Pin, Pins
 from .source import Archive
 
@@ -84,7 +84,7 @@ def newer(pins: Pins) -> list[Version]:
     """The releases that the package index has and that are newer than the newest pin, oldest first;
     no pre-releases."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
-        versions = map(Version, index.published(Path(space)))
+        versions = map(Version, source.published(Path(space)))
     return sorted(
         version
         for version in versions
@@ -179,14 +179,12 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
     """The release's wheels as they come. Raises Refused with the cause where none is available."""
-    configured = index.settings(folder)
     LOG.info(f"asking for the wheels of sglang {version}")
-    names, broken = index.wheels(str(version), folder, configured)
-    for name in names:
+    for name in source.offered(version, folder):
         LOG.info(f"fetching {name}")
-        done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        done = source.download(str(version), name, folder)
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
+            raise Refused.of("not-fetched", name, source.why(done, folder), source.STEP)
         yield folder / name
 
 

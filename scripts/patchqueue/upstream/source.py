@@ -1,31 +1,40 @@
-"""Where a pristine release comes from: one of its wheels, checked, cached read-only, and read from
-there.
+"""Where a pristine release comes from: one of its wheels, asked for by pip as the user has
+configured it, checked, cached read-only, and read from there.
 
-Only whole wheels are cached, under their own sha256: an entry is good or it is not, and every use
-looks.
+Only whole wheels are cached, under their own sha256, and every use looks whether they still are.
 """
 
 from __future__ import annotations
 
+import ast
+import base64
 import hashlib
+import json
 import logging
 import os
 import platform
 import re
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from ..files.atomic import locked
 from ..files.tree import SGLANG, hash_python, is_part_of_tree, sha256
 from ..outcome import Outcome, Refused, disk_step
-from . import index
 from .pins import Pin, Wheel
 
 LOG = logging.getLogger(__name__)
@@ -35,6 +44,18 @@ LEAVES_THE_TREE = re.compile(r"\\|(?:^|/)\.{0,2}(?:/|$)")
 CACHE_README = """Upstream wheels, kept by the sglang patch queue under their own sha256.
 Everything here can be deleted; it is fetched again when it is needed.
 """
+
+
+# what pip says, in its warnings, of a package index that it cannot reach
+UNREACHABLE = re.compile(
+    r"\[Errno -?\d+\] [^\"')]+|(?:Read|Connection|connect)[^\"'(]* timed out|certificate verify"
+    r" failed|Tunnel connection failed: [^\"')]+|[^ ]+ is not a trusted or secure host"
+)
+PIP = (sys.executable, "-m", "pip")
+STEP = "check `pip config list`, or give a wheel: --from PATH"
+PLACES = ("index-url", "extra-index-url", "find-links")  # of pip's settings
+WHEEL = re.compile(r"sglang-[^/\"'#?<>]+(?:-any|linux[^-]*)\.whl")  # for any system, or for Linux
+SECONDS = 20  # that an index may take to answer
 
 
 def cache_folder() -> Path:
@@ -233,11 +254,11 @@ def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
 
 def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
     LOG.info(f"fetching {wheel.file}")
-    done = index.download(str(pin.version), wheel.file, space)
+    done = download(str(pin.version), wheel.file, space)
     file = space / wheel.file
     if done.returncode or not file.is_file():
-        step = disk_step(done.stderr) or index.STEP
-        raise Refused.of("not-fetched", wheel.file, index.why(done, space), step)
+        step = disk_step(done.stderr) or STEP
+        raise Refused.of("not-fetched", wheel.file, why(done, space), step)
     return _checked(pin, file, cache)
 
 
@@ -250,6 +271,94 @@ def _workspace(cache: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix="tmp-") as name:
             yield Path(name)
+
+
+def why(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """Why pip had nothing, in a line, and where it asked: its last line names no cause where the
+    index cannot be reached. folder: one to run pip in."""
+    said = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
+    if broken := UNREACHABLE.search(done.stderr):
+        said = f"the package index cannot be reached: {broken[0].strip()}"
+    return f"{said}; asked: {_without_passwords(_places(folder))}"
+
+
+def _without_passwords(places: Iterable[str]) -> str:
+    return ", ".join(re.sub("//[^/]*@", "//", place) for place in places)
+
+
+def _places(folder: Path) -> list[str]:
+    """The package indexes and folders of wheels that pip asks, by its settings."""
+    said = _pip("config", "list", folder=folder).stdout
+    configured = re.findall(r"(?m)^(global|download|:env:)\.([\w-]+)=('.*')$", said)
+    configured.sort(key=lambda setting: ("global", "download", ":env:").index(setting[0]))
+    settings = {name: ast.literal_eval(value) for _, name, value in configured}
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        settings = {"index-url": "", "find-links": settings.get("find-links", "nowhere")}
+    settings = {"index-url": "https://pypi.org/simple", **settings}
+    return [place for name in PLACES for place in settings.get(name, "").split()]
+
+
+def download(version: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
+    sglang."""
+    tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
+    python = tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11"
+    words = ["--python-version", python, "--platform", tag.platform]
+    if tag.abi != "none":
+        words += ["--implementation", tag.interpreter[:2], "--abi", tag.abi]
+    words += ["--no-deps", "--progress-bar", "off", "-q", "-d", str(folder), f"sglang=={version}"]
+    return _pip("download", "--no-input", "--only-binary=:all:", *words, folder=folder)
+
+
+def published(folder: Path) -> list[str]:
+    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
+    for a Python that all pins know. Raises Refused where pip cannot say. folder: as for `why`."""
+    words = ["--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--json"]
+    words += ["--no-input", "--only-binary=:all:"]
+    done = _pip("index", "versions", "sglang", *words, folder=folder)
+    try:
+        return [str(version) for version in json.loads(done.stdout)["versions"]]
+    except (ValueError, KeyError):
+        what = why(done, folder)
+        raise Refused.of("not-fetched", "the versions of sglang", what, STEP) from None
+
+
+def offered(version: Version, folder: Path) -> list[str]:
+    """The names of the release's wheels for Linux, as the places that pip asks list them. Raises
+    Refused, with the cause, where there is none. folder: as for `why`."""
+    names, broken, places = set[str](), "", _places(folder)
+    for place in places:
+        if "://" not in place:
+            names |= {path.name for path in Path(place).glob("*.whl")}
+            continue
+        try:
+            names |= {unquote(name) for name in WHEEL.findall(_page(f"{place}/sglang/"))}
+        except OSError as error:
+            broken = f"the package index cannot be reached: {getattr(error, 'reason', error)}; "
+    of_linux = sorted(filter(WHEEL.fullmatch, names))
+    if wheels := [name for name in of_linux if name.split("-")[1] == str(version)]:
+        return wheels
+    what = f"{broken or 'no wheel of it is available; '}asked: {_without_passwords(places)}"
+    raise Refused.of("not-fetched", f"sglang {version}", what, STEP)
+
+
+def _page(url: str) -> str:
+    parts = urlsplit(url)
+    request = Request(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    if parts.username:  # urllib sends none of its own accord
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        token = base64.b64encode(pair.encode()).decode()
+        request.add_header("Authorization", f"Basic {token}")
+    with urlopen(request, timeout=SECONDS) as answer:
+        return str(answer.read().decode("utf-8", "replace"))
+
+
+def _pip(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """pip's own five tries take eight seconds where there is no network: two, unless the user says
+    otherwise."""
+    variables = {"PIP_RETRIES": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "env": variables}
+    return subprocess.run([*PIP, *words], cwd=folder, **how)
 
 
 def file_sha256(path: Path) -> str:
