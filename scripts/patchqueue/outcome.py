@@ -1,9 +1,6 @@
-"""What can become of a patch, a tree or an input: values with reasons, never a bare bool; and how a
-command of this project, and a number of things, is written for a user.
-
-The tool runs from a clone of the queue, by scripts/nox, or from a wheel that brings the queue's
-files, by `patchqueue`. A wheel's has the commands that write nothing into the queue.
-"""
+"""What can become of a patch, a tree or an input: values with reasons; and how a command, and a
+number of things, is written for a user. The tool runs from a clone, by scripts/nox, or from a wheel
+that brings the queue's files."""
 
 from __future__ import annotations
 

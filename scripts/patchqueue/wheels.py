@@ -1,14 +1,9 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.2-….whl`.
 
-What the queue leaves alone, compiled parts included, comes byte for byte from the wheel that the
-pin names. Of the .dist-info, METADATA and RECORD are changed, and entry_points.txt from 0.5.11 on.
-The same input gives the same bytes. Trees in work/ are neither read nor written.
-
-The wheel says to people that it is changed, where, and who answers for it: the Apache License 2.0
-asks for prominent notices in section 4(b). In upstream's own list of plugins, the group
-sglang.srt.plugins of entry_points.txt, it names the queue: from 0.5.11 on every process of a server
-logs each name and calls it (sglang/srt/plugins/__init__.py, load_plugins). The queue's plugin logs
-one line and changes nothing. A plugin that fails is logged, and the server goes on.
+What the queue leaves alone comes byte for byte from the wheel that the pin names; the same input
+gives the same bytes. The wheel says that it is changed, where, and who answers for it: the Apache
+License 2.0 asks for notices in section 4(b). In upstream's list of plugins (entry_points.txt, from
+0.5.11 on) it names the queue, whose plugin logs one line.
 """
 
 from __future__ import annotations
@@ -66,8 +61,8 @@ INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it,
-    "x86_64". Both are this process's, where nothing else is said."""
+    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it. Both are
+    this process's by default."""
 
     python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
     machine: str = os.uname().machine
@@ -86,11 +81,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
-    tree's provenance.
-
-    changes: its members that differ from upstream's; upstream: the wheel it was made of.
-    """
+    """A finished wheel. record: the tree's provenance; changes: its members that differ from
+    upstream's; upstream: the wheel it was made of."""
 
     pin: Pin
     path: Path
@@ -110,12 +102,8 @@ def local_version(pin: Pin, only: str = "") -> str:
 def build(
     root: Path, pin: Pin, target: Target | Wheel, origin: Path | None, out: Path, only: str = ""
 ) -> Built:
-    """Repack a wheel of the pin, or the official one for a target, with the queue on it, into the
-    folder `out`, whole or not at all.
-
-    origin: as for apply; only: the profile whose patches are applied, "" for every patch. Raises
-    Refused where the release has no wheel for `target`, or where a patch does not fit.
-    """
+    """Repack a wheel of the pin, or the official one for a target, into the folder `out`, whole or
+    not at all. only: the profile, "" for every patch. Raises Refused."""
     wheel = target if isinstance(target, Wheel) else next(filter(target.takes, pin.wheels), None)
     if wheel is None:
         built_for = {"-".join(each.file.removesuffix(".whl").split("-")[2:]) for each in pin.wheels}
@@ -146,7 +134,7 @@ def repack(
     only: str = "",
 ) -> dict[str, bytes]:
     """The members of the new wheel, RECORD last. own: the patched tree's files, by their names in a
-    wheel; record: its provenance, for .dist-info/; only: its profile, "" for every patch."""
+    wheel; record: its provenance."""
     public, version = str(pin.version), local_version(pin, only)
     info = f"sglang-{version}.dist-info/"
     made = dict(own) | {
@@ -181,8 +169,8 @@ def _listing(members: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
-    """A file that says a wheel's version, with the local version. name: METADATA, VERSION_FILE or
-    PLAIN_VERSION_FILE. Raises Refused where it does not say the public version exactly once."""
+    """A file that says a wheel's version, with the local version. Raises Refused where it does not
+    say the public one once."""
     version, label = re.escape(public), local.partition("+")[2]
     patterns = {
         METADATA: {rf"^Version: {version}$": f"Version: {local}"},
@@ -205,8 +193,7 @@ def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
 
 
 def changed_members(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Edits:
-    """The members in which two wheels differ; their RECORDs and the version in .dist-info's name do
-    not count."""
+    """The members in which two wheels differ, but for RECORD and .dist-info's name."""
     old, new = (
         {INFO.sub(".dist-info/", name): content for name, content in wheel.items()}
         for wheel in (upstream, made)
@@ -273,11 +260,8 @@ were changed are listed here. patch_queue.json names every patch.
 
 
 def bill_of_materials(version: str, tree: Mapping[str, Any]) -> str:
-    """The wheel's SBOM in CycloneDX 1.6: upstream's wheel, and each patch in `tree`, its record.
-
-    PEP 770 gives it the folder sboms/ of .dist-info/. Pedigree:
-    https://cyclonedx.org/docs/1.6/json/#metadata_component_pedigree
-    """
+    """The wheel's SBOM in CycloneDX 1.6 (PEP 770): upstream's wheel, and each patch in `tree`, its
+    record."""
     public, source = version.partition("+")[0], tree["source"]
     upstream = _component(public) | {"hashes": [{"alg": "SHA-256", "content": source["sha256"]}]}
     patches = [
@@ -307,11 +291,7 @@ def _component(version: str) -> dict[str, Any]:
 
 def patched_metadata(content: str, release: int) -> str:
     """METADATA whose Summary says that the wheel is patched, and whose URLs send reports to the
-    queue.
-
-    Upstream's other URLs are kept and labelled as upstream's; the notice is listed as a licence
-    file where upstream lists its own.
-    """
+    queue."""
     head, blank, body = content.partition("\n\n")
     lines = list[str]()
     for line in head.split("\n"):
@@ -344,10 +324,7 @@ def _last(lines: Sequence[str], field: str) -> int | None:
 
 def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
     """entry_points.txt with the queue in upstream's list of plugins; None where it stays as it is.
-
-    before: its content, None where there is no such file. files: the package's, by their names in a
-    wheel: one of them is the release's list of plugins, and one the queue's, or nothing is named.
-    """
+    before: its content; files: the package's."""
     text = (before or b"").decode("utf-8")
     if PLUGIN_LIST not in files or PLUGIN_MODULE not in files or f"\n{PLUGIN_NAME} " in text:
         return None

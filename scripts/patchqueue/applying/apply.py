@@ -47,8 +47,7 @@ def load_queue(root: Path, only: str = "") -> Queue:
 
 
 def finish_writing(root: Path) -> list[str]:
-    """Put in place what a run that was killed had made good to write (see files/atomic.py); the
-    paths. Waits for one that writes now."""
+    """Put in place what a run that was killed had made good to write (see files/atomic.py)."""
     if not (root / atomic.JOURNAL).is_dir():
         return []
     with atomic.locked(root / atomic.QUEUE_LOCK):
@@ -61,11 +60,10 @@ def apply(
     origin: Path | None,
     discard: bool = False,
 ) -> Report:
-    """Make work/<tag>/ the pinned release with the queue on it.
+    """Make work/<tag>/ the pinned release with the queue on it. Raises Refused, with nothing
+    changed.
 
-    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
-    for a broken queue, a source that is not the pinned one, a hunk that does not fit, and edits
-    that would be lost.
+    discard: throw away edits in the tree that no patch holds.
     """
     selection = select(load_queue(root), pin)
     pristine = source.fetch(pin, origin)

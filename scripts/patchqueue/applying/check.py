@@ -40,7 +40,7 @@ WRITE = f"{to_type('check', '--write')} writes it"
 @dataclass(frozen=True)
 class PinReport:
     """One pin: the replay of each selected patch, what the release has of every patch, and all
-    problems; tree: the hash of the patched tree."""
+    problems."""
 
     pin: Pin
     steps: tuple[Row, ...]
@@ -56,8 +56,7 @@ class PinReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """pins: one report each. problems: those of the queue itself, found before any pin was looked
-    at."""
+    """problems: those of the queue itself, found before any pin was looked at."""
 
     pins: tuple[PinReport, ...]
     problems: tuple[Problem, ...]
@@ -104,8 +103,8 @@ def _end_with(parent: int) -> None:
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
-    """The report on one release. carried: others have a patched tree, so that one without was
-    pinned, and no rebase has been to it yet."""
+    """The report on one release. carried: another one has a patched tree; one without was only
+    pinned."""
     pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
@@ -159,10 +158,8 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
 
 
 def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
-    """Write the trees that the queue makes of these releases: for a change that is meant.
-
-    Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
-    """
+    """Write the trees that the queue makes of these releases. Raises Refused, with nothing
+    written."""
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
         queue = load_queue(root)

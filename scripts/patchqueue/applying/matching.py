@@ -1,9 +1,8 @@
 """The engine: where a patch's hunks apply, for every command that applies patches in memory; the
 one text of a patch that several releases share; and the text of a change.
 
-A hunk applies where its exact text is: all its context and removed lines, in order, at one place
-behind the hunk before it. The line numbers in a patch file are not read. Nothing that applies a
-patch calls quilt, patch or git.
+A hunk applies where its exact text is, at one place behind the hunk before it. Line numbers are not
+read.
 """
 
 from __future__ import annotations
@@ -34,13 +33,9 @@ BETWEEN_CHANGES = re.compile(r"(?<=[-+]) +(?=[-+])")  # in the kinds of a hunk's
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one patch on a release, or of the overlay.
-
-    outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
-    NOT_SELECTED or CONFLICT. why: the reason in short; problems: the same for a strict replay.
-    before, after: the files it changes on the release, where it was applied. ambiguous: a hunk fits
-    at several places. as_is: its own text was applied.
-    """
+    """The outcome of one patch on a release, or of the overlay. why: in short; problems: the same
+    for a strict replay; before, after: the files it changes; ambiguous: a hunk fits at several
+    places; as_is: its own text was applied."""
 
     patch: str
     outcome: Outcome
@@ -54,8 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Replay:
-    """steps: one per patch, in order. files: path -> content after all patches that apply, touched
-    files only."""
+    """steps: one per patch, in order; files: path -> content after all patches that apply."""
 
     steps: tuple[Row, ...]
     files: dict[str, bytes]
@@ -82,10 +76,7 @@ def match(text: str, file: FileDiff) -> tuple[str, list[list[int]]]:
 
 
 def find(text: str, lines: str, begin: int) -> Iterator[int]:
-    """Where whole lines of `text` are `lines`, as offsets.
-
-    What lacks its line end is at the end only; no lines at all are nowhere.
-    """
+    """Where whole lines of `text` are `lines`, as offsets; no lines at all are nowhere."""
     at = text.find(lines, begin) if lines else -1
     while at >= 0:
         begins = at == 0 or text[at - 1] == "\n"
@@ -191,10 +182,7 @@ def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
 
 
 def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[Problem]:
-    """Each file and hunk that keeps a patch from being applied.
-
-    where: the release, or a tree with edits of others; edited: what to do about these, for a tree.
-    """
+    """Each file and hunk that keeps a patch from being applied. where, edited: as for `replay`."""
     for file in patch.files:
         at, content = f"patches/{patch.name} on {where}: {file.path}", read(file.path)
         if content is None:
@@ -249,8 +237,8 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where the lines begin of which most are there without a gap, 0-based. Blank lines alone do
-    not count. Where none is there, the place of the line that is most like the longest one."""
+    """Where the lines begin of which most are there without a gap, 0-based; else the place of the
+    line that is most like the longest one."""
     matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
     block = matcher.find_longest_match()
     if not block.size and searched:
@@ -264,8 +252,8 @@ def shared(patch: Patch, trees: Sequence[Files]) -> Patch | None:
     """The patch with as much of its context as is at one place of each tree; None where a change
     has no such place.
 
-    patch: as one of the trees has it, with three lines of context. trees: the files of each below
-    the patch; its lines are numbered as in the first.
+    patch: as one of the trees has it. trees: the files of each below it; lines are numbered as in
+    the first.
     """
     files = []
     for file in patch.files:
@@ -335,8 +323,8 @@ def _narrowed(
 
 
 def _apart(context: Sequence[str], text: str, step: int) -> bool:
-    """Whether the context line next to an insertion is near, but not next to it, in a text. step:
-    1 where the text follows the insertion, -1 where it comes before. Blank lines do not count."""
+    """Whether the context line next to an insertion is near, but not next to it, in a text. step: 1
+    where the text follows it, -1 where it comes before."""
     near = [line for line in split_lines(text)[::step] if line.strip()][:NEAR]
     nearest = next((line[1:] for line in context if line.strip()), None)
     return nearest in near and nearest != near[0]
@@ -351,9 +339,8 @@ def edits(patch: Patch) -> str:
 
 
 def unified(before: Files, after: Files) -> str:
-    """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
-    Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
-    program."""
+    """The diff of every file of `after` that is not as it was, sorted by path, as `quilt refresh`
+    writes it: quilt asks the same program."""
     diffs = []
     with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
         space = Path(name)

@@ -1,12 +1,10 @@
 """The queue's changes of upstream's files as a tree records them, in laid.json beside its listing:
-edits of others are told apart by it.
+edits of others are told apart by it. Where the tree goes into git, it has the queue's files alone,
+and one hash of the others (`in_git`).
 
-Where the tree goes into git, its listing has the queue's files alone, and laid.json one hash of the
-others (`in_git`): a branch would carry thousands of lines that git knows better.
-
-Each change is known by hashes of its lines as they are after it. `whole`: with one line of context
-on both sides; `bare`: the changed lines alone, and how often the file has them. A change is in
-place where the file has it whole, or has its bare lines as often as before.
+A change is known by hashes of its lines: `whole`, with one line of context on both sides; `bare`,
+without, and how often the file has them. It is in place where the file has it whole, or bare as
+often as before.
 """
 
 from __future__ import annotations
@@ -28,11 +26,8 @@ NONE = Edits()
 def described(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, Any]:
-    """The content of laid.json for a patched tree.
-
-    files: all that the queue changes or adds, as it is then; read: the tree as it was before;
-    listing: the whole patched tree's, whose hash a server prints.
-    """
+    """The content of laid.json for a patched tree. files: all that the queue changes or adds; read:
+    the tree before; listing: the patched tree's, whose hash a server prints."""
     changed = ((path, read(path), after) for path, after in sorted(files.items()))
     return {
         "files": {
@@ -46,8 +41,7 @@ def described(
 
 
 def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, bytes]:
-    """The two files of a tree that lie beside the overlay's package, by path. about: see
-    `described`."""
+    """The two files of a tree that lie beside the overlay's package. about: see `described`."""
     return {
         LISTING: to_sha256sum(own_listing(listing)),
         LAID: record_text(dict(about)).encode(),
@@ -57,8 +51,8 @@ def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, b
 def in_git(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, bytes]:
-    """`records` for a tree that goes into git; nothing where the overlay's package is not applied.
-    Arguments as for `described`."""
+    """`records` for a tree that goes into git; nothing where the overlay's package is not
+    applied."""
     if PROVENANCE not in files:
         return {}
     whole = own_listing(listing)
@@ -67,8 +61,8 @@ def in_git(
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
-    """The files that the queue leaves alone, for laid.json: how many Python files these are,
-    and the hash of their listing. Other files a wheel and a git tag have not in common."""
+    """The files that the queue leaves alone, for laid.json: how many Python files, and the hash of
+    their listing."""
     left = {
         path: digest
         for path, digest in listing.items()

@@ -1,10 +1,9 @@
 """Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the
 overlay.
 
-Each patch is read from the copies that quilt keeps of its files, and written in one form. A text
-that several releases share is matched on them anew, with less context where theirs differs; where
-it does not match, this release gets a variant. All changes are planned, proved by the replay, and
-written whole or not at all.
+Each patch is read from the copies that quilt keeps of its files. A text that several releases share
+is matched on them anew; where it does not match, this release gets a variant. All changes are
+planned, proved, and written whole or not at all.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None
     where lint stopped it).
 
-    Without such a tree (or with one that holds no edits) the trees that the queue makes are written
-    to upstream/pins.toml. add: edits of files that are in no patch go into the top one. Raises
-    Refused, with nothing written, where an edit would be lost, or another release broken.
+    add: edits of files that are in no patch go into the top one. Raises Refused, with nothing
+    written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
@@ -79,7 +77,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
 @dataclass(frozen=True)
 class EditedTree:
     """The content of a tree that holds edits. layers: its patches, bottom first; headers: their
-    own, as the tree has them; listing: its files; record: see worktree.py."""
+    own."""
 
     layers: tuple[Row, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -231,8 +229,8 @@ class _Refresh:
         return True
 
     def _text(self, queue: Queue, entry: Entry, content: bytes, lines: Lines) -> Change:
-        """The patch itself where its changes match on every release that it is for, with the
-        context on which they agree; else a variant."""
+        """The patch itself where its changes match on every release that it is for; else a
+        variant."""
         patch, _ = patchfile.read(entry.name, content)
         served = [pin for pin in self.pins.all if pin == self.pin or entry.is_for(pin.version)]
         if patch is None or served == [self.pin]:
@@ -278,8 +276,7 @@ def _changed_twice(pin: Pin, path: str) -> Refused:
 
 
 def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
-    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
-    cached, it is not fetched for that."""
+    """Whether a release's tree is to be pinned anew."""
     patches = [either.select(pin.version) for either in (queue, changed_queue)]
     texts = [[(patch.name, patch.diff) for patch in either] for either in patches]
     if texts[0] != texts[1]:
@@ -295,11 +292,8 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
 
 
 def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree | None:
-    """The content of work/<tag>/; None where it holds no edits.
-
-    add: edits of files that are in no patch go into the top one. Raises Refused where an edit
-    belongs to no patch, and where patches are popped.
-    """
+    """The content of work/<tag>/; None where it holds no edits. Raises Refused where an edit
+    belongs to no patch, and none is to be added to the top one, and where patches are popped."""
     tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
     with tree.locked():
         inspection = tree.inspect()

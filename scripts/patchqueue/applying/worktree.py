@@ -1,9 +1,6 @@
 """work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced
 while it holds edits; and quilt's book-keeping in it, .pc/, which this tool writes and reads itself.
-
-Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in
-work/rebase-VERSION/; other names in work/ are the user's.
-"""
+Its own files lie in work/.patchqueue/."""
 
 from __future__ import annotations
 
@@ -77,8 +74,8 @@ class WorkTree:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Be the only writer of this tree; what an earlier, killed run left is mended or removed
-        first. Yields the lock's descriptor."""
+        """Be the only writer of this tree; what a killed run left is mended or removed first.
+        Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock") as descriptor:
             self._put_back()
             for left in (self._aside("building"), self._aside("old")):
@@ -86,8 +83,7 @@ class WorkTree:
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
-        """An empty folder (or a copy of the tree) to build in, out of everybody's
-        sight."""
+        """An empty folder (or a copy of the tree) to build in."""
         aside = self._aside("building")
         if copy:
             shutil.copytree(self.path, aside, symlinks=True)
@@ -97,7 +93,7 @@ class WorkTree:
 
     def finish(self, listing: dict[str, str]) -> None:
         """Put what was built in the tree's place. Killed between the renames, the next run puts the
-        old tree back: it is whole for as long as it has that name."""
+        old tree back."""
         self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
@@ -117,8 +113,7 @@ class WorkTree:
             os.rename(self._aside("old"), self.path)
 
     def finished_listing(self) -> dict[str, str]:
-        """The listing of the tree as it was finished, kept to tell which files were edited since;
-        empty where it is lost."""
+        """The listing of the tree as it was finished; empty where it is lost."""
         kept = self._aside("sha256sum")
         return trees.from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
@@ -147,10 +142,8 @@ class WorkTree:
         return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
-        """How far the patches are applied, where no file of patches/ was edited.
-
-        Files that the tree hash does not cover are compared with the tree as it was finished.
-        """
+        """How far the patches are applied. Files that the tree hash does not cover are compared
+        with the tree as it was finished."""
         tree, hashes, stack = hash_python(listing), record["tree"], applied(self.path)
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
@@ -200,10 +193,8 @@ def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
 
 
 def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
-    """Make of a pristine tree what `quilt push -a` of these patches would.
-
-    quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
-    """
+    """Make of a pristine tree what `quilt push -a` of these patches would. In .pc/PATCH/ a copy of
+    every file below it, empty where there is none."""
     write_patches(tree, stack)
     applied = (tree / "patches/series").read_bytes()
     _write(tree, QUILT_TREE | {APPLIED: applied})

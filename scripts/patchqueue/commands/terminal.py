@@ -1,9 +1,6 @@
-"""The terminal: a command and its arguments, the parser, what commands print, and exit codes.
-
-A path is relative to the folder in which the user typed the command. nox changes into the queue's
-folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM:
-the tool goes back there. The queue's folder is --root.
-"""
+"""The terminal: a command and its arguments, the parser, what commands print, and exit codes. A
+path is relative to the folder in which the user typed the command, which noxfile.py passes in
+PATCHQUEUE_CALLED_FROM."""
 
 from __future__ import annotations
 

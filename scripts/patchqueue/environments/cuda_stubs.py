@@ -1,13 +1,10 @@
-"""Shared libraries that let GPU builds load on a host without a GPU.
+"""Shared libraries that let GPU builds load on a host without a GPU: the loader wants every CUDA
+library before the first line of Python runs, although a CPU test calls none.
 
-torch's and sgl_kernel's published Linux builds are linked against CUDA's libraries. The loader
-wants every one of them before the first line of Python runs, although a CPU test calls none.
-`write_stand_ins` reads which library names and symbols the installed `.so` files ask for and
-writes, for each CUDA library that is not installed, a small ELF file whose functions all return 100
-(`CUDA_ERROR_NO_DEVICE`, `cudaErrorNoDevice`). No compiler and no binutils are needed.
-
-Layouts are those of the System V gABI (chapters 4 and 5), the x86-64 psABI and, for symbol
-versions, the Linux Standard Base "Symbol Versioning" chapter.
+`write_stand_ins` reads which libraries and symbols the installed `.so` files ask for and writes,
+for each CUDA library that is not installed, a small ELF file whose functions all return 100
+(`cudaErrorNoDevice`). Layouts: System V gABI (chapters 4 and 5), x86-64 psABI and, for symbol
+versions, the Linux Standard Base.
 """
 
 from __future__ import annotations
@@ -52,9 +49,8 @@ _STB_WEAK = 2
 
 @dataclass(frozen=True)
 class Wants:
-    """What one ELF file asks of others: library names, and (symbol, library or None, version or
-    None) of each undefined strong symbol. The library is known only for symbols that carry a
-    version."""
+    """What one ELF file asks of others: library names, and (symbol, library, version) of each
+    undefined strong symbol; both None where the symbol carries no version."""
 
     libraries: frozenset[str]
     symbols: frozenset[tuple[str, str | None, str | None]]
@@ -162,10 +158,7 @@ def missing_libraries(
     wants: Iterable[Wants], installed: Iterable[str]
 ) -> dict[str, dict[str, str | None]]:
     """The libraries to stand in for, each with its symbols and their versions (None: unversioned).
-
-    `installed`: file names of the libraries that are there. A library without a single wanted
-    symbol is still listed: the loader asks for the file all the same.
-    """
+    The loader asks for one without symbols all the same."""
     wants, have = list(wants), set(installed)
     asked = {library for want in wants for library in want.libraries}
     missing: dict[str, dict[str, str | None]] = {
@@ -303,9 +296,8 @@ def _is_found_by_loader(file: Path) -> bool:
 
 
 def write_stand_ins(packages: Path, out: Path) -> list[str]:
-    """Write into `out` a stand-in for each CUDA library that the `.so` files under `packages` ask
-    for and that is not there itself; return their names. `out` on LD_LIBRARY_PATH makes the loader
-    find them."""
+    """Write into `out`, for LD_LIBRARY_PATH, a stand-in for each CUDA library that the `.so` files
+    under `packages` ask for and that is not there itself; their names."""
     files = [file for file in packages.rglob("*.so*") if file.is_file()]
     wants = [want for want in map(read_wants, files) if want is not None]
     missing = missing_libraries(

@@ -99,13 +99,8 @@ def find(root: Path, pin: Pin) -> Environment | None:
 
 
 def build(root: Path, pin: Pin) -> Environment:
-    """The release's environment, built from its lock unless it was already made from that.
-
-    It is built under a lock file, so that a second run waits, and its marker is written last, so
-    that a killed run leaves nothing that looks whole.
-
-    Raises Refused with the reason.
-    """
+    """The release's environment, built from its lock unless it was already made from that: under a
+    lock file, its marker written last. Raises Refused."""
     version, lock, home = str(pin.version), lock_file(root, pin), (root / HOME).absolute()
     if not lock.is_file():
         step = f"{to_type('pin', version, '--lock')} makes one"
@@ -176,11 +171,8 @@ def test_tool(root: Path, words: Sequence[str] = ()) -> int:
 
 
 def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tuple[int, bool]:
-    """Apply the queue, build the release's environment where it is not there yet, and run pytest in
-    it: its exit code, and whether the tree has edits of the user's, and was tested as it stands.
-
-    words: further words for pytest. Raises Refused when tree or environment cannot be had.
-    """
+    """Apply the queue, build the release's environment where needed, and run pytest in it: its exit
+    code, and whether the tree has edits of the user's, and was tested as it stands."""
     work = worktree.WorkTree(root, pin.tag)
     is_edited, tree = work.inspect().state is worktree.State.CHANGED, work.path.absolute()
     if is_edited:
@@ -209,12 +201,8 @@ def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tu
 
 
 def spread(folder: Path, workers: int) -> list[str]:
-    """What pytest needs to run a file of tests on each of several processors, once `folder` is on
-    its path; nothing for one.
-
-    The locks stay as their releases are: pytest-xdist is linked from the environment that runs the
-    tool.
-    """
+    """What pytest needs to run files of tests on several processors, once `folder` is on its path:
+    pytest-xdist, linked from the environment that runs the tool."""
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
     places = {name: spec.origin for name, spec in found.items() if spec and spec.origin}
     if workers < 2 or len(places) < len(SPREAD):

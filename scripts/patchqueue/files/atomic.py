@@ -1,9 +1,6 @@
-"""Files written whole or not at all, durably: one alone, or several of the project together; and by
-one writer at a time, who holds a lock.
-
-Several are written aside first, made good by one rename, then put in their places. Killed before
-that rename, nothing was written; killed behind it, `recover` does the rest.
-"""
+"""Files written whole or not at all, durably: one alone, or several together; and by one writer at
+a time, who holds a lock. Several are written aside first, made good by one rename, then put in
+their places; `recover` does the rest behind a kill."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """The queue on a release, or on a fork of one: as a branch of a user's checkout, a commit for each
-patch, the same hashes every time; and as one patch file.
-
-A patch file is for `git apply` and `patch -p1` in the repository's root. Its hunks have three lines
-of the tree's own context. The hashes of the files before and after are in it, so that `git apply
---3way` can lay out a conflict.
-"""
+patch, the same hashes every time; and as one patch file, for `git apply` and `patch -p1`, with the
+hashes that `git apply --3way` needs."""
 
 from __future__ import annotations
 
@@ -50,8 +46,8 @@ EITHER = "change one of the two so that both fit, or merge a branch of backport 
 
 @dataclass(frozen=True)
 class Base:
-    """What the queue is applied to. where: what a user calls it; files: path in git's layout ->
-    content; edits: what it has besides the release; step: what to do about a conflict."""
+    """What the queue is applied to. where: what a user calls it; edits: what it has besides the
+    release; step: what to do about a conflict."""
 
     where: str
     files: Mapping[str, bytes] = field(repr=False)
@@ -65,8 +61,8 @@ class Base:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that was made, or was there. base, commits: full hashes; subjects: one for each
-    commit; edits: what the base has besides the release; tree: of its last commit."""
+    """A branch that was made, or was there. base, commits: full hashes; edits: what the base has
+    besides the release; tree: of its last commit."""
 
     name: str
     outcome: Outcome
@@ -92,12 +88,9 @@ def backport(
     fork of one, with the queue on it.
 
     release: the one that a fork is made of, where its tags do not say; without: patches that are
-    left out, as breakable/keep-break-tensors, and those of REPORT that the release gets; only: the
-    profile whose patches the branch gets, "" for every patch; tests: with the patches' tests.
-
-    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
-    Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
-    edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
+    left out, and those of REPORT that the release gets; only: the profile, "" for every patch;
+    tests: with the patches' tests. Raises Refused, with no branch made. A branch of that name is
+    left alone.
     """
     queue, pins, repository = load_queue(root, only), pinning.load(root), open_repository(onto)
     repository.branch(name)  # refused before the work
@@ -122,7 +115,7 @@ def backport(
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
     """The release that a commit is a fork of: the one that is named, else the newest pinned tag
-    that it comes from. Raises Refused where it comes from none."""
+    that it comes from."""
     if release:
         return pins.find(release)
     known, tags = repository.tags(), repository.tags("--merged", commit)
@@ -137,8 +130,7 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str, where
 
 
 def _compared(found: Base, selection: Selection, step: str) -> Base:
-    """A tree with its edits of the release, and what to do where they conflict. Raises Refused
-    where the tree is another release."""
+    """A tree with its edits of the release. Raises Refused where the tree is another release."""
     pin = selection.pin
     if hash_python(found.listing) == pin.tree:
         return found
@@ -149,11 +141,8 @@ def _compared(found: Base, selection: Selection, step: str) -> Base:
 
 
 def commits(selection: Selection, base: Base) -> Iterator[Commit]:
-    """One for each patch, in the series' order, at exact lines, which `settle` has tried.
-
-    An overlay file comes with the first patch that needs it. The record of what the tree was made
-    of, and its listing, come with the last: only there are they true.
-    """
+    """One for each patch, in the series' order. An overlay file comes with the first patch that
+    needs it; the tree's records come with the last: only there are they true."""
     laid: dict[str, bytes] = {}
     queue, pin, patches = selection.queue, selection.pin, selection.patches
     record = {path: text for path, text in selection.overlay.items() if path == PROVENANCE}
@@ -169,9 +158,8 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 
 
 def tests_of(root: Path, selection: Selection) -> Commit:
-    """The commit that adds the tests of a selection's patches, and what they import. A test that a
-    patch of the release names that is left out is left out, too, with those that import it; so is
-    one that imports a package of the overlay that the branch lacks."""
+    """The commit that adds the tests of a selection's patches, and what they import; without those
+    that need a patch, or a package of the overlay, that the branch lacks."""
     queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
     for patch in (every := queue.select(selection.pin.version)):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
@@ -198,8 +186,7 @@ def changed_by(wanted: Iterable[Commit]) -> dict[str, bytes]:
 
 
 def message(queue: Queue, patch: Patch, pin: Pin) -> str:
-    """A commit's message: subject and description of the header, and trailers that say which patch
-    it is."""
+    """A commit's message: subject, description, and trailers that say which patch it is."""
     header = queue.header(patch.name)
     trailers = {
         "Queue-Patch": patch.name,
@@ -223,15 +210,15 @@ def description(queue: Queue, patch: Patch) -> str:
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
-    """When the commits say they were made: the release's day, or the base's own time where that is
+    """When the commits say they were made: the release's day, or the base's time where that is
     later."""
     return max(calendar.timegm(pin.released.timetuple()), repository.date(base))
 
 
 @dataclass(frozen=True)
 class PatchFile:
-    """The written file. changed, added: how many files it changes and adds; edited: how many files
-    of its base others had edited; tree: the hash of the tree with it."""
+    """The written file. changed, added: numbers of files; edited: of its base; tree: the hash of
+    the tree with it."""
 
     path: Path
     sha256: str
@@ -245,12 +232,8 @@ class PatchFile:
 def write_patch(
     root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
 ) -> PatchFile:
-    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
-    every patch; without: patches that are left out.
-
-    base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
-    where no patch is for the release, or a hunk does not fit.
-    """
+    """Write the file `out`, whole or not at all. base: a tree with this release and edits of
+    others, that it is to be laid on. Raises Refused."""
     selection = select(load_queue(root, only), pin, without)
     if base:
         found = Base(str(base), of_folder(pin.version, base).files)

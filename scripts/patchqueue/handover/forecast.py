@@ -50,8 +50,8 @@ MARKER = re.compile(r"(?m)^(.*):(\d+): leftover conflict marker$")  # of `git di
 
 @dataclass
 class Stages:
-    """The effect of each patch on the pin it comes from: patch (the name its variants share) -> its
-    files before and after."""
+    """The effect of each patch on the pin it comes from: base name -> its files before and
+    after."""
 
     queue: Queue
     pin: Pin
@@ -206,8 +206,8 @@ class ConflictRepository:
     the patches of the one as commits, and on the branch `rebase` the release with all that is
     applied below the conflict.
 
-    Its state, in .git/patchqueue/, has the name of the patch in conflict, and two trees' hashes:
-    below, the branch's; as_left, of the files as they were laid out.
+    .git/patchqueue/ has the name of the patch in conflict, and two trees' hashes: below, the
+    branch's; as_left, of the files.
     """
 
     root: Path
@@ -231,8 +231,7 @@ class ConflictRepository:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """None where there is no repository, or it was not finished. Raises Refused for a folder of
-        the user's."""
+        """None where it is absent or unfinished. Raises Refused for a folder of the user's."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
@@ -270,8 +269,7 @@ class ConflictRepository:
         return state is not None and self._present(state["below"]) != state["as_left"]
 
     def lay_out(self, outlook: Forecast) -> tuple[Region, ...]:
-        """Make it show the release with all that is applied below the first conflict, and that
-        patch merged into it."""
+        """Make it show the release below the first conflict, and that patch merged into it."""
         git = self._repository.git
         self._own.mkdir(parents=True, exist_ok=True)  # first: it says whose the folder is
         # a run that finds no state file lays it out again
@@ -352,8 +350,8 @@ class ConflictRepository:
         return tuple(regions)
 
     def solution(self, below: str) -> Files:
-        """The files that the person changed, as they are now. below: the branch's tree. Raises
-        Refused where they cannot be a patch, or still hold markers."""
+        """The files that the person changed. below: the branch's tree. Raises Refused where they
+        cannot be a patch."""
         trees = (below, self._present(below))
         words = ("diff-tree", "-r", "--no-renames")
         said = self._repository.git(*words, "--name-status", "-z", *trees)

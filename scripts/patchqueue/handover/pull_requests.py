@@ -1,13 +1,11 @@
 """Pull requests: for each Pending patch a branch on a user's checkout of upstream, and a text.
 
-The folder of a pull request, pull-requests/TOPIC/PATCH/, is laid out as upstream's tree is. It
-holds tests at the places where upstream keeps them, and, under python/, files in place of the
-overlay's, which know more releases than upstream needs. A change@VERSION.patch there replaces the
-series' text from that release up to the next one: the series hooks upstream's code where a pull
-request mends it.
+The folder pull-requests/TOPIC/PATCH/ is laid out as upstream's tree is. It holds tests, and, under
+python/, files in place of the overlay's. A change@VERSION.patch there replaces the series' text
+from that release up to the next one.
 
-A folder without a patch in the series is a draft of upstream's code alone, which the queue does not
-need. Its text has a title and a probe; other texts may have the draft `below` them.
+A folder without a patch in the series is a draft of upstream's code alone. Its text has a title and
+a probe.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
-    """pull-request.toml. body: Markdown, with the sections of upstream's template; title: where it
-    is not the patch's subject; below: patches that its branch contains, besides those that the
-    patch's header needs; probe: how to see that upstream has a draft without a patch."""
+    """pull-request.toml. body: Markdown; title: where it is not the patch's subject; below: patches
+    that its branch contains besides those that the header needs; probe: of a draft without a
+    patch."""
 
     body: str
     title: str = ""
@@ -55,12 +53,9 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Draft:
-    """A patch, or a draft without one, as it is sent: one commit.
-
-    name: TOPIC/PATCH; source: the file that has the text, in messages; patch: with that text;
-    files: path -> content of the files that come along; below: names of drafts that its branch
-    contains; text: with an empty body where none is written.
-    """
+    """A patch, or a draft without one, as it is sent: one commit. source: the file that has its
+    text, in messages; files: those that come along; below: names of drafts that its branch
+    contains."""
 
     name: str
     source: str
@@ -82,8 +77,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class PullRequest:
-    """A branch. outcome: APPLIED made, ALREADY_APPLIED there; tip: full hash; parts: its commits,
-    of which the last is the draft's own."""
+    """A branch. tip: full hash; parts: its commits, of which the last is the draft's own."""
 
     branch: str
     outcome: Outcome
@@ -97,10 +91,8 @@ class PullRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """pin: the release whose patches were taken; exact: the base is that release itself.
-
-    merged: names of the drafts that the base has already.
-    """
+    """pin: the release whose patches were taken; exact: the base is that release; merged: drafts
+    that the base has."""
 
     pin: Pin
     exact: bool
@@ -110,13 +102,11 @@ class Made:
 
 
 def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
-    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
-    topic/verb-object; all where none is named).
+    """Make a branch for each patch that `words` name (a topic, or TOPIC/PATCH; all where none is
+    named).
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
-    patches are applied to it, each hunk at the one place where its text matches. Raises Refused,
-    with no branch made, where a patch does not fit, the base has a file of the pull request's
-    already, or a branch of that name is another.
+    patches are applied to it. Raises Refused, with no branch made.
     """
     queue, repository = load_queue(root), open_repository(onto)
     repository.refuse_edits(base)
@@ -161,8 +151,7 @@ def requested(every: Mapping[str, Draft], words: Iterable[str]) -> list[str]:
 
 
 def _stack(every: Mapping[str, Draft], name: str, begun: set[str]) -> Iterator[Draft]:
-    """The draft, and those that it needs in front, each behind what it needs itself, and else in
-    the series' order."""
+    """The draft, and those that it needs in front."""
     begun.add(name)
     for need in sorted(every.keys() & {*every[name].below}, key=list(every).index):
         if need not in begun:
@@ -171,8 +160,8 @@ def _stack(every: Mapping[str, Draft], name: str, begun: set[str]) -> Iterator[D
 
 
 def _commits(stack: Iterable[Draft], read: Read) -> Iterator[Commit]:
-    """A commit for each draft. Raises Refused for a text that matches at no place or at several,
-    and for a new file that the base has."""
+    """A commit for each draft. Raises Refused for a text that does not match, and for a new file
+    that the base has."""
     laid: dict[str, bytes] = {}
     for draft in stack:
         below = in_front(laid, read)
@@ -206,8 +195,8 @@ def write(request: PullRequest, out: Path) -> Path:
 
 
 def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
-    """A draft for each patch that a release gets, by name, in the series' order; and behind them
-    those without a patch that change something there. Raises Refused for a bad text."""
+    """A draft for each patch that a release gets, by name, in the series' order; then those without
+    a patch. Raises Refused for a bad text."""
     every: dict[str, Draft] = {}
     for patch in queue.select(pin.version):
         header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
@@ -229,8 +218,7 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
 
 
 def _without_patch(root: Path, known: Collection[str]) -> dict[str, Text]:
-    """The texts of the folders that no patch of the series (`known`) is named for, by name. Raises
-    Refused for one without a title and a probe."""
+    """The texts of the folders that no patch of the series (`known`) is named for, by name."""
     texts = {}
     for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
         name = file.parent.relative_to(root / FOLDER).as_posix()
@@ -254,7 +242,7 @@ def _draft(
     text: Text,
 ) -> Draft:
     """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
-    files. Raises Refused for a bad replacement."""
+    files."""
     name = _stem(re.sub("@.*", "", patch.name))
     changes = {
         Version(file.stem.partition("@")[2]): file
@@ -286,8 +274,7 @@ def _stem(name: str) -> str:
 
 
 def read_text(root: Path, name: str) -> Text:
-    """The text of a patch's pull request, empty where there is none. Raises Refused where it is
-    wrong."""
+    """The text of a patch's pull request, empty where there is none."""
     where = f"{FOLDER}/{name}/{NAME}"
     try:
         content = (root / where).read_bytes()

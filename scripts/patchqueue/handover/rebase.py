@@ -2,8 +2,7 @@
 repository.
 
 The queue itself is the state: what is solved is written to it at once, and every run starts from
-what it then says. The repository, work/rebase-VERSION/, holds one conflict; it can be thrown away
-and made again.
+what it then says.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Progress:
     """The result of a step. changes: those written; folder: the repository with the next conflict,
-    None where none is left.
-
-    regions: what git left to solve in it; empty where git merged the patch after all, or had
-    nothing to merge it with.
-    """
+    None where none is left; regions: what git left to solve in it."""
 
     found: Forecast
     changes: tuple[Change, ...] = ()
@@ -62,11 +57,7 @@ class Progress:
 
 def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], None]) -> Progress:
     """Say what the queue does on a release (to `show`, at once), and lay out its first conflict.
-    The queue is not written to.
-
-    A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused
-    where the queue has moved on under such edits.
-    """
+    Raises Refused where the queue has moved on under edits of one that is laid out."""
     with _alone(root):
         outlook = forecast(load_queue(root), pins, release)
         show(outlook)
@@ -75,8 +66,7 @@ def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], N
 
 def proceed(root: Path, pins: Pins, version: Version) -> Progress:
     """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
-    clean up. Raises Refused, with nothing written, where the solution is none, or the queue would
-    not give what was solved."""
+    clean up. Raises Refused, with nothing written."""
     with _alone(root):
         repository = ConflictRepository(root, version)
         state = repository.state
@@ -129,8 +119,7 @@ def _write(root: Path, pins: Pins, outlook: Forecast) -> Progress:
 
 
 def _next(root: Path, outlook: Forecast, changes: tuple[Change, ...]) -> Progress:
-    """Lay out the first conflict, or what needs no hand; or leave it as it is where it is laid out
-    already."""
+    """Lay out the first conflict, or what needs no hand; or leave it as it is."""
     repository = ConflictRepository(root, outlook.version)
     if repository.shows(outlook):
         return Progress(outlook, changes, repository.path, repository.regions())
@@ -158,8 +147,7 @@ def plan(root: Path, pins: Pins, outlook: Forecast) -> list[Change]:
 def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) -> Files:
     """The release's files that the queue with these changes makes, up to the first conflict. Raises
     Refused unless that queue passes lint, gives every other pin what it got, and the release just
-    what the rows say: replayed strictly, byte for byte.
-    """
+    what the rows say."""
     queue, version = outlook.queue, outlook.version
     new = with_changes(queue, changes)
     problems = series.lint(root, new) + series.overlapping(new, version)
@@ -229,8 +217,7 @@ class _Plan:
         return [Change(f"patches/{entry.base}", text.encode(), f"merged upstream: {status} before")]
 
     def _carried(self, entry: Entry, row: Row) -> list[Change]:
-        """The patch for the release: its own text where that matches, with less context if need
-        be; else a variant."""
+        """The patch for the release: its own text, with less context if need be; else a variant."""
         queue, version, is_for = self.outlook.queue, self.version, entry.is_for(self.version)
         wider = entry.text if is_for else edit.extended(entry.text, version, self.pinned)
         text, patch = None, queue.patches[entry.name]
@@ -248,10 +235,8 @@ class _Plan:
         return [Change(f"patches/{entry.name}", text.content, why)]
 
     def _shared(self, entry: Entry, row: Row) -> Patch | None:
-        """One text of a patch for the releases that it serves and for the new one.
-
-        Releases that are not cached are not fetched for this: then they cannot.
-        """
+        """One text of a patch for the releases that it serves and for the new one. Releases that
+        are not cached are not fetched for this."""
         queue, patch = self.outlook.queue, self.outlook.queue.patches[entry.name]
         others = [pin for pin in self.pins.all if pin.version != self.version]
         served = [pin for pin in others if entry.is_for(pin.version)]

@@ -1,8 +1,5 @@
-"""The files of a release of the queue, in dist/release-N/: wheels, a patch file for each release of
-sglang, a page of links for `pip install --find-links`, and SHA256SUMS over all of it.
-
-The same queue gives the same bytes. The record of a published release is its git tag.
-"""
+"""The files of a release of the queue, in dist/release-N/: wheels, patch files, a page of links for
+`pip install --find-links`, and SHA256SUMS. The same queue gives the same bytes."""
 
 from __future__ import annotations
 
@@ -31,11 +28,7 @@ QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag f
 
 def make(root: Path, chosen: Sequence[Pin]) -> Path:
     """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
-    not at all; the folder. One that is there is replaced.
-
-    Raises Refused if the tag of this number has another content, or if a build or a patch file is
-    refused.
-    """
+    not at all. Raises Refused if the tag of this number has another content."""
     _refuse_other_content(root)
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")
@@ -55,7 +48,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Path:
 
 def _refuse_other_content(root: Path) -> None:
     """Raise Refused if the repository has the tag of this number, and the queue was changed
-    since: two files of one name would differ."""
+    since."""
     if not (root / ".git").exists() or not run.git(root, "tag", "--list", TAG).stdout:
         return
     changed = run.git(root, "diff", "--name-only", "-z", TAG, "--", *QUEUE).stdout

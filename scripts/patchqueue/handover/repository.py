@@ -1,9 +1,5 @@
-"""A git repository, read and added to without touching what is checked out there.
-
-Commits are written as one stream, by `git fast-import`, so that files, index and HEAD stay as they
-are; only a new branch appears. git runs as nobody's configuration would have it; the user's is
-asked for one thing, who they are.
-"""
+"""A git repository, read and added to without touching what is checked out there: commits are
+written by `git fast-import`, and only a new branch appears."""
 
 from __future__ import annotations
 
@@ -33,8 +29,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class Repository:
-    """A git repository with or without files checked out. path: anywhere in it; shown: as the user
-    named it; own: the tool made it, and git's failure there is Refused."""
+    """A git repository. path: anywhere in it; shown: as the user named it; own: the tool made it,
+    and git's failure there is Refused."""
 
     path: Path
     shown: str
@@ -55,8 +51,7 @@ class Repository:
         return run.run(run.GIT, *words, folder=self.path).stdout
 
     def author(self) -> str:
-        """Who commits, as `Name <mail address>`, by the user's git configuration. Raises Refused
-        where the configuration does not say."""
+        """Who commits, as `Name <mail address>`, by the user's configuration. Raises Refused."""
         words = ("-c", "user.useConfigOnly=true", "var", "GIT_AUTHOR_IDENT")
         try:
             ident = self._as_user(*words).decode(*UTF_8)
@@ -69,8 +64,7 @@ class Repository:
 
     def refuse_edits(self, base: str) -> None:
         """Raise Refused where the branch begins at HEAD and files that are checked out differ from
-        it: it would not have these edits, and who takes what is checked out may mean it with them.
-        Who names a commit means that commit."""
+        it. Who names a commit means that commit."""
         if base != "HEAD" or self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
@@ -92,8 +86,7 @@ class Repository:
             raise Refused.of("edited-checkout", self.shown, what, step)
 
     def commit(self, name: str) -> str:
-        """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
-        where there is none."""
+        """The commit that a branch, tag or hash stands for, as a full hash. Raises Refused."""
         words = ("rev-parse", "--verify", "--quiet", "--end-of-options")
         try:
             return self.word(*words, f"{name}^{{commit}}")
@@ -142,12 +135,8 @@ class Repository:
         return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", stdin=asked))))
 
     def build(self, base: str, commits: Iterable[Commit], author: str, date: int) -> list[str]:
-        """Make the commits on top of `base`, one on the other, and return their hashes; no branch
-        has them yet.
-
-        base: "" for none; date: of author and committer, in seconds since 1970, UTC. The same words
-        give the same hashes.
-        """
+        """Make the commits on top of `base` ("" for none), one on the other; their hashes. No
+        branch has them yet. date: in seconds since 1970, UTC."""
         stream = b"".join(self._stream(base, commits, f"{author} {date} +0000"))
         return self.git("fast-import", "--quiet", stdin=stream).decode().split()
 

@@ -1,11 +1,8 @@
-"""Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by
-way of a journal.
+"""Patch an installed sglang where it lies, reversibly, by way of a journal: the bytes that
+work/<tag>/ would have.
 
-The installed files themselves are the pristine release, so that its wheel is not needed. The result
-is that of the strict replay, as in work/<tag>/.
-
-They may carry edits of others, who pin a release and patch it. The queue's hunks then apply where
-their exact text is, and what is taken back is what was found.
+The installed files are the pristine release, or the release with edits of others; what is taken
+back is what was found.
 """
 
 from __future__ import annotations
@@ -55,12 +52,8 @@ def install(
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
-    of, where they do not say; only: the profile whose patches are applied, "" for every patch;
-    without: patches that are left out. check: write nothing; the report is EMPTY, with the numbers
-    of files that would be changed and added, or ALREADY_APPLIED where an install is in place.
-    Raises Refused, with nothing changed, where the files are not those of a pinned release with or
-    without edits of others, where a hunk does not fit them, where no patch is for it, where it
-    cannot be written, or where it is patched by other means.
+    of, where they do not say; only: the profile, "" for every patch; check: write nothing; the
+    report is EMPTY, or ALREADY_APPLIED. Raises Refused, with nothing changed.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
     with _exclusive_access(site, writes=not check) as place:
@@ -84,11 +77,8 @@ def install(
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
     """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
-    RECORD.
-
-    Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
-    or cannot be done.
-    """
+    RECORD. Raises Refused, with nothing changed, where that would lose edits (unless `discard` is
+    set) or cannot be done."""
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
@@ -135,8 +125,7 @@ def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
-    """The folder's journal. That of another sglang than the one there now is deleted: a release was
-    installed over the patched one, or `git restore` was run."""
+    """The folder's journal. One of an sglang that was replaced since is deleted."""
     journal = undo.read(place)
     if journal is None or not journal.faults():
         return journal
@@ -192,11 +181,8 @@ def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release
 
 
 def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:
-    """Undo an earlier install, so that the selection can follow. Later edits of others stay.
-
-    Raises Refused, with nothing changed, where their edits would be lost, or where the selection
-    would not fit what is left.
-    """
+    """Undo an earlier install, so that the selection can follow. Later edits of others stay. Raises
+    Refused, with nothing changed, where edits would be lost, or the selection would not fit."""
     journal, differ = earlier.journal, earlier.differing
     if differ.ours and not discard:
         again = to_type("install", "--site-packages", journal.site, "--discard")
@@ -255,10 +241,7 @@ def _plan(
     selection: Selection, here: Installed, known: Identity
 ) -> tuple[Changes, dict[str, Any], dict[str, Any]]:
     """The changes in order, the record of the patched tree, and the journal's notes: "found", the
-    listing before; "texts", the patches as they are applied; "laid", the content of laid.json.
-
-    Raises Refused where a patch does not fit, and where a file cannot be written.
-    """
+    listing before; "texts", the patches; "laid", the content of laid.json. Raises Refused."""
     files_of = partial(read, here.site)
     if known.edits.paths:
         selection = settle(selection, files_of, str(here), _resolve(known.pin.tag))
@@ -298,12 +281,11 @@ def _pip_records(
     record: dict[str, Any],
     changes: Mapping[str, bytes | None],
 ) -> dict[str, bytes]:
-    """The files by which pip knows the package: RECORD with the files as they are now, the queue's
-    provenance beside it, and the queue in upstream's list of plugins.
+    """The files by which pip knows the package: RECORD, the queue's provenance beside it, and the
+    queue in upstream's list of plugins.
 
-    The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info
-    cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
-    The journal is listed too: it goes with the package.
+    The version stays upstream's: requirements like sglang==0.5.9 must still hold. The journal is
+    listed too: it goes with the package.
     """
     points, name = info / wheels.ENTRY_POINTS, f"{info.name}/RECORD"
     present = {wheels.PLUGIN_LIST} if (here.site / wheels.PLUGIN_LIST).is_file() else set()

@@ -1,9 +1,5 @@
 """The queue on an installed sglang, by an install in place, a patched wheel or git: whether all of
-it is there, which edits are of others, and the files without its changes.
-
-A patched wheel has the queue's record in its .dist-info. A branch, and the file for `git apply`,
-leave the tree's own record alone.
-"""
+it is there, which edits are of others, and the files without its changes."""
 
 from __future__ import annotations
 
@@ -30,9 +26,8 @@ from .undo import Journal
 
 
 class Differing(NamedTuple):
-    """Files that are not as they were left, by their names below the folder. ours: the queue's, or
-    with a change of the queue that is not in place any more; others: with edits of others, and
-    every change of the queue is still there."""
+    """Files that are not as they were left, by their names below the folder. ours: with a change of
+    the queue that is not in place any more; others: with every one still there."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
@@ -41,8 +36,8 @@ class Differing(NamedTuple):
 def attribute(
     site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
-    """The differing paths by who made the difference. own: files that the queue changed or added;
-    about: the content of laid.json."""
+    """The differing paths by who made the difference. own: files that the queue changed; about: the
+    content of laid.json."""
     rows = own_changes.rows_in(about)
 
     def is_ours(name: str) -> bool:
@@ -91,8 +86,8 @@ class InPlace:
         )
 
     def without_changes(self) -> dict[str, bytes]:
-        """The files that others edited since, without the queue's changes. Raises Refused, naming
-        patch and file, where a change has no one place from which to take it."""
+        """The files that others edited since, without the queue's changes. Raises Refused where one
+        has no one place."""
         site, problems = self.journal.site, list[Problem]()
         changed = own_changes.rows_in(self.journal.notes["laid"])
         edited = [name for name in self.differing.others if name in changed]
@@ -156,7 +151,7 @@ class HandedOn:
 
 def find_handed_on(here: Installed) -> HandedOn | None:
     """The queue that a wheel or git applied to an sglang; None where there is none. Raises Refused
-    where an install in place applied it and its journal is gone, so that it cannot be undone."""
+    where an install in place applied it and its journal is gone."""
     try:
         file = here.info / IN_DIST_INFO if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
@@ -186,8 +181,8 @@ def _tree_record(site: Path) -> dict[str, Any]:
 
 
 def named_tree(site: Path) -> str:
-    """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
-    where no queue's record is there. It does not count edits of others since then."""
+    """The tree as a server's first line names it, "sha256:<hex>"; empty where no queue's record is
+    there."""
     return str(_tree_record(site).get("tree", ""))
 
 

@@ -1,11 +1,8 @@
-"""Changes to the queue, planned in memory: guards on the series' lines, and variants.
+"""Changes to the queue, planned in memory: guards on the series' lines, and variants. Refresh and
+rebase read the queue as it would then be, prove that, and write all or none.
 
-Refresh and rebase plan such changes, read the queue as it would then be, prove that, and write all
-or none.
-
-A guard is a PEP 440 range that names whole releases, `>=0.5.20,<0.5.21`, their post releases
-included. Only where two pins share a release (0.5.12 and 0.5.12.post1) does a bound name one of
-them.
+A guard is a PEP 440 range that names whole releases, `>=0.5.20,<0.5.21`. Only where two pins share
+a release (0.5.12 and 0.5.12.post1) does a bound name one of them.
 """
 
 from __future__ import annotations
@@ -68,11 +65,9 @@ def variant(
     diff: str,
     why: str,
 ) -> Change:
-    """A patch's other text for one release, and for those behind it that its guard takes.
-
-    The guards go into `lines`. Where no other pinned release is left to the entry, its own text is
-    replaced. Raises Refused where no name is free.
-    """
+    """A patch's other text for one release, and for those behind it that its guard takes. The
+    guards go into `lines`. Where no other pinned release is left to the entry, its own text is
+    replaced."""
     if entry.is_for(version):
         kept, guard = split(entry.text, version, pinned)
         if not kept:

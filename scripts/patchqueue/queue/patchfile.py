@@ -1,8 +1,6 @@
-"""One patch file: its header, its diffs, and every rule about its form that needs no upstream tree
-to check.
+"""One patch file: its header, its diffs, and every rule about its form that needs no upstream tree.
 
-unidiff reads the hunks; what it read is written again and must be the same, since unidiff lets text
-around a diff pass in silence.
+What unidiff read is written again and must be the same: it lets text around a diff pass in silence.
 """
 
 from __future__ import annotations
@@ -30,11 +28,8 @@ NO_NEWLINE = "\\ No newline at end of file"
 @dataclass(frozen=True)
 class Hunk:
     """old_start, new_start: 1-based first line in the file before and after this hunk; at_line: in
-    the patch file.
-
-    lines: each begins with what it is, " " context, "-" removed or "+" added, and ends with its
-    newline if it has one.
-    """
+    the patch file; lines: each begins with " ", "-" or "+", and ends with its newline if it has
+    one."""
 
     old_start: int
     new_start: int
@@ -178,10 +173,7 @@ def _hunk(hunk: Any, lines_before: int) -> Hunk:
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """Problems of the diff's form: it must be just what `render` makes of it.
-
-    That proves the rest to be paths and lines, of which the rules below tell.
-    """
+    """Problems of the diff's form: it must be just what `render` makes of it."""
     at, line = first_line, ""
 
     def lines() -> Iterator[str]:

@@ -55,9 +55,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything that the project applies to a release. patches: each text as its file has it;
-    overlay: path in the tree -> content; profile: the one whose patches it has, "" for all; whole:
-    no patch is left out."""
+    """Everything that the project applies to a release. overlay: path in the tree -> content;
+    profile: the one whose patches it has, "" for all; whole: no patch is left out."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
@@ -98,8 +97,8 @@ class Queue:
         return replace(self, entries=tuple(kept), profile=profile, whole=False)
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that the lines of these patches import and that their headers name, and
-        those that these import."""
+        """The overlay files that the lines of these patches import and their headers name, and what
+        these import."""
         needed: set[str] = set()
         for patch in patches:
             named = self.header(patch.name).overlay
@@ -299,10 +298,7 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
 
 
 def as_patch(files: Mapping[str, bytes]) -> bytes:
-    """New files as one patch in quilt's own form, so that `quilt pop -a` takes them away again.
-
-    Every file must be UTF-8, not empty, and end with a line end (lint sees to it).
-    """
+    """New files as one patch in quilt's own form. Lint sees to it that every file can be in one."""
     parts = []
     for path, content in sorted(files.items()):
         lines = content.decode("utf-8").removesuffix("\n").split("\n")

@@ -35,13 +35,9 @@ class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pin(Struct, frozen=True, forbid_unknown_fields=True):
-    """One pinned revision, as the file has it.
-
-    tree: tree hash of the release: of its Python files, which each of its wheels and its git tag
-    have (see files/tree.py).
-    patched: the same of the release with the whole queue on it; empty where it is not known yet.
-    resolve_as_of: the revision's environment is resolved as the package index stood on this day.
-    """
+    """One pinned revision, as the file has it. tree: of the release (see files/tree.py); patched:
+    the same with the whole queue on it; resolve_as_of: the day as of which its environment is
+    resolved."""
 
     version: Version
     tag: Tag
@@ -68,8 +64,8 @@ class File(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins, oldest first; the one that is meant when none is named; those that are tested when
-    none is named."""
+    """All pins, oldest first; the one that is meant, and those that are tested, when none is
+    named."""
 
     all: tuple[Pin, ...]
     default: Pin
@@ -90,9 +86,7 @@ class Pins:
 
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
-
-        Raises Refused with the known names when there is none.
-        """
+        Raises Refused."""
         unknown, pinned = "unknown-release", " ".join(pin.tag for pin in self.all)
         try:
             # parses the leading v too; a local part (+cu130) does not matter
@@ -114,8 +108,7 @@ class Pins:
 
 
 def version(name: str) -> Version:
-    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
-    Raises Refused where it is none."""
+    """The version that a user calls `name`, pinned or not. Raises Refused where it is none."""
     try:
         return Version(Version(name).public)
     except InvalidVersion:
@@ -168,8 +161,7 @@ def with_patched(text: str, trees: Mapping[Version, str]) -> str:
 
 
 def add(root: Path, pin: Pin) -> Pin:
-    """Write one more release into the file, which is made where there is none. Raises Refused where
-    the file is broken, or has the version already."""
+    """Write one more release into the file, which is made where there is none. Raises Refused."""
     wheels = "".join(f'    {{file = "{w.file}", sha256 = "{w.sha256}"}},\n' for w in pin.wheels)
     entry = (
         f'[[revision]]\nversion = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'

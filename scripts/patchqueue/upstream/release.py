@@ -1,10 +1,9 @@
 """The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
-them; a release pinned by all its wheels, which must hold one and the same tree; and a release that
-carries edits of others, known by the files that they left alone.
+them; a release pinned by all its wheels, which must hold one tree; and a release with edits of
+others, known by the files that they left alone.
 
-Forks and RL frameworks pin a release and patch it. Two pinned releases that follow each other have
-at most three quarters of their Python files in common (measured on all pins); a fork keeps nearly
-all of them.
+Two pinned releases that follow each other have at most three quarters of their Python files in
+common; a fork keeps nearly all of them.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Release:
 
 
 def find(pins: Pins, version: Version, origin: Path | None) -> Release:
-    """A release, pinned or not. origin: a wheel of it, a folder of wheels, or a checkout or an
-    unpacked wheel, whose files are taken as they are. Raises Refused where they cannot be had."""
+    """A release, pinned or not. origin: a wheel of it, a folder of wheels, a checkout or an
+    unpacked wheel. Raises Refused."""
     wheels = _wheels(origin, version) if origin else []
     if origin and origin.is_dir() and not wheels:
         LOG.info(f"sglang {version} from {origin}: its files as they stand")
@@ -122,11 +121,8 @@ def of_folder(version: Version, folder: Path) -> Release:
 
 
 def add_pin(root: Path, name: str, origin: Path | None) -> Pin:
-    """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
-
-    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
-    or when its wheels differ in more than compiled parts.
-    """
+    """Pin version `name` from the package index (or from a folder of its wheels, `origin`). Raises
+    Refused, with pins.toml untouched."""
     version = pinning.version(name)
     pinning.refuse_pinned(root, version)
     if origin and not origin.is_dir():
@@ -194,8 +190,7 @@ SHARE = 8  # one in so many of the release's files may be edited beside ours
 
 @dataclass(frozen=True)
 class Edits:
-    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
-    more."""
+    """Edits of others in a release: paths in git's layout, sorted."""
 
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -212,11 +207,9 @@ class Edits:
 
 
 def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
-    """The differences from the release's listing.
-
-    whole: it lists every file that belongs there. Else Python files alone count as added and as
-    removed: a wheel and a git tag differ in other files.
-    """
+    """The differences from the release's listing. whole: it lists every file that belongs there;
+    else Python files alone count as added and as removed, as a wheel and a git tag differ in
+    others."""
     paths = [path for path in differing(release, present) if path != GENERATED]
     counted = [path for path in paths if whole or path.endswith(".py")]
     return Edits(

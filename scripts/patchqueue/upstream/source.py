@@ -120,10 +120,8 @@ class Source(Archive):
         return {"kind": "wheel", "name": self.name, "sha256": self.sha256}
 
     def unpack(self, folder: Path) -> dict[str, str]:
-        """Write the pristine tree into `folder` and return its listing.
-
-        Raises Refused when it is not the pinned tree.
-        """
+        """Write the pristine tree into `folder`; its listing. Raises Refused when it is not the
+        pinned tree."""
         listing = {}
         for path, member in self._members.items():
             content, target = self._zip.read(member), folder / path
@@ -145,8 +143,8 @@ class Source(Archive):
 
 
 def members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
-    """The wheel's members that belong to the tree, by their path in git's layout, where `sglang/`
-    lies under `python/`. Raises Refused for a link, and for a name that would leave the tree."""
+    """The wheel's members that belong to the tree, by their path in git's layout. Raises Refused
+    for a link, and for a name that would leave the tree."""
     by_path: dict[str, zipfile.ZipInfo] = {}
 
     def bad(what: str) -> Refused:
@@ -168,8 +166,7 @@ def members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
 
 def fetch(pin: Pin, origin: Path | None) -> Source:
     """The release's pristine source: from `origin`, a wheel of it or a folder of wheels; else of
-    the cache, else of the package index that pip is configured for. Raises Refused when none can be
-    had, or when what was had is not what is pinned."""
+    the cache, else of the package index. Raises Refused."""
     cache, wheels = cache_folder(), _preferred(pin.wheels)
     if origin:
         inside = [origin / wheel.file for wheel in wheels if (origin / wheel.file).is_file()]
@@ -221,10 +218,8 @@ def _is_whole(path: Path) -> bool:
 
 
 def _keep(checked: Source, name: str, cache: Path) -> Source:
-    """Move an archive that holds the pinned tree into the cache, read-only.
-
-    It is renamed last, so that a half one is never seen. Raises Refused for another tree.
-    """
+    """Move an archive that holds the pinned tree into the cache, read-only. Raises Refused for
+    another tree."""
     checked.verify(checked.listing())
     path = _entry(cache, checked.sha256, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,8 +259,7 @@ def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
 
 @contextmanager
 def _workspace(cache: Path) -> Iterator[Path]:
-    """A folder of this run's own in the cache, which nobody else fills meanwhile; what a killed run
-    left is removed."""
+    """A folder of this run's own in the cache; what a killed run left is removed."""
     with locked(cache / ".lock"):
         for left in cache.glob("tmp-*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -354,8 +348,7 @@ def _page(url: str) -> str:
 
 
 def _pip(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """pip's own five tries take eight seconds where there is no network: two, unless the user says
-    otherwise."""
+    """pip's own five tries take eight seconds where there is no network: two."""
     variables = {"PIP_RETRIES": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     how: dict[str, Any] = {"capture_output": True, "text": True, "env": variables}
     return subprocess.run([*PIP, *words], cwd=folder, **how)
