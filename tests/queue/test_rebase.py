@@ -38,9 +38,12 @@ def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (fakes.numbered(40, "other"), ": hunk 1 fits nowhere; it begins "),
-        ("# new\n" + 2 * fakes.numbered(40), ": hunk 1 fits at 2 places"),
-        (None, " is gone"),
+        (
+            fakes.numbered(40, "other"),
+            ": hunk 1: line 18 reads 'other_18 = 18'; the queue's patch needs ",
+        ),
+        ("# new\n" + 2 * fakes.numbered(40), ": hunk 1: its text is at 2 places"),
+        (None, ": upstream has no such file there"),
     ],
     ids=["rewritten", "twice", "gone"],
 )
@@ -80,7 +83,7 @@ def test_each_new_release_is_reported(project, tool):
     assert named == [f"{NEXT},", "10.0,"]
     counts = "1 as they are, 0 to refresh, 0 merged upstream, 1 in conflict"
     assert f"sglang {NEXT}, with the patches of {fakes.TAG}: {counts}\n" in out
-    assert "steps/count-once-more: python/sglang/srt/runner.py: hunk 1 fits nowhere;" in out
+    assert "steps/count-once-more: python/sglang/srt/runner.py: hunk 1: line " in out
     assert out.splitlines()[-1].startswith(f"next: `scripts/nox rebase {NEXT}`")
 
 

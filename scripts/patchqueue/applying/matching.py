@@ -104,23 +104,34 @@ def in_front(files: Mapping[str, bytes], read: Read) -> Read:
     return lambda path: files[path] if path in files else read(path)
 
 
-def apply_patch(patch: Patch, read: Read) -> Row:
-    """One patch on files that it may not have been made for: all of it, or none of it."""
+def apply_patch(patch: Patch, read: Read, where: str = "", edited: str = "") -> Row:
+    """One patch on files that it may not have been made for: all of it; or none of it, with a
+    problem for each file and hunk that does not fit. where, edited: as for `replay`."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
+    problems, ambiguous = list[Problem](), False
+    step = edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
     for file in patch.files:
-        content = read(file.path)
+        at, content = f"patches/{patch.name} on {where}: {file.path}", read(file.path)
         if content is None:
-            return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        text, places = match(text_of(content), file)
+            what = "the queue changes this file, and the tree has it no more"
+            what = what if edited else "upstream has no such file there"
+            wrong = edited or "correct the guard, or the path"
+            problems.append(Problem(str(Outcome.CONFLICT), at, what, wrong))
+            continue
+        text = text_of(content)
+        changed, places = match(text, file)
         for number, (hunk, starts) in enumerate(zip(file.hunks, places), 1):
             if len(starts) != 1:
-                begin = hunk.changed[0][1:].strip()[:60]
-                where = f"at {len(starts)} places" if starts else f"nowhere; it begins {begin!r}"
-                why = f"{file.path}: hunk {number} fits {where}"
-                return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(starts) > 1)
-        before[file.path], after[file.path] = content, text.encode("utf-8", "surrogateescape")
-    return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)
+                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
+                problems.append(_misfit(text, hunk, starts, problem, bool(edited)))
+                ambiguous |= len(starts) > 1
+        before[file.path], after[file.path] = content, changed.encode("utf-8", "surrogateescape")
+    if not problems:
+        return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)
+    why = f"{problems[0].where.partition(': ')[2]}: {problems[0].what}"
+    conflict = Row(patch.name, Outcome.CONFLICT, why, ambiguous=ambiguous)
+    return replace(conflict, problems=tuple(problems))
 
 
 def inverted(file: FileDiff) -> FileDiff:
@@ -150,16 +161,14 @@ def replay(
     unfit_paths: set[str] = set()
     for patch in patches:
         below = in_front(files, read)
-        row = apply_patch(patch, below)
+        row = apply_patch(patch, below, where, edited)
         if not row.as_is:
+            named = [problem.name for problem in row.problems]
+            worst = next(outcome for outcome in WORST_FIRST if outcome in named)
+            row = replace(row, outcome=worst, why="")
             backwards = of_files(patch, map(inverted, patch.files))
             if edited and apply_patch(backwards, below).as_is:
-                row = replace(row, outcome=Outcome.ALREADY_APPLIED)
-            else:
-                problems = tuple(misfits(patch, below, where, edited))
-                named = [problem.name for problem in problems]
-                worst = next(outcome for outcome in WORST_FIRST if outcome in named)
-                row = replace(row, outcome=worst, problems=problems)
+                row = replace(row, outcome=Outcome.ALREADY_APPLIED, problems=())
         if edited and row.problems:
             paths = {file.path for file in patch.files}
             # a patch on top of one that does not fit says nothing of its own
@@ -179,26 +188,6 @@ def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
     )
     if problems:
         yield Row("overlay", Outcome.CONFLICT, problems=problems)
-
-
-def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[Problem]:
-    """Each file and hunk that keeps a patch from being applied. where, edited: as for `replay`."""
-    for file in patch.files:
-        at, content = f"patches/{patch.name} on {where}: {file.path}", read(file.path)
-        if content is None:
-            what = "the queue changes this file, and the tree has it no more"
-            what = what if edited else "upstream has no such file there"
-            step = edited or "correct the guard, or the path"
-            yield Problem(str(Outcome.CONFLICT), at, what, step)
-            continue
-        text = text_of(content)
-        for number, (hunk, places) in enumerate(zip(file.hunks, match(text, file)[1]), 1):
-            if len(places) != 1:
-                step = (
-                    edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
-                )
-                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
-                yield _misfit(text, hunk, places, problem, bool(edited))
 
 
 def _misfit(

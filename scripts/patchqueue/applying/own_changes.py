@@ -10,7 +10,6 @@ often as before.
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,14 +68,6 @@ def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
         if path.endswith(".py") and path not in ours and not path.startswith(PACKAGE)
     }
     return {"files": len(left), "sha256": sha256(to_sha256sum(left))}
-
-
-def read(text: bytes) -> dict[str, Any]:
-    """laid.json; empty where it cannot be read."""
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError):
-        return {}
 
 
 def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -176,8 +176,11 @@ def reinstall(here: Installed) -> str:
 
 
 def _tree_record(site: Path) -> dict[str, Any]:
-    """laid.json of the tree itself; empty where it has none."""
-    return own_changes.read(read(site, LAID) or b"")
+    """laid.json of the tree itself; empty where it has none, or it cannot be read."""
+    try:
+        return dict(json.loads(read(site, LAID) or b""))
+    except (ValueError, TypeError):
+        return {}
 
 
 def named_tree(site: Path) -> str:

@@ -87,32 +87,24 @@ class Pins:
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
         Raises Refused."""
-        unknown, pinned = "unknown-release", " ".join(pin.tag for pin in self.all)
-        try:
-            # parses the leading v too; a local part (+cu130) does not matter
-            version = Version(Version(name).public)
-        except InvalidVersion:
-            what, step = f"this is not a version; pinned are {pinned}", self.default.tag
-            raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
-        if pin := self.of(version):
+        pinned = " ".join(pin.tag for pin in self.all)
+        wanted = version(name, f"; pinned are {pinned}", self.default.tag)
+        if pin := self.of(wanted):
             return pin
-        if near := [pin.tag for pin in self.near(version)]:
+        what, step = f"this release is not pinned; pinned are {pinned}", "name one of these"
+        if near := [pin.tag for pin in self.near(wanted)]:
             what = f"this release is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")
-        other = f"{to_type('rebase', version)} says what the queue does on another release"
-        what, step = (
-            f"this release is not pinned; pinned are {pinned}",
-            f"name one of these; {other}",
-        )
-        raise Refused.of(unknown, repr(name), what, step)
+            step = f"the same command with {near[-1]}"
+        step += f"; {to_type('rebase', wanted)} says what the queue does on another release"
+        raise Refused.of("unknown-release", repr(name), what, step)
 
 
-def version(name: str) -> Version:
+def version(name: str, known: str = "", example: str = "0.5.24") -> Version:
     """The version that a user calls `name`, pinned or not. Raises Refused where it is none."""
     try:
-        return Version(Version(name).public)
+        return Version(Version(name).public)  # of a leading v too, and without +cu130
     except InvalidVersion:
-        what, step = "this is not a version", "name one, as 0.5.24"
+        what, step = f"this is not a version{known}", f"name one, as {example}"
         raise Refused.of("unknown-release", repr(name), what, step) from None
 
 

@@ -174,7 +174,10 @@ def fetch(pin: Pin, origin: Path | None) -> Source:
             what = f"holds no wheel of {pin.tag}, as {wheels[0].file}"
             step = "name a wheel, or a folder of wheels"
             raise Refused.of("not-fetched", str(origin), what, step)
-        return _from_wheel_file(pin, inside[0] if inside else origin, cache)
+        with _workspace(cache) as space:
+            copy = space / (inside[0] if inside else origin).name
+            shutil.copyfile(inside[0] if inside else origin, copy)
+            return _checked(pin, copy, cache)
     for wheel in wheels:
         if source := _cached(pin, wheel, cache):
             return source
@@ -217,19 +220,9 @@ def _is_whole(path: Path) -> bool:
     return False
 
 
-def _keep(checked: Source, name: str, cache: Path) -> Source:
-    """Move an archive that holds the pinned tree into the cache, read-only. Raises Refused for
-    another tree."""
-    checked.verify(checked.listing())
-    path = _entry(cache, checked.sha256, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (cache / "README").write_text(CACHE_README)
-    checked.archive.chmod(0o444)
-    os.replace(checked.archive, path)
-    return Source(path, checked.pin, checked.sha256)
-
-
 def _checked(pin: Pin, file: Path, cache: Path) -> Source:
+    """The archive, moved into the cache, read-only; it is renamed last. Raises Refused where it is
+    no wheel of the pin."""
     digest = file_sha256(file)
     wheel = next((wheel for wheel in pin.wheels if wheel.sha256 == digest), None)
     if wheel is None:
@@ -237,14 +230,14 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
         what = f"its sha256 is {digest}, pinned is {pinned.get(file.name, 'another file name')}"
         step = "do not use it; see where your package index gets it from"
         raise Refused.of("wrong-sha256", file.name, what, step)
-    return _keep(Source(file, pin, digest), wheel.file, cache)
-
-
-def _from_wheel_file(pin: Pin, path: Path, cache: Path) -> Source:
-    with _workspace(cache) as space:
-        copy = space / path.name
-        shutil.copyfile(path, copy)
-        return _checked(pin, copy, cache)
+    checked = Source(file, pin, digest)
+    checked.verify(checked.listing())
+    path = _entry(cache, digest, wheel.file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (cache / "README").write_text(CACHE_README)
+    file.chmod(0o444)
+    os.replace(file, path)
+    return Source(path, pin, digest)
 
 
 def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
