@@ -144,7 +144,9 @@ def repack(
     }
     version_file = VERSION_FILE if VERSION_FILE in made else PLAIN_VERSION_FILE
     made[version_file] = stamp(version_file, made.get(version_file, b""), public, version)
-    listing = trees.own_listing(_listing(made))
+    paths = {f"python/{name}": content for name, content in made.items()}
+    every = {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
+    listing = trees.own_listing(every)
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
         made[LISTING.removeprefix("python/")] = trees.to_sha256sum(listing)
     if (points := entry_points(made.get(f"{info}{ENTRY_POINTS}"), made)) is not None:
@@ -160,12 +162,6 @@ def repack(
     made.pop(record_name := f"{info}RECORD")
     made = dict(sorted(made.items()))
     return made | {record_name: record_of(made, record_name)}
-
-
-def _listing(members: Mapping[str, bytes]) -> dict[str, str]:
-    """The listing (see files/tree.py) of a wheel's members."""
-    paths = {f"python/{name}": content for name, content in members.items()}
-    return {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
 
 
 def stamp(name: str, content: bytes, public: str, local: str) -> bytes:

@@ -45,7 +45,6 @@ def ran(project, monkeypatch, tool):
     [
         ((), ["tool", TAG]),
         ((TAG,), [TAG]),
-        (("--all",), [TAG]),
         (("-k", "steps"), [TAG]),
         (("--tool",), ["tool"]),
         (("--tool", "-k", "steps"), ["tool"]),

@@ -54,12 +54,7 @@ def finish_writing(root: Path) -> list[str]:
         return atomic.recover(root, root / atomic.JOURNAL)
 
 
-def apply(
-    root: Path,
-    pin: Pin,
-    origin: Path | None,
-    discard: bool = False,
-) -> Report:
+def apply(root: Path, pin: Pin, origin: Path | None, discard: bool = False) -> Report:
     """Make work/<tag>/ the pinned release with the queue on it. Raises Refused, with nothing
     changed.
 

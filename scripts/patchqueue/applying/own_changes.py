@@ -41,10 +41,7 @@ def described(
 
 def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, bytes]:
     """The two files of a tree that lie beside the overlay's package. about: see `described`."""
-    return {
-        LISTING: to_sha256sum(own_listing(listing)),
-        LAID: record_text(dict(about)).encode(),
-    }
+    return {LISTING: to_sha256sum(own_listing(listing)), LAID: record_text(dict(about)).encode()}
 
 
 def in_git(

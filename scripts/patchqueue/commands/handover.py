@@ -204,11 +204,7 @@ COMMANDS = (
                 "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
                 nargs="?",
             ),
-            option(
-                "--onto REPO",
-                "a git checkout or repository of sglang",
-                type=terminal.path,
-            ),
+            option("--onto REPO", "a git checkout or repository of sglang", type=terminal.path),
             option(
                 "--base COMMIT",
                 "begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -68,7 +68,8 @@ def _install(options: argparse.Namespace) -> int:
         words += [word for patch in options.without for word in ("--without", patch)]
         OUT.print(f"next: {_install_in(report, *words)} does that")
         return 0
-    _show_tree(report)
+    if named := named_tree(report.site):
+        OUT.print(f"tree {named}, as the server's first line and --require have it")
     again = "`python -m sglang.srt.prefill_graph --verify` compares every file again"
     OUT.print(f"next: {launch_advice(version, options.only)}; {again}")
     OUT.print(*(f"  {line}\n" for line in launch_exceptions(version, options.only)), sep="", end="")
@@ -88,15 +89,13 @@ def _show_edits(report: Report) -> None:
     """What others edited, before the install and since; and what the queue did about it."""
     record = report.record
     if report.before:
-        OUT.print(f"edits of others, from before: {_shown(report.before)}; they stay")
+        shown = f"{counted(len(report.before), 'file')}: {some(report.before)}"
+        OUT.print(f"edits of others, from before: {shown}; they stay")
     for name in record.get("there", ()):
         OUT.print(f"  {name.removesuffix('.patch')}: these files have that change already")
     if report.others:
-        OUT.print(f"edits of others, since then: {_shown(report.others)}")
-
-
-def _shown(names: Sequence[str]) -> str:
-    return f"{counted(len(names), 'file')}: {some(names)}"
+        shown = f"{counted(len(report.others), 'file')}: {some(report.others)}"
+        OUT.print(f"edits of others, since then: {shown}")
 
 
 def _uninstall(options: argparse.Namespace) -> int:
@@ -113,20 +112,12 @@ def _uninstall(options: argparse.Namespace) -> int:
         f" {counted(report.changed, 'file')} restored, {report.added} removed,"
         f" {time.monotonic() - started:.1f} s"
     )
-    _show_list("edits of others, made since the install, were kept:", report.others)
+    if report.others:
+        kept = (f"  {name}" for name in report.others)
+        OUT.print("edits of others, made since the install, were kept:", *kept, sep="\n")
     _show_notes(report)
     OUT.print(f"next: start the server anew; {_install_in(report)} patches it again")
     return 0
-
-
-def _show_list(title: str, names: Sequence[str]) -> None:
-    if names:
-        OUT.print(title, *(f"  {name}" for name in names), sep="\n")
-
-
-def _show_tree(report: Report) -> None:
-    if named := named_tree(report.site):
-        OUT.print(f"tree {named}, as the server's first line and --require have it")
 
 
 BREAKABLE = "--enable-breakable-cuda-graph"

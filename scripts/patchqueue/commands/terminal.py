@@ -138,10 +138,7 @@ def machine(text: str) -> str:
 
 
 FROM = option(
-    "--from PATH",
-    "take the release from this wheel, or folder of wheels",
-    dest="origin",
-    type=path,
+    "--from PATH", "take the release from this wheel, or folder of wheels", dest="origin", type=path
 )
 
 

@@ -164,17 +164,11 @@ def _test(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
-    """Whether the tool is tested, and which releases are. Raises Refused where --all and a release
-    are named."""
-    if options.all and options.releases:
-        step = f"name {options.releases[0]} alone, or --all alone"
-        what = f"means every release, {options.releases[0]} means one"
-        raise Refused.of("bad-words", "--all", what, step)
-    if options.tool and not (options.releases or options.all):
+    """Whether the tool is tested, and which releases are."""
+    if options.tool and not options.releases:
         return True, []
-    narrowed = options.releases or options.all or options.expression
-    default = pins.all if options.all else pins.tested or [pins.default]
-    return options.tool or not narrowed, chosen_releases(options, pins, default)
+    is_tool_tested = options.tool or not (options.releases or options.expression)
+    return is_tool_tested, chosen_releases(options, pins, pins.tested or [pins.default])
 
 
 def _begin(title: str) -> None:
@@ -277,7 +271,6 @@ COMMANDS = (
         "v0.5.9 -k scan",
         (
             terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
-            flag("--all", "every pinned release"),
             option("-k TEXT", "only the tests that pytest's -k selects", dest="expression"),
             flag(
                 "--tool",

@@ -267,11 +267,7 @@ def _dynamic(soname: int, at: Mapping[str, int], strings: int, versions: int) ->
         (11, 24),
     ]
     if versions:  # DT_VERSYM, DT_VERDEF, DT_VERDEFNUM
-        tags += [
-            (0x6FFFFFF0, at["versym"]),
-            (0x6FFFFFFC, at["verdef"]),
-            (0x6FFFFFFD, versions + 1),
-        ]
+        tags += [(0x6FFFFFF0, at["versym"]), (0x6FFFFFFC, at["verdef"]), (0x6FFFFFFD, versions + 1)]
     return b"".join(struct.pack("<qQ", *tag) for tag in [*tags, (0, 0)])
 
 

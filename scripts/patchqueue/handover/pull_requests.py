@@ -234,12 +234,7 @@ def _without_patch(root: Path, known: Collection[str]) -> dict[str, Text]:
 
 
 def _draft(
-    root: Path,
-    pin: Pin,
-    patch: Patch,
-    header: Header,
-    overlay: Mapping[str, bytes],
-    text: Text,
+    root: Path, pin: Pin, patch: Patch, header: Header, overlay: Mapping[str, bytes], text: Text
 ) -> Draft:
     """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
     files."""

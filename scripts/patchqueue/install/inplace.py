@@ -26,7 +26,7 @@ from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
 from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
 from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
-from ..queue.series import PROVENANCE, Queue, imports_by_line
+from ..queue.series import PROVENANCE, imports_by_line
 from ..upstream import pins as pinning
 from . import installed, undo
 from .installed import Identity, Installed, Report, read
@@ -57,13 +57,12 @@ def install(
     """
     queue, pins = load_queue(root, only), pinning.load(root)
     with _exclusive_access(site, writes=not check) as place:
-        if check:
-            journal = undo.read(place)
-            if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
+        journal = undo.read(place) if check else _finish_interrupted(place, pins, discard)
+        if check and journal:
+            if journal.state is State.INSTALLED and _any_file_installed(journal):
                 return InPlace(journal).report(Outcome.ALREADY_APPLIED)
-        else:
-            journal = _finish_interrupted(place, pins, discard)
-        if earlier := _applied(place, None if check else journal):
+            journal = None
+        if earlier := InPlace(journal) if journal else find_handed_on(installed.find(place)):
             selection = select(queue, pins.find(earlier.record["version"]), without)
             if earlier.is_of(selection):
                 return earlier.report(Outcome.ALREADY_APPLIED)
@@ -71,7 +70,10 @@ def install(
                 raise earlier.refusal(selection.pin.tag)
             _remove_earlier_install(earlier, selection, discard)
         here = installed.find(place)
-        known = _identify_release(here, queue, pins, release)
+        known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
+        if release and pins.find(release) != known.pin:
+            what = f"is {known.pin.tag}, by its files, and not {release}"
+            raise Refused.of("other-release", str(here), what, "leave --release out")
         return _make_changes(select(queue, known.pin, without), here, known, check)
 
 
@@ -164,20 +166,6 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
         undo.back(journal, discard)
         return None
     return journal
-
-
-def _applied(place: Path, journal: Journal | None) -> InPlace | HandedOn | None:
-    """The queue that the sglang there carries, if any."""
-    return InPlace(journal) if journal else find_handed_on(installed.find(place))
-
-
-def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release: str) -> Identity:
-    """Which release it is. release, Raises: as for `install`."""
-    known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
-    if release and pins.find(release) != known.pin:
-        what = f"is {known.pin.tag}, by its files, and not {release}"
-        raise Refused.of("other-release", str(here), what, "leave --release out")
-    return known
 
 
 def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:

@@ -93,15 +93,13 @@ class InPlace:
         edited = [name for name in self.differing.others if name in changed]
         files = {name: read(site, PREFIX + name) or b"" for name in edited}
         for patch in reversed(self.journal.notes["texts"]):
-            forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
-            for path in forms[0]:
-                name = path.removeprefix(PREFIX)
+            for file in parse_diff(patch["forms"][0]):
+                name = file.path.removeprefix(PREFIX)
                 if name not in files:
                     continue
                 text = files[name].decode("utf-8", "surrogateescape")
-                matches = (match(text, inverted(form[path])) for form in forms)
-                exact = (made for made, places in matches if all(len(each) == 1 for each in places))
-                if (without := next(exact, None)) is not None:
+                without, places = match(text, inverted(file))
+                if all(len(each) == 1 for each in places):
                     files[name] = without.encode("utf-8", "surrogateescape")
                     continue
                 what = "lines were edited since beside those of the queue, or among them"

@@ -157,10 +157,7 @@ def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
 
 
 def prepare(
-    site: Path,
-    changes: Mapping[str, bytes | None],
-    record: dict[str, Any],
-    notes: dict[str, Any],
+    site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any], notes: dict[str, Any]
 ) -> Journal:
     """Write the journal of these changes (path below `site` -> content, or None to remove it, in
     order); the last act puts it in its place, in state INSTALLING. Raises OSError, and Refused
@@ -232,7 +229,10 @@ def back(
     for path, before in wanted.items():
         _put(journal, path, before)
     for folder in reversed(journal.folders):
-        _remove_folder(journal.site / folder)
+        # untracked files have been ruled out: only byte code can be left
+        shutil.rmtree(journal.site / folder / "__pycache__", ignore_errors=True)
+        with suppress(FileNotFoundError):
+            (journal.site / folder).rmdir()
     _settle(journal, wanted, "restored")
     forget(journal)
 
@@ -309,7 +309,9 @@ def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, 
 
 def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
     """Sync the changed folders to the disk. Raises Refused where a file is not as wanted."""
-    for folder in _touched(journal):
+    folders = {(journal.site / change.path).parent for change in journal.changes}
+    folders |= {(journal.site / folder).parent for folder in journal.folders}
+    for folder in sorted(filter(Path.is_dir, folders)):
         atomic.sync(folder)
     if wrong := _unlike(journal.site, wanted):
         what = f"was changed while it was being {how}: {some(wrong)}"
@@ -319,12 +321,6 @@ def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
 
 def _unlike(site: Path, wanted: Mapping[str, str]) -> list[str]:
     return [path for path, each in wanted.items() if digest(site / path) != each]
-
-
-def _touched(journal: Journal) -> list[Path]:
-    folders = {(journal.site / change.path).parent for change in journal.changes}
-    folders |= {(journal.site / folder).parent for folder in journal.folders}
-    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _write(journal: Journal) -> Journal:
@@ -372,11 +368,3 @@ def _make_like(path: Path, like: Path) -> None:
     if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (owner.st_uid, owner.st_gid):
         os.chown(path, owner.st_uid, owner.st_gid)
     shutil.copystat(like, path)
-
-
-def _remove_folder(path: Path) -> None:
-    """A folder that the changes made: untracked have been ruled out, so that only byte code can be
-    left in it."""
-    shutil.rmtree(path / "__pycache__", ignore_errors=True)
-    if path.is_dir():
-        path.rmdir()

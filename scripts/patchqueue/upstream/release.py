@@ -21,15 +21,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..files import run
-from ..files.tree import (
-    GENERATED,
-    SGLANG,
-    differing,
-    hash_python,
-    is_part_of_tree,
-    names,
-    sha256,
-)
+from ..files.tree import GENERATED, SGLANG, differing, hash_python, is_part_of_tree, names, sha256
 from ..outcome import Refused, some, to_type
 from . import pins as pinning
 from . import source
