@@ -189,7 +189,7 @@ def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
 
 
 def changed_members(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Edits:
-    """The members in which two wheels differ, but for RECORD and .dist-info's name."""
+    """The members in which two wheels differ, but for RECORD."""
     old, new = (
         {INFO.sub(".dist-info/", name): content for name, content in wheel.items()}
         for wheel in (upstream, made)
@@ -200,8 +200,7 @@ def changed_members(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) ->
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:
-    """A wheel's RECORD: every member with its sha256 (url-safe base64, no padding) and size in
-    bytes; its own without."""
+    """A wheel's RECORD: every member with sha256 and size; its own without."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for name, content in members.items():
@@ -217,8 +216,7 @@ def record_row(name: str, content: bytes) -> list[str]:
 
 
 def _zip(members: Mapping[str, bytes], day: date) -> bytes:
-    """A wheel. day: when the members say that they were written, so that the same queue always
-    gives the same bytes."""
+    """A wheel whose members are of this day: the same queue gives the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content in members.items():
@@ -256,8 +254,7 @@ were changed are listed here. patch_queue.json names every patch.
 
 
 def bill_of_materials(version: str, tree: Mapping[str, Any]) -> str:
-    """The wheel's SBOM in CycloneDX 1.6 (PEP 770): upstream's wheel, and each patch in `tree`, its
-    record."""
+    """The wheel's SBOM (CycloneDX 1.6, PEP 770): upstream's wheel, and each patch."""
     public, source = version.partition("+")[0], tree["source"]
     upstream = _component(public) | {"hashes": [{"alg": "SHA-256", "content": source["sha256"]}]}
     patches = [
@@ -286,8 +283,7 @@ def _component(version: str) -> dict[str, Any]:
 
 
 def patched_metadata(content: str, release: int) -> str:
-    """METADATA whose Summary says that the wheel is patched, and whose URLs send reports to the
-    queue."""
+    """METADATA that says the wheel is patched, and sends reports to the queue."""
     head, blank, body = content.partition("\n\n")
     lines = list[str]()
     for line in head.split("\n"):

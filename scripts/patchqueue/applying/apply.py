@@ -77,8 +77,7 @@ def apply(root: Path, pin: Pin, origin: Path | None, discard: bool = False) -> R
 
 
 def unapply(root: Path, pin: Pin) -> Report:
-    """Take every patch and overlay file off work/<tag>/, and check that the pristine tree is
-    back."""
+    """Take every patch and overlay file off work/<tag>/: the pristine tree must be back."""
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         inspection = tree.inspect()
@@ -106,8 +105,7 @@ def no_tree(pin: Pin) -> Refused:
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
-    """Raise Refused where replacing the tree would lose the user's edits, unless `discard` is
-    set."""
+    """Raise Refused where replacing the tree would lose edits, unless `discard` is set."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
     if inspection.untracked:
         what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"

@@ -39,8 +39,7 @@ WRITE = f"{to_type('check', '--write')} writes it"
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: the replay of each selected patch, what the release has of every patch, and all
-    problems."""
+    """One pin: the replay, what the release has of every patch, and all problems."""
 
     pin: Pin
     steps: tuple[Row, ...]
@@ -67,8 +66,7 @@ class CheckReport:
 
 
 def check(root: Path, pins: Iterable[Pin]) -> CheckReport:
-    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
-    had."""
+    """Lint the queue and replay it on each pin. Raises Refused where a source cannot be had."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += series.lint(root, queue)
@@ -103,8 +101,7 @@ def _end_with(parent: int) -> None:
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
-    """The report on one release. carried: another one has a patched tree; one without was only
-    pinned."""
+    """The report on one release. carried: others have a patched tree in pins.toml."""
     pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
@@ -158,8 +155,7 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
 
 
 def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
-    """Write the trees that the queue makes of these releases. Raises Refused, with nothing
-    written."""
+    """Write the trees that the queue makes of these releases. Raises Refused."""
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
         queue = load_queue(root)
@@ -174,8 +170,7 @@ def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
 
 
 def change_of(root: Path, trees: Mapping[Version, str]) -> list[Change]:
-    """The change of upstream/pins.toml that gives these releases these trees; none where it has
-    them."""
+    """The change of upstream/pins.toml that gives these releases these trees, if any."""
     old = (root / pinning.FILE).read_text(encoding="utf-8")
     new = pinning.with_patched(old, trees)
     return [Change(str(pinning.FILE), new.encode(), "trees")] if new != old else []

@@ -209,8 +209,7 @@ def _misfit(
 
 
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
-    """The first line that differs between a hunk's old side and the lines that are there in its
-    place."""
+    """The first line that differs between a hunk's old side and the lines in its place."""
     around = AROUND if any(line.strip() and line in lines for line in ours) else 0
     first = max(nearest(lines, ours) - around, 0)
     region = lines[first : first + len(ours) + 2 * around]
@@ -328,8 +327,7 @@ def edits(patch: Patch) -> str:
 
 
 def unified(before: Files, after: Files) -> str:
-    """The diff of every file of `after` that is not as it was, sorted by path, as `quilt refresh`
-    writes it: quilt asks the same program."""
+    """The changed files' diffs, sorted by path, by the program that `quilt refresh` asks."""
     diffs = []
     with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
         space = Path(name)

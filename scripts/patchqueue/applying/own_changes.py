@@ -47,8 +47,7 @@ def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, b
 def in_git(
     files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NONE
 ) -> dict[str, bytes]:
-    """`records` for a tree that goes into git; nothing where the overlay's package is not
-    applied."""
+    """`records` for a tree that goes into git; nothing without the overlay's package."""
     if PROVENANCE not in files:
         return {}
     whole = own_listing(listing)
@@ -57,8 +56,7 @@ def in_git(
 
 
 def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
-    """The files that the queue leaves alone, for laid.json: how many Python files, and the hash of
-    their listing."""
+    """The files that the queue leaves alone: how many, and the hash of their listing."""
     left = {
         path: digest
         for path, digest in listing.items()

@@ -76,8 +76,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
 
 @dataclass(frozen=True)
 class EditedTree:
-    """The content of a tree that holds edits. layers: its patches, bottom first; headers: their
-    own."""
+    """A tree that holds edits. layers: its patches, bottom first; headers: their own."""
 
     layers: tuple[Row, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -146,8 +145,7 @@ class _Refresh:
             raise Refused.of("edits-not-kept", f"work/{self.pin.tag}", what, step)
 
     def _overlay(self) -> Iterator[Change]:
-        """The overlay files that were edited in the tree. Raises Refused where one was edited in
-        the queue too."""
+        """The overlay files that were edited in the tree, and not in the queue too."""
         edited = {layer.patch: layer.after for layer in self.tree.layers}.get(OVERLAY_PATCH, {})
         for path, text in edited.items():
             recorded, ours = self.tree.made_of.get(path), self.queue.overlay.get(path)
@@ -158,8 +156,7 @@ class _Refresh:
             yield Change(f"overlay/{path}", text, "new" if ours is None else "refreshed")
 
     def _texts(self) -> Iterator[Change]:
-        """The patches that the tree has otherwise than the queue, and what that makes of the
-        series."""
+        """The patches that the tree has otherwise, and what that makes of the series."""
         old = (self.root / series.FILE).read_text(encoding="utf-8")
         lines, below, queue = Lines(old), "", self.queue
         entries = {entry.name: entry for entry in self.queue.entries}
@@ -188,8 +185,7 @@ class _Refresh:
             yield Change(str(series.FILE), lines.text.encode(), "guards")
 
     def _leave_out(self, name: str, head: str, diff: str) -> None:
-        """Say why a patch of the tree is not written. Raises Refused where an edit would be
-        lost."""
+        """Say why a patch of the tree is not written, unless an edit would be lost."""
         if name in self.here and not diff:
             what = f"changes nothing any more in work/{self.pin.tag}"
             step = (
@@ -229,8 +225,7 @@ class _Refresh:
         return True
 
     def _text(self, queue: Queue, entry: Entry, content: bytes, lines: Lines) -> Change:
-        """The patch itself where its changes match on every release that it is for; else a
-        variant."""
+        """The patch itself where it matches on every release that it is for; else a variant."""
         patch, _ = patchfile.read(entry.name, content)
         served = [pin for pin in self.pins.all if pin == self.pin or entry.is_for(pin.version)]
         if patch is None or served == [self.pin]:

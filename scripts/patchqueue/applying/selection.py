@@ -32,8 +32,7 @@ class Plan:
     record: dict[str, Any]
 
     def texts(self) -> dict[str, bytes]:
-        """The patches as quilt has them, in order: the overlay as one generated patch, then the
-        others with that tree's lines and context."""
+        """The patches as quilt has them, with the tree's lines; the overlay as the first."""
         patches = self.selection.queue.patches
         return {
             layer.patch: as_patch(layer.after)
@@ -45,8 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The patches and overlay files of one release. already_present: patches whose change a tree of
-    others has already."""
+    """The patches of one release. already_present: those that a tree of others has."""
 
     queue: Queue
     pin: Pin
@@ -99,8 +97,7 @@ class Selection:
         return replay(self.patches, self.overlay, read, self.pin.tag)
 
     def plan(self, read: Read, origin: Mapping[str, str]) -> Plan:
-        """The selection on some files. origin: what they are. Raises Refused where a patch does not
-        apply."""
+        """The selection on some files. origin: what they are. Raises Refused."""
         replayed = self._applied(read)
         nothing, layers = dict.fromkeys(self.overlay, b""), replayed.steps
         if self.overlay:
@@ -127,8 +124,7 @@ class Selection:
         return texts == own and record["overlay"] == _digests(self.overlay)
 
     def patched_tree(self, pristine: Source) -> str:
-        """The tree hash of the release with this selection. Raises Refused where a patch does not
-        apply."""
+        """The tree hash of the release with this selection. Raises Refused."""
         files = self._applied(pristine.read).files
         return hash_python(listing_with(pristine.listing(), files))
 
@@ -156,8 +152,7 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
 
 
 def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
-    """The queue without some patches. Raises Refused for one that the release does not get, and
-    for one that another one needs."""
+    """The queue without some patches, which the release gets and no other one needs."""
     patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
     left_out = {f"{stem}.patch" for stem in without}
     for name in sorted(left_out - patches.keys()):
@@ -200,8 +195,7 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
 
 @dataclass(frozen=True)
 class Finding:
-    """One patch (all its variants together) on one pin: APPLIED where it is selected,
-    MERGED_UPSTREAM, or NOT_SELECTED."""
+    """A patch with its variants on one pin: APPLIED, MERGED_UPSTREAM, or NOT_SELECTED."""
 
     outcome: Outcome
     problem: Problem | None = None

@@ -74,8 +74,7 @@ class WorkTree:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Be the only writer of this tree; what a killed run left is mended or removed first.
-        Yields the lock's descriptor."""
+        """Be the only writer; mend what a killed run left. Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock") as descriptor:
             self._put_back()
             for left in (self._aside("building"), self._aside("old")):
@@ -92,8 +91,7 @@ class WorkTree:
         return aside
 
     def finish(self, listing: dict[str, str]) -> None:
-        """Put what was built in the tree's place. Killed between the renames, the next run puts the
-        old tree back."""
+        """Put what was built in the tree's place; if this is killed, the old one comes back."""
         self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
@@ -142,8 +140,7 @@ class WorkTree:
         return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
-        """How far the patches are applied. Files that the tree hash does not cover are compared
-        with the tree as it was finished."""
+        """How far the patches are applied, and whether other files are as finished."""
         tree, hashes, stack = hash_python(listing), record["tree"], applied(self.path)
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
@@ -166,8 +163,7 @@ def _remove(path: Path) -> None:
 
 
 class Provenance(Struct):
-    """The fields that every tree's record has. source: what the tree was made of; texts: of its
-    patches/, name -> sha256."""
+    """The fields of every tree's record. texts: of its patches/, name -> sha256."""
 
     source: dict[str, str]
     patches: list[dict[str, str]]

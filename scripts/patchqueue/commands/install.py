@@ -19,8 +19,7 @@ from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the command on the sglang that is meant; an interrupt says whether it is patched in
-    part."""
+    """Run it on the sglang that is meant; say whether an interrupt left it half patched."""
     if options.site is None:
         options.site, python = site_packages(options.python)
         OUT.print(f"sglang of {python}: {options.site}")

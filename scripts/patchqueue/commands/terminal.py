@@ -240,8 +240,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> No
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
-    """Print problems: a hunk that does not fit in three lines, a next step that several problems in
-    a row share once."""
+    """Print problems; a next step that several in a row share, once."""
     problems = _grouped(problems)
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint

@@ -217,8 +217,7 @@ def _version_definitions(library: str, versions: list[str], strings: _Strings) -
 
 
 def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
-    """An x86-64 ELF shared object named `library`: every symbol (name -> version or None) is a
-    function returning `NO_DEVICE`."""
+    """An x86-64 ELF shared object: every symbol is a function returning `NO_DEVICE`."""
     code = b"\xb8" + struct.pack("<I", NO_DEVICE) + b"\xc3"  # mov eax, 100; ret
     strings = _Strings()
     versions = sorted({version for version in symbols.values() if version})
@@ -286,8 +285,7 @@ def _head(end: int, dynamic_at: int, size: int) -> bytes:
 
 
 def _is_found_by_loader(file: Path) -> bool:
-    """torch's run path names the nvidia packages' folders; repaired wheels keep theirs in
-    NAME.libs. A copy elsewhere (triton brings a libcupti of its own) helps nobody else."""
+    """By torch's run path, or in a repaired wheel's NAME.libs. triton's copy is not."""
     return file.parts[0] == "nvidia" or file.parts[0].endswith(".libs")
 
 

@@ -128,8 +128,7 @@ def version_of(locked: str, name: str) -> str:
 
 
 def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
-    """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock
-    `out`. Raises Refused."""
+    """Resolve sglang `version` as of a day, and write the lock `out`. Raises Refused."""
     words = ["--prerelease=allow", "--exclude-newer", until(as_of)]
     words += ["--python-version", PYTHON, "--python-platform", PLATFORM]
     try:

@@ -44,16 +44,14 @@ SPREAD = ("xdist", "execnet")
 
 @dataclass(frozen=True)
 class Environment:
-    """A finished environment: its interpreter, and the variables that a process using it needs on
-    top of the caller's."""
+    """A finished environment: its interpreter, and the variables that it needs."""
 
     python: Path
     variables: dict[str, str]
 
 
 def stamp(lock: Path) -> str:
-    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
-    it is built."""
+    """The sha256 of what an environment depends on: the lock's entries, and how it is built."""
     entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
     return hashlib.sha256(b"\n".join([RECIPE.encode(), PYTHON.encode(), *entries])).hexdigest()
 
@@ -140,8 +138,7 @@ def _refused(version: str, what: str, step: str) -> Refused:
 
 
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
-    """torch and sgl_kernel must load here, or every test would fail with the loader's riddle
-    instead of a reason."""
+    """torch and sgl_kernel must load, or every test would fail with the loader's words."""
     environment = _environment(folder)
     variables = os.environ | environment.variables
     command = [str(environment.python), "-c", "import torch, sgl_kernel"]

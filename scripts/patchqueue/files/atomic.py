@@ -49,8 +49,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """A name of this process's own beside a file; what killed runs on this host left of theirs is
-    removed."""
+    """A name of this process's own beside a file; what killed runs left of theirs goes."""
     own = f".{path.name}.{os.uname().nodename}."
     for left in path.parent.glob(f"{glob.escape(own)}*.new"):
         try:
@@ -85,8 +84,8 @@ def sync(folder: Path) -> None:
 
 
 def write_all(root: Path, files: Mapping[str, bytes], journal: Path) -> None:
-    """Write `files` (path below root -> content), in their order. journal: a folder of this
-    writer's own, below root."""
+    """Write `files` (path below root -> content), in order. journal: a folder of the writer's
+    own."""
     recover(root, journal)
     aside = journal.with_name(journal.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)

@@ -217,8 +217,7 @@ def uv(
     held: int | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Done:
-    """Run a command of uv by no configuration of the user's. Arguments, and Raises: as for
-    `run`."""
+    """Run a command of uv by no configuration. Arguments, and Raises: as for `run`."""
     words = ("--no-config", "--quiet", *words)
     return run(UV, *words, folder=folder, held=held, more=more, program=find_uv())
 
@@ -236,8 +235,7 @@ class Quilt:
     def run(
         self, tree: Path, *words: str, lock: int | None = None, **how: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Run one quilt command in a work tree, as `quilt push -a`. lock: as `run` has it; how: as
-        subprocess.run has it."""
+        """Run one quilt command in a work tree. lock: as `run`'s held; how: of subprocess."""
         environment = QUILT.environment() | dict(self.variables)
         held = () if lock is None else (lock,)
         return subprocess.run(

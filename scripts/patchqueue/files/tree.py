@@ -72,8 +72,7 @@ def from_sha256sum(content: bytes) -> dict[str, str]:
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
-    """The part that a tree's LISTING file holds: sglang's files, less the generated one, which
-    a wheel stamps and git lacks."""
+    """The part that a tree's LISTING has: sglang's files, less the generated one."""
     return {path: each for path, each in sglang_part(listing).items() if path != GENERATED}
 
 
@@ -88,8 +87,7 @@ def names(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """The part that a release's wheels, its git tag and an installed package share: sglang's Python
-    files, less the generated one."""
+    """The part that wheels, git tag and installed package share: sglang's own Python files."""
     return {path: each for path, each in own_listing(listing).items() if path.endswith(".py")}
 
 

@@ -114,8 +114,7 @@ def backport(
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
-    """The release that a commit is a fork of: the one that is named, else the newest pinned tag
-    that it comes from."""
+    """The release that a commit is a fork of: as named, else its newest pinned tag."""
     if release:
         return pins.find(release)
     known, tags = repository.tags(), repository.tags("--merged", commit)
@@ -200,8 +199,7 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
 
 
 def description(queue: Queue, patch: Patch) -> str:
-    """What a header says below the subject, of a variant with its own description behind;
-    paragraphs as wide as git's log likes them."""
+    """What a header says below the subject, and a variant's own header behind it."""
     header = queue.header(patch.name)
     texts = dict.fromkeys(each.get("Description") for each in (header, patch.header))
     paragraphs = re.split(r"\n\s*\n", "\n\n".join(filter(None, texts)))
@@ -210,8 +208,7 @@ def description(queue: Queue, patch: Patch) -> str:
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
-    """When the commits say they were made: the release's day, or the base's time where that is
-    later."""
+    """When the commits say they were made: the release's day, or the base's, if later."""
     return max(calendar.timegm(pin.released.timetuple()), repository.date(base))
 
 

@@ -50,8 +50,7 @@ MARKER = re.compile(r"(?m)^(.*):(\d+): leftover conflict marker$")  # of `git di
 
 @dataclass
 class Stages:
-    """The effect of each patch on the pin it comes from: base name -> its files before and
-    after."""
+    """What each patch does on the pin that it comes from, by base name."""
 
     queue: Queue
     pin: Pin
@@ -138,8 +137,7 @@ def forecast(
 
 
 def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
-    """The patches to try on a release: those that are for it already, and those of the nearest pin
-    that have no such variant."""
+    """The release's own patches; and the nearest pin's, where it has no such variant."""
     readable = [entry for entry in queue.entries if entry.name in queue.patches]
     own, old = (
         {entry.base: entry for entry in readable if entry.is_for(each)}
@@ -178,8 +176,8 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
 
 
 def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> tuple[bytes, int]:
-    """Three texts (ours, base, theirs) as git merges them, and how many regions it leaves to solve.
-    names: what its markers call them."""
+    """Three texts as git merges them, and the number of regions that are left. names: of the
+    texts."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-merge-") as space:
         for file, content in zip(("ours", "base", "theirs"), texts):
             (Path(space) / file).write_bytes(content)
@@ -350,8 +348,7 @@ class ConflictRepository:
         return tuple(regions)
 
     def solution(self, below: str) -> Files:
-        """The files that the person changed. below: the branch's tree. Raises Refused where they
-        cannot be a patch."""
+        """The files that the person changed since `below`. Raises Refused."""
         trees = (below, self._present(below))
         words = ("diff-tree", "-r", "--no-renames")
         said = self._repository.git(*words, "--name-status", "-z", *trees)

@@ -135,8 +135,7 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
 
 
 def requested(every: Mapping[str, Draft], words: Iterable[str]) -> list[str]:
-    """The drafts to be sent, in the order of words and then of the series. Raises Refused for a
-    word that names none."""
+    """The drafts to be sent, in the order of words. Raises Refused for one that names none."""
     pending = [name for name, draft in every.items() if draft.is_pending]
     topics = dict.fromkeys(name.partition("/")[0] for name in pending)
     chosen: dict[str, None] = {}

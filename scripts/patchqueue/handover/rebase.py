@@ -191,8 +191,7 @@ class _Plan:
         return [pin.version for pin in self.pins.all]
 
     def changes(self, row: Row) -> list[Change]:
-        """The changes for one row that is no conflict. Raises Refused where its guard would have no
-        pinned release left."""
+        """The changes for one row that is no conflict. Raises Refused for an empty guard."""
         entry = next(entry for entry in self.outlook.queue.entries if entry.name == row.patch)
         is_for = entry.is_for(self.version)
         if row.outcome not in (Outcome.MERGED_UPSTREAM, Outcome.NOT_SELECTED):

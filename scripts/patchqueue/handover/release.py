@@ -47,8 +47,7 @@ def make(root: Path, chosen: Sequence[Pin]) -> Path:
 
 
 def _refuse_other_content(root: Path) -> None:
-    """Raise Refused if the repository has the tag of this number, and the queue was changed
-    since."""
+    """Raise Refused if this number is tagged, and the queue was changed since."""
     if not (root / ".git").exists() or not run.git(root, "tag", "--list", TAG).stdout:
         return
     changed = run.git(root, "diff", "--name-only", "-z", TAG, "--", *QUEUE).stdout

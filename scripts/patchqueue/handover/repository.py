@@ -19,8 +19,7 @@ NEW = "refs/patchqueue/new"  # the stream's name for its commits; the ref is nev
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit to be made. files: path in the tree -> content, for those that it changes or adds;
-    removed: paths that it removes."""
+    """A commit to be made. files: those that it changes or adds; removed: paths."""
 
     message: str
     files: Mapping[str, bytes]
@@ -96,8 +95,7 @@ class Repository:
             raise Refused.of("no-commit", self.shown, what, step) from None
 
     def branch(self, name: str) -> str | None:
-        """The commit a branch is at, None where there is no such branch. Raises Refused for what
-        cannot name one."""
+        """The commit a branch is at, None for no branch. Raises Refused for a bad name."""
         what, ref = "is no name for a branch", f"refs/heads/{name}"
         is_name = name not in ("", "HEAD") and not name.startswith(("-", "refs/"))
         if is_name and name in self.tags():
@@ -122,8 +120,7 @@ class Repository:
         return int(self.git("rev-list", "--no-walk", "--timestamp", commit).split()[0])
 
     def contents(self, commit: str, *folders: str) -> dict[str, bytes]:
-        """The files below some folders of a commit's tree that count (see files/tree.py), links
-        left out."""
+        """The files below some folders of a commit's tree that count, links left out."""
         blobs = {}
         said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", *folders)
         for entry in said.split(b"\0")[:-1]:
@@ -186,8 +183,7 @@ class Repository:
 
 
 def open_repository(name: str) -> Repository:
-    """The repository at or above the folder `name`. Raises Refused where there is none, or no
-    git."""
+    """The repository at or above the folder `name`. Raises Refused where there is none."""
     path, what = Path(name).expanduser(), "there is no such folder"
     if path.is_dir():
         try:

@@ -101,8 +101,7 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
 
 
 def _broken_imports(journal: Journal, modules: Sequence[str]) -> Iterator[str]:
-    """A note for each module that is kept and imports one that went with the queue, as a copy of a
-    patched module does."""
+    """A note for each module that is kept and imports one that went with the queue."""
     gone = {PREFIX + change.path for change in journal.changes if not change.before}
     for name in modules:
         lines = imports_by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
@@ -155,8 +154,7 @@ def _any_file_installed(journal: Journal) -> bool:
 
 
 def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
-    """The journal of an install that is whole, or None: what was begun is finished, in the
-    direction in which it was going."""
+    """The journal of an install that is whole, or None: what was begun is finished."""
     journal = _load_journal(place, pins)
     if journal and journal.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
@@ -198,8 +196,7 @@ def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: boo
 def _make_changes(
     selection: Selection, here: Installed, known: Identity, check: bool = False
 ) -> Report:
-    """Install in place; check: write nothing. Whatever fails, the files are as they were: only a
-    kill leaves the rest to the next call."""
+    """Install in place (check: write nothing). Whatever fails, the files are as they were."""
     changes, record, notes = _plan(selection, here, known)
     own = [here.site / name for name in changes if is_own(name)]
     added = sum(not path.exists() for path in own)

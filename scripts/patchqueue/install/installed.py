@@ -79,8 +79,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which pinned release the files are. notes: what to know about that; edits: what others
-    edited."""
+    """The pinned release that files are. notes: what to know; edits: of others."""
 
     pin: Pin
     notes: tuple[str, ...] = ()
@@ -155,8 +154,7 @@ def _pythons() -> list[str]:
 
 
 def find(named: Path) -> Installed:
-    """The sglang in the folder that a user named. Raises Refused, with the folder that was probably
-    meant, where there is none."""
+    """The sglang in the folder that a user named. Raises Refused, with the one probably meant."""
     where = str(named)
     if not named.is_dir():
         raise Refused.of("no-folder", where, "there is no such folder", NAME_IT)

@@ -36,8 +36,7 @@ class Differing(NamedTuple):
 def attribute(
     site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
-    """The differing paths by who made the difference. own: files that the queue changed; about: the
-    content of laid.json."""
+    """The paths by who made the difference. own: changed by the queue; about: laid.json."""
     rows = own_changes.rows_in(about)
 
     def is_ours(name: str) -> bool:
@@ -86,8 +85,7 @@ class InPlace:
         )
 
     def without_changes(self) -> dict[str, bytes]:
-        """The files that others edited since, without the queue's changes. Raises Refused where one
-        has no one place."""
+        """The files that others edited since, without the queue's changes. Raises Refused."""
         site, problems = self.journal.site, list[Problem]()
         changed = own_changes.rows_in(self.journal.notes["laid"])
         edited = [name for name in self.differing.others if name in changed]
@@ -182,8 +180,7 @@ def _tree_record(site: Path) -> dict[str, Any]:
 
 
 def named_tree(site: Path) -> str:
-    """The tree as a server's first line names it, "sha256:<hex>"; empty where no queue's record is
-    there."""
+    """The tree as a server's first line has it, "sha256:<hex>"; "" without a queue."""
     return str(_tree_record(site).get("tree", ""))
 
 

@@ -55,8 +55,7 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One file, by its path below the folder. before, after: its sha256, "" where there is no
-    file."""
+    """One file, by its path. before, after: its sha256, "" where there is none."""
 
     path: str
     before: str
@@ -123,8 +122,7 @@ def state_of(site: Path) -> str:
 
 
 def read(site: Path) -> Journal | None:
-    """The folder's journal, or None where it has none. Raises Refused for one that cannot be
-    understood."""
+    """The folder's journal, or None. Raises Refused for one that cannot be understood."""
     folder = site / FOLDER
     if not folder.exists() and not folder.is_symlink():
         return None
@@ -149,8 +147,7 @@ def read(site: Path) -> Journal | None:
 
 
 def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
-    """The files that a finished journal consists of: RECORD lists them, so that pip removes them
-    too."""
+    """The files of a finished journal, for RECORD: pip removes them, too."""
     there = [path for path in changes if digest(site / path)]
     kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in there]
     return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
@@ -250,8 +247,7 @@ def forget(journal: Journal) -> None:
 
 
 def sweep(site: Path) -> None:
-    """Delete what a killed run left: a journal that is not in its place yet, or one whose changes
-    are undone."""
+    """Delete what a killed run left: a journal not in its place yet, or one that is undone."""
     folder, preparing = site / FOLDER, site / PREPARING
     if preparing.is_symlink():
         preparing.unlink()
@@ -333,8 +329,7 @@ def _write(journal: Journal) -> Journal:
 
 
 def _keep(aside: Path, site: Path, change: Change) -> None:
-    """Keep the file as it was: a copy, and a hard link where links can be made (not across owners,
-    nor on every file system)."""
+    """Keep the file as it was: a copy, and a hard link where links can be made."""
     original, copy, link = (top / change.path for top in (site, aside / BEFORE, aside / LINKS))
     _write_like(copy, original.read_bytes(), original)
     if digest(copy) != change.before:

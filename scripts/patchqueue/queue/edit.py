@@ -129,8 +129,7 @@ def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]
 
 
 def lower_bound(version: Version, pinned: Iterable[Version]) -> str:
-    """Where a guard for this version begins: at its release, or at itself where an older pin has a
-    part of that release."""
+    """Where a guard for it begins: at its release; at itself behind an older part of that."""
     older = any(other < version and other.base_version == version.base_version for other in pinned)
     return str(version) if older or version.is_prerelease else version.base_version
 

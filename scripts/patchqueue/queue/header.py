@@ -184,8 +184,7 @@ class Header:
 
 
 def parse(text: str) -> tuple[Header, list[str]]:
-    """The header in `text` (everything before the first diff line), and what is unreadable in
-    it."""
+    """The header in `text`, and what is unreadable in it."""
     message = message_from_string(text)
     complaints = [type(defect).__name__ for defect in message.defects]
     if message.get_unixfrom():

@@ -98,8 +98,7 @@ def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
 
 
 def split(text: str) -> tuple[str, str]:
-    """A patch file's text as (header, diff); the diff begins at the first line that only a diff can
-    have."""
+    """A patch file's text as (header, diff)."""
     match = re.search(
         r"^(?:--- |diff |Index: |index |GIT binary|Binary files|rename |old mode|new file mode)",
         text,
@@ -135,8 +134,7 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
 
 
 def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDiff, ...]:
-    """The diffs of a text whose form is known to be good (of a patch, or of the overlay written as
-    one)."""
+    """The diffs of a text whose form is known to be good."""
     return tuple(
         FileDiff(file.path, tuple(_hunk(hunk, lines_before) for hunk in file))
         for file in PatchSet(diff)
@@ -234,8 +232,7 @@ def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
 
 
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
-    """Three lines of context on both sides at most; fewer where the releases that share the text
-    agree on no more."""
+    """Three lines of context on both sides at most; fewer where releases agree on no more."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
         what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
         yield Problem("new-or-deleted-file", at, f"{what} then deletes it")

@@ -97,8 +97,7 @@ class Queue:
         return replace(self, entries=tuple(kept), profile=profile, whole=False)
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that the lines of these patches import and their headers name, and what
-        these import."""
+        """The overlay files that these patches import or name, and what these import."""
         needed: set[str] = set()
         for patch in patches:
             named = self.header(patch.name).overlay
@@ -113,8 +112,7 @@ class Queue:
 
 
 def read(root: Path) -> tuple[Queue, list[Problem]]:
-    """The queue below `root`, as far as it is readable, and everything that is wrong with the
-    series itself."""
+    """The queue below `root`, as far as it is readable, and what is wrong with the series."""
     try:
         # not read_text: it turns CRLF into LF unseen
         text = (root / FILE).read_bytes().decode("utf-8")
@@ -222,8 +220,7 @@ def overlapping(queue: Queue, version: Version) -> list[Problem]:
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
-    """Problems of the queue as a whole that need no upstream tree: of variants, names, tests and
-    the overlay. Those of one patch's form are in patchfile.py."""
+    """Problems of the queue as a whole: of variants, names, tests and the overlay."""
     checks = (_variants(queue), _names(root, queue), _overlay(root, queue))
     return [problem for problems in checks for problem in problems]
 
@@ -314,8 +311,7 @@ def is_named(name: str, path: str) -> bool:
 
 
 def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
-    """The overlay files `named`, those that they import, wherever in them, and the packages of all
-    these."""
+    """The overlay files `named`, those that they import, and the packages of all these."""
     reached: set[str] = set()
     waiting = set(named) & overlay.keys()
     while waiting:
@@ -330,8 +326,7 @@ def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str
 
 @functools.cache  # every selection of patches asks for the same files
 def imports_of(path: str, content: bytes) -> frozenset[str]:
-    """The files that the module `path` may import, as paths in the tree, whether or not they are
-    there."""
+    """The files that the module `path` may import, as paths in the tree, if they are there."""
     return frozenset(file for _, file in imports_by_line(path, content))
 
 
@@ -345,8 +340,7 @@ def imports_by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
 
 
 def imported(patch: Patch) -> frozenset[str]:
-    """The same of a patch's added lines, which need not be whole statements: absolute imports
-    alone."""
+    """The same of a patch's added lines: absolute imports alone."""
     hunks = (hunk.lines for file in patch.files for hunk in file.hunks)
     added = ("".join(line[1:] for line in lines if line[0] == "+") for lines in hunks)
     return frozenset().union(*map(_absolute_imports, added))

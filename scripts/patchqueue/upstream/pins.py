@@ -64,8 +64,7 @@ class File(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins, oldest first; the one that is meant, and those that are tested, when none is
-    named."""
+    """All pins, oldest first; those that are meant, and tested, when none is named."""
 
     all: tuple[Pin, ...]
     default: Pin
@@ -109,8 +108,7 @@ def version(name: str, known: str = "", example: str = "0.5.24") -> Version:
 
 
 def load(root: Path) -> Pins:
-    """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the
-    field."""
+    """upstream/pins.toml below `root`, checked. Raises Refused naming the entry and the field."""
     try:
         content = (root / FILE).read_bytes()
     except OSError:
@@ -141,8 +139,7 @@ def check(entry: Any, number: int = 0) -> Pin:
 
 
 def with_patched(text: str, trees: Mapping[Version, str]) -> str:
-    """The file's text with these trees as `patched` of their releases. A release that it does not
-    have is left out."""
+    """The file's text with these trees as `patched` of their releases."""
     import tomlkit  # which a wheel of the tool does not require: it writes no pins
 
     file = tomlkit.parse(text)

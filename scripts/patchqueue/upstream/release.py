@@ -72,8 +72,7 @@ def _wheels(folder: Path, version: Version) -> list[Path]:
 
 
 def newer(pins: Pins) -> list[Version]:
-    """The releases that the package index has and that are newer than the newest pin, oldest first;
-    no pre-releases."""
+    """The releases on the package index that are newer than all pins, oldest first."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
         versions = map(Version, source.published(Path(space)))
     return sorted(
@@ -214,8 +213,7 @@ def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool)
 def refuse_other(
     where: str, pin: Pin, release: Mapping[str, str], edits: Edits, ours: Collection[str]
 ) -> None:
-    """Raise Refused where so many files that the queue does not touch were edited or removed that
-    the files are another release's."""
+    """Raise Refused where so many files differ that they are another release's."""
     free = [path for path in release if path.endswith(".py") and path not in ours]
     unlike = {*edits.changed, *edits.removed}.intersection(free)
     if len(unlike) <= max(FEW, len(free) // SHARE):

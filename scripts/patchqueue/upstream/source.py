@@ -89,8 +89,7 @@ class Archive:
         return members(self._zip, self.name)
 
     def read(self, path: str) -> bytes | None:
-        """A file of the pristine tree, by its path in git's layout, or None where the release has
-        none."""
+        """A file of the pristine tree, by its path in git's layout, or None."""
         member = self._members.get(path)
         return self._zip.read(member) if member else None
 
@@ -193,8 +192,7 @@ def is_cached(pin: Pin) -> bool:
 
 
 def _preferred(wheels: tuple[Wheel, ...]) -> list[Wheel]:
-    """The wheels, best first. All have the same tree; this machine's own also has compiled parts
-    that run here."""
+    """The wheels, best first: this machine's own has compiled parts that run here."""
     here = f"_{platform.machine()}."
     by = {wheel: (here not in wheel.file, "-cp311-" not in wheel.file) for wheel in wheels}
     return sorted(wheels, key=lambda wheel: (*by[wheel], wheel.file))
@@ -221,8 +219,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _checked(pin: Pin, file: Path, cache: Path) -> Source:
-    """The archive, moved into the cache, read-only; it is renamed last. Raises Refused where it is
-    no wheel of the pin."""
+    """The archive, moved into the cache, read-only. Raises Refused for no wheel of the pin."""
     digest = file_sha256(file)
     wheel = next((wheel for wheel in pin.wheels if wheel.sha256 == digest), None)
     if wheel is None:
@@ -286,8 +283,7 @@ def _places(folder: Path) -> list[str]:
 
 
 def download(version: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Ask pip, as the user has configured it (mirrors, find-links, proxies), for just this wheel of
-    sglang."""
+    """Ask pip, as the user has configured it, for just this wheel of sglang."""
     tag = sorted(parse_wheel_filename(file)[3], key=str)[0]
     python = tag.interpreter[2:] if len(tag.interpreter) > 3 else "3.11"
     words = ["--python-version", python, "--platform", tag.platform]
