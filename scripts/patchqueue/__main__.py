@@ -4,7 +4,7 @@ import importlib
 import sys
 
 
-def run(command_line: str = "patchqueue.commands.cli") -> int:
+def run(command_line: str = "patchqueue.commands") -> int:
     """Run the command line of that module. Ctrl-C may come while it is imported."""
     try:
         return int(importlib.import_module(command_line).main())

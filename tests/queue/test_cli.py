@@ -18,7 +18,8 @@ from evidence import commands as proving
 from evidence import results
 from evidence.pages import bench, status
 from patchqueue import __main__ as program
-from patchqueue.commands import cli, trees
+from patchqueue import commands as cli
+from patchqueue.commands import trees
 from patchqueue.commands.terminal import show_problems
 from patchqueue.files import atomic
 from patchqueue.install import inplace, undo

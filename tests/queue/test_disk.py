@@ -16,7 +16,7 @@ import pytest
 from fakes import RUNNER, TAG, in_child
 
 from bundle import packing
-from patchqueue.commands import cli
+from patchqueue import commands as cli
 from patchqueue.files import run
 from patchqueue.install import inplace
 from patchqueue.outcome import disk_step, system_problem

@@ -25,7 +25,7 @@ from packaging.utils import parse_wheel_filename
 
 from patchqueue import RELEASE
 from patchqueue.files.run import find_quilt
-from patchqueue.handover import release
+from patchqueue.handover import backport
 from patchqueue.queue import series
 from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
@@ -208,7 +208,7 @@ def fill_in(world: World) -> None:
         Probe=f"{fakes.RUNNER} :: step_1 = 11",
         Gap=">0.5.9: nobody has looked there",
     )
-    world.run(f"quilt header -r <<'END'\n{text}END", world.queue / "work/v0.5.9")
+    world.run(f"mkdir patches/nsa; quilt header -r <<'END'\n{text}END", world.queue / "work/v0.5.9")
 
 
 NEW, SITE = "python/sglang/srt/runner.py", {"DIR": "~/site"}
@@ -444,7 +444,7 @@ def test_renovate_finds_a_wheel_of_the_queue_and_its_tags():
     wanted = f"sglang[all]==0.5.12.post1+{fakes.LABEL}"
     found = re.search(pattern.replace("(?<", "(?P<"), wanted)
     version = manager["extractVersionTemplate"].replace("(?<", "(?P<")
-    assert found and re.match(version, release.TAG)["version"] == found["currentValue"]
+    assert found and re.match(version, backport.TAG)["version"] == found["currentValue"]
 
 
 def test_the_new_user_types_the_commands_of_the_page():

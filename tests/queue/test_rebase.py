@@ -11,8 +11,8 @@ import pytest
 from fakes import COUNT, CUT, unchanged
 from packaging.version import Version
 
+from patchqueue import commands as cli
 from patchqueue.applying.apply import load_queue
-from patchqueue.commands import cli
 from patchqueue.handover.forecast import Forecast, forecast
 from patchqueue.handover.repository import Repository
 from patchqueue.outcome import Outcome

@@ -14,7 +14,7 @@ import fakes
 import pytest
 from fakes import ROOT, TAG
 
-from patchqueue.commands import cli
+from patchqueue import commands as cli
 from patchqueue.environments import testing
 from patchqueue.upstream import pins
 

@@ -1,21 +1,86 @@
-"""The commands about an sglang that is installed: install, uninstall."""
+"""The commands that make wheels, and patch an sglang that is installed: build, install,
+uninstall."""
 
 from __future__ import annotations
 
 import argparse
+import platform
+import shlex
+import sys
 import time
 from collections.abc import Callable
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..handover import backport
 from ..install import inplace, undo
 from ..install.installed import Report, site_packages
 from ..install.patched import named_tree
 from ..outcome import Outcome, counted, some, to_type
 from ..queue.header import SPEED
+from ..upstream import pins as pinning
+from ..upstream.pins import Pin
+from ..wheels import Target, build, local_version
 from . import terminal
-from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
+from .terminal import ERR, ONLY, OUT, WITHOUT, Argument, Command, flag, option
+
+MB = 10**6
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _build(options: argparse.Namespace) -> int:
+    if options.release:
+        return _release(options)
+    target = Target(options.python or HERE, options.machine or platform.machine())
+    for pin in terminal.chosen_releases(options, pinning.load(options.root)):
+        started = time.monotonic()
+        if not options.python and len(pin.wheels) > 1:
+            ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
+        built = build(
+            options.root, pin, target, options.origin, options.root / terminal.DIST, options.only
+        )
+        wheel = shlex.quote(terminal.shown(built.path))
+        OUT.print(
+            f"{terminal.shown(built.path)}: version {built.version},"
+            f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
+            f"tree {built.record['tree']['after']}\n"
+            f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
+            f" {len(built.changes.removed)} removed"
+        )
+        if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
+            OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
+        _show_install(pin, wheel)
+    return 0
+
+
+def _show_install(pin: Pin, wheel: str) -> None:
+    """How the wheel is installed."""
+    OUT.print(
+        f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
+        f" --prerelease=allow {wheel}`"
+    )
+    # without --force-reinstall pip keeps an earlier wheel of the same version
+    OUT.print(
+        f"next: `pip install --force-reinstall --no-deps {wheel}`, over an installed sglang"
+        f" {pin.version}"
+    )
+
+
+def _release(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = terminal.chosen_releases(options, pins, pins.all)
+    started = time.monotonic()
+    folder = backport.make_release(options.root, chosen)
+    wheels = counted(sum(len(pin.wheels) for pin in chosen), "wheel")
+    size = sum(file.stat().st_size for file in folder.iterdir()) / MB
+    OUT.print(
+        f"{terminal.shown(folder)}: {wheels}, {counted(len(chosen), 'patch file')}, {size:.1f} MB,"
+        f" {time.monotonic() - started:.1f} s"
+    )
+    version = local_version(chosen[0])
+    OUT.print(f"next: `pip install --find-links {terminal.shown(folder)} sglang=={version}`")
+    return 0
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
@@ -86,15 +151,12 @@ def _show_notes(report: Report) -> None:
 
 def _show_edits(report: Report) -> None:
     """What others edited, before the install and since; and what the queue did about it."""
-    record = report.record
-    if report.before:
-        shown = f"{counted(len(report.before), 'file')}: {some(report.before)}"
-        OUT.print(f"edits of others, from before: {shown}; they stay")
-    for name in record.get("there", ()):
+    for when, names in (("from before", report.before), ("since then", report.others)):
+        if names:
+            files = f"{counted(len(names), 'file')}: {some(names)}"
+            OUT.print(f"edits of others, {when}: {files}")
+    for name in report.record.get("there", ()):
         OUT.print(f"  {name.removesuffix('.patch')}: these files have that change already")
-    if report.others:
-        shown = f"{counted(len(report.others), 'file')}: {some(report.others)}"
-        OUT.print(f"edits of others, since then: {shown}")
 
 
 def _uninstall(options: argparse.Namespace) -> int:
@@ -183,6 +245,35 @@ def _command(
 
 DISCARD = flag("--discard", "throw away edits of the files that install made or changed")
 
+
+BUILD = Command(
+    "build",
+    _build,
+    "write a release's wheel with the queue on it to dist/",
+    "v0.5.12.post1 --python 3.12",
+    (
+        terminal.releases(f"{terminal.DEFAULT}; with --release, every one"),
+        terminal.FROM,
+        option(
+            "--python",
+            "for this Python, as 3.12 (default: the one that runs this)",
+            type=terminal.python,
+        ),
+        option(
+            "--machine",
+            "for this machine, x86_64 or aarch64 (default: this host's)",
+            type=terminal.machine,
+        ),
+        (
+            ONLY,
+            flag(
+                "--release",
+                "make the files of a release of the queue instead, in dist/release-N/: wheels,"
+                " patch files, sums",
+            ),
+        ),
+    ),
+)
 
 COMMANDS = (
     _command(

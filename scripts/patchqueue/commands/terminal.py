@@ -32,6 +32,7 @@ from ..upstream.source import cache_folder
 
 LOG = logging.getLogger(__name__)
 CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
+DIST = Path("dist")
 DEFAULT = "the one that upstream/pins.toml calls default"
 # a hunk that does not fit: the patch, the place with what is there, what the patch needs
 HUNK = re.compile(r"(?s)^(.*?): (\S+: hunk \d+: line .*?); (the queue's patch needs .*) (\[\w+\])")

@@ -125,27 +125,20 @@ def _wants(data: mmap.mmap) -> Wants | None:
         for tag, value in struct.iter_unpack("<qQ", dynamic.of(data))
         if tag == _DT_NEEDED
     }
-
     strings = every[symtab.link].of(data)
     versions: dict[int, tuple[str, str]] = {}
     if _SHT_VERNEED in by_kind:
         need = by_kind[_SHT_VERNEED]
         versions = _needed_versions(data, need, every[need.link].of(data))
-    versym: Iterable[tuple[int]] = ()
-    if _SHT_VERSYM in by_kind:
-        versym = struct.iter_unpack("<H", by_kind[_SHT_VERSYM].of(data))
-    chosen = [index for (index,) in versym]
-
-    wanted = set()
-    for number, (name, info, _, where) in enumerate(
-        struct.iter_unpack("<IBBH16x", symtab.of(data))
-    ):
+    versym = by_kind[_SHT_VERSYM].of(data) if _SHT_VERSYM in by_kind else b""
+    chosen = [index for (index,) in struct.iter_unpack("<H", versym)]
+    wanted = set[tuple[str, str | None, str | None]]()
+    rows = struct.iter_unpack("<IBBH16x", symtab.of(data))
+    for number, (name, info, _, where) in enumerate(rows):
         if where or not name or info >> 4 == _STB_WEAK:
             continue
-        library, version = (
-            versions.get(chosen[number] & 0x7FFF, (None, None)) if chosen else (None, None)
-        )
-        wanted.add((_text(strings, name), library, version))
+        owner = versions.get(chosen[number] & 0x7FFF) if chosen else None
+        wanted.add((_text(strings, name), *(owner or (None, None))))
     return Wants(frozenset(libraries), frozenset(wanted))
 
 
@@ -184,16 +177,6 @@ def _elf_hash(name: str) -> int:
     return value
 
 
-class _Strings:
-    def __init__(self) -> None:
-        self.table = b"\0"
-
-    def add(self, text: str) -> int:
-        at = len(self.table)
-        self.table += text.encode() + b"\0"
-        return at
-
-
 def _hash_table(names: list[str]) -> bytes:
     """DT_HASH over `names`, whose first entry is the null symbol."""
     buckets, chains = [0] * max(1, len(names) // 2), [0] * len(names)
@@ -205,49 +188,48 @@ def _hash_table(names: list[str]) -> bytes:
     )
 
 
-def _version_definitions(library: str, versions: list[str], strings: _Strings) -> bytes:
-    """DT_VERDEF: the library's own name as base (index 1), then `versions` from index 2."""
+def _version_definitions(names: list[str], string_at: Mapping[str, int]) -> bytes:
+    """DT_VERDEF. names: the library's own as base (index 1), then the versions'."""
     out = b""
-    names = [library, *versions]
     for index, name in enumerate(names, 1):
         following = 0 if index == len(names) else 28
         out += struct.pack("<HHHHIII", 1, int(index == 1), index, 1, _elf_hash(name), 20, following)
-        out += struct.pack("<II", strings.add(name), 0)
+        out += struct.pack("<II", string_at[name], 0)
     return out
 
 
 def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
     """An x86-64 ELF shared object: every symbol is a function returning `NO_DEVICE`."""
     code = b"\xb8" + struct.pack("<I", NO_DEVICE) + b"\xc3"  # mov eax, 100; ret
-    strings = _Strings()
     versions = sorted({version for version in symbols.values() if version})
     number = {version: index for index, version in enumerate(versions, 2)}
     names = ["", *sorted(symbols)]
-    soname = strings.add(library)
-    definitions = _version_definitions(library, versions, strings)
-    name_at = [0] + [strings.add(name) for name in names[1:]]
+    strings, string_at = b"\0", dict[str, int]()
+    for text in (library, *versions, *names[1:]):
+        string_at[text] = len(strings)
+        strings += text.encode() + b"\0"
     indices = [0, *(number.get(symbols[name] or "", 1) for name in names[1:])]
     parts = {  # in file order, each aligned to 8; sizes are all that the addresses below need
         "head": bytes(64 + 4 * 56),
         "code": code,
         "hash": _hash_table(names),
         "symbols": bytes(24 * len(names)),
-        "strings": strings.table,
+        "strings": strings,
         "versym": struct.pack(f"<{len(names)}H", *indices),
-        "verdef": definitions,
+        "verdef": _version_definitions([library, *versions], string_at),
     }
     at, end = {}, 0
     for part, content in parts.items():
         at[part] = end
         end = (end + len(content) + 7) & ~7
-    # 0x12: global function; section 1 stands for "defined" (there are no section headers to point
-    # to)
+    # 0x12: global function; section 1 stands for "defined": there are no section headers
     parts["symbols"] = bytes(24) + b"".join(
-        struct.pack("<IBBHQQ", name, 0x12, 0, 1, at["code"], len(code)) for name in name_at[1:]
+        struct.pack("<IBBHQQ", string_at[name], 0x12, 0, 1, at["code"], len(code))
+        for name in names[1:]
     )
     # Its own writable page: older loaders write addresses back into it.
     dynamic_at = (end + _PAGE - 1) & ~(_PAGE - 1)
-    dynamic = _dynamic(soname, at, len(strings.table), len(versions))
+    dynamic = _dynamic(string_at[library], at, len(strings), len(versions))
     parts["head"] = _head(end, dynamic_at, len(dynamic))
     image = bytearray(dynamic_at)
     for part, content in parts.items():

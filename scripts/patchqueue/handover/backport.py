@@ -5,28 +5,33 @@ hashes that `git apply --3way` needs."""
 from __future__ import annotations
 
 import calendar
+import html
+import logging
+import os
 import re
+import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
-from ..applying.apply import load_queue
+from .. import RELEASE
+from ..applying.apply import NO_EDITS, in_git, load_queue
 from ..applying.matching import in_front, listing_with, replay
-from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
-from ..files import atomic
+from ..files import atomic, run
 from ..files.tree import hash_python, sglang_part, sha256
-from ..outcome import Outcome, Refused, counted, to_type
+from ..outcome import Outcome, Refused, counted, some, to_type
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, of_folder, refuse_other
-from ..upstream.source import fetch
-from ..wheels import local_version
+from ..upstream.source import fetch, file_sha256
+from ..wheels import build, local_version
 from .repository import Commit, Repository, open_repository
 
 PACKAGE = "python/sglang"
@@ -41,6 +46,10 @@ TESTS = """Add the tests of the patches, which need pytest and no GPU
 PYTHONPATH=python PATCHQUEUE_TREE=. PATCHQUEUE_REVISION={} python -m pytest tests/revision
 """
 MERGE = "begins at the release; `git merge BRANCH` in the fork merges both sides"
+LOG = logging.getLogger(__name__)
+LINKS, SUMS = "index.html", "SHA256SUMS"
+TAG = f"pcg-{RELEASE}"
+QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
 EITHER = "change one of the two so that both fit, or merge a branch of backport into it"
 
 
@@ -51,7 +60,7 @@ class Base:
 
     where: str
     files: Mapping[str, bytes] = field(repr=False)
-    edits: Edits = NONE
+    edits: Edits = NO_EDITS
     step: str = BESIDE
 
     @cached_property
@@ -270,3 +279,56 @@ def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
         ends = repository.build("", sides, "patch queue <>", 0)
         words = ("--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
         return repository.git("diff-tree", *words, *ends)
+
+
+def make_release(root: Path, chosen: Sequence[Pin]) -> Path:
+    """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
+    not at all. Raises Refused if the tag of this number has another content."""
+    _refuse_other_content(root)
+    folder = root / "dist" / f"release-{RELEASE}"
+    unfinished = folder.with_name(f".{folder.name}.new")
+    with atomic.locked(folder.with_name(f".{folder.name}.lock")):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for pin in chosen:
+            _add(root, pin, unfinished)
+        (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
+        files = sorted(unfinished.iterdir(), key=lambda path: path.name)
+        sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
+        (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(unfinished, folder)
+    return folder
+
+
+def _refuse_other_content(root: Path) -> None:
+    """Raise Refused if this number is tagged, and the queue was changed since."""
+    if not (root / ".git").exists() or not run.git(root, "tag", "--list", TAG).stdout:
+        return
+    changed = run.git(root, "diff", "--name-only", "-z", TAG, "--", *QUEUE).stdout
+    added = run.git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *QUEUE).stdout
+    names = (changed + added).decode("utf-8", "replace").split("\0")[:-1]
+    if names:
+        step = f"check out {TAG}, or raise RELEASE in scripts/patchqueue/__init__.py"
+        what = f"was tagged with another content of {some(names)}"
+        raise Refused.of("released", f"release {RELEASE}", what, step)
+
+
+def _add(root: Path, pin: Pin, folder: Path) -> None:
+    """Write a release's wheels and patch file."""
+    patch = folder / f"sglang-{local_version(pin)}.patch"
+    write_patch(root, pin, None, patch)
+    for wheel in pin.wheels:
+        build(root, pin, wheel, None, folder)
+    LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
+
+
+def _links(folder: Path) -> str:
+    """A page with a link to each wheel beside it, and its sha256, which pip and uv compare."""
+    rows = [
+        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">'
+        f"{html.escape(path.name)}</a><br>\n"
+        for path in sorted(folder.glob("*.whl"))
+    ]
+    title = f"sglang, release {RELEASE} of the patch queue"
+    return f"<!DOCTYPE html>\n<title>{title}</title>\n{''.join(rows)}"

@@ -11,7 +11,7 @@ a probe.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -196,40 +196,32 @@ def write(request: PullRequest, out: Path) -> Path:
 def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
     """A draft for each patch that a release gets, by name, in the series' order; then those without
     a patch. Raises Refused for a bad text."""
+    files = sorted((root / FOLDER).glob(f"*/*/{NAME}"))
+    texts = {file.parent.relative_to(root / FOLDER).as_posix(): read_text(file) for file in files}
     every: dict[str, Draft] = {}
     for patch in queue.select(pin.version):
-        header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
-        draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
-        every[draft.name] = replace(draft, description=description(queue, patch))
+        header, name = queue.header(patch.name), _stem(queue.base(patch.name))
+        overlay, text = queue.overlay_for([patch]), texts.get(name, Text(""))
+        draft = _draft(root, pin, patch, header, overlay, text)
+        every[name] = replace(draft, description=description(queue, patch))
     known = {_stem(entry.base) for entry in queue.entries}
-    own = _without_patch(root, known)
-    for name, text in own.items():
-        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
-        begun = Patch(f"{name}.patch", b"", Header(words), ())
-        draft = _draft(root, pin, begun, begun.header, {}, text)
-        changes = draft.patch.files or any(map(_is_code, draft.files))
-        every |= {name: draft} if changes else {}
-    for draft in every.values():
-        if unknown := {*draft.text.below} - known - own.keys():
-            what = f"below names no patch: {min(unknown)!r}"
-            raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
-    return every
-
-
-def _without_patch(root: Path, known: Collection[str]) -> dict[str, Text]:
-    """The texts of the folders that no patch of the series (`known`) is named for, by name."""
-    texts = {}
-    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
-        name = file.parent.relative_to(root / FOLDER).as_posix()
-        text = read_text(root, name)
+    for name, text in texts.items():
         if name in known:
             continue
         if not (text.title and PROBE.fullmatch(text.probe)):
             what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
             step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
             raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
-        texts[name] = text
-    return texts
+        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
+        begun = Patch(f"{name}.patch", b"", Header(words), ())
+        draft = _draft(root, pin, begun, begun.header, {}, text)
+        if draft.patch.files or any(map(_is_code, draft.files)):
+            every[name] = draft
+    for draft in every.values():
+        if unknown := {*draft.text.below} - known - texts.keys():
+            what = f"below names no patch: {min(unknown)!r}"
+            raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
+    return every
 
 
 def _draft(
@@ -267,11 +259,7 @@ def _stem(name: str) -> str:
     return name.removesuffix(".patch")
 
 
-def read_text(root: Path, name: str) -> Text:
-    """The text of a patch's pull request, empty where there is none."""
-    where = f"{FOLDER}/{name}/{NAME}"
-    try:
-        content = (root / where).read_bytes()
-    except FileNotFoundError:
-        return Text("")
-    return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
+def read_text(file: Path) -> Text:
+    """The text of a pull request. Raises Refused where it is wrong."""
+    where, step = "/".join(file.parts[-4:]), "CONTRIBUTING.md says what stands in it"
+    return record.toml(file.read_bytes(), Text, where, BAD, step)

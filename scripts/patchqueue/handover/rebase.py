@@ -33,7 +33,7 @@ from ..files import atomic
 from ..files.tree import hash_python
 from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue import edit, patchfile, series
-from ..queue.edit import Change, Lines, variant, with_changes, write
+from ..queue.edit import Change, Lines, tried, variant, write
 from ..queue.patchfile import Patch, of_files
 from ..queue.series import Entry
 from ..upstream import source
@@ -149,7 +149,9 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
     Refused unless that queue passes lint, gives every other pin what it got, and the release just
     what the rows say."""
     queue, version = outlook.queue, outlook.version
-    new = with_changes(queue, changes)
+    new, problems = tried(queue, changes)
+    if problems:
+        raise Refused(problems)
     problems = series.lint(root, new) + series.overlapping(new, version)
     for pin in pins.all:
         old_edits, new_edits = (

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE, wheels
-from ..applying import own_changes
-from ..applying.apply import load_queue
+from ..applying.apply import described, load_queue, records
 from ..applying.matching import listing_with
 from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
@@ -234,13 +233,13 @@ def _plan(
     planned = selection.plan(files_of, origin)
     files = {path: content for path, content in planned.files.items() if path.startswith(SGLANG)}
     after = listing_with(here.listing, files)
-    about = own_changes.described(files, files_of, after, known.edits)
+    about = described(files, files_of, after, known.edits)
     tree = {"before": hash_python(here.listing), "after": hash_python(after)}
     record = planned.record | {"tree": tree, "release": RELEASE}
     if known.edits.paths:
         record |= {"edits": known.edits.as_record(), "there": [*selection.already_present]}
     if PROVENANCE in after:
-        files |= own_changes.records(about, after)
+        files |= records(about, after)
     changes = _in_order(here, {path.removeprefix(PREFIX): files[path] for path in files}, record)
     _refuse_unwritable(here.site, changes)
     texts = [{"name": each.name, "forms": [each.diff]} for each in selection.patches]

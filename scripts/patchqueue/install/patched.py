@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..applying import own_changes
+from ..applying.apply import rows_in, undone
 from ..applying.matching import inverted, match
 from ..applying.selection import Selection
 from ..files import tree as trees
@@ -37,11 +37,11 @@ def attribute(
     site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
     """The paths by who made the difference. own: changed by the queue; about: laid.json."""
-    rows = own_changes.rows_in(about)
+    rows = rows_in(about)
 
     def is_ours(name: str) -> bool:
         if name in rows and (site / name).is_file():
-            return bool(own_changes.undone((site / name).read_bytes(), rows[name]))
+            return bool(undone((site / name).read_bytes(), rows[name]))
         return name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE)
 
     ours = {name for name in paths if is_ours(name)}
@@ -87,7 +87,7 @@ class InPlace:
     def without_changes(self) -> dict[str, bytes]:
         """The files that others edited since, without the queue's changes. Raises Refused."""
         site, problems = self.journal.site, list[Problem]()
-        changed = own_changes.rows_in(self.journal.notes["laid"])
+        changed = rows_in(self.journal.notes["laid"])
         edited = [name for name in self.differing.others if name in changed]
         files = {name: read(site, PREFIX + name) or b"" for name in edited}
         for patch in reversed(self.journal.notes["texts"]):

@@ -101,16 +101,8 @@ def joined(head: str, diff: str) -> bytes:
     return f"{head.strip()}\n\n{diff}".encode()
 
 
-def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
-    """The queue as it would be read back. Raises Refused where it could not be."""
-    changed_queue, problems = tried(queue, changes)
-    if problems:
-        raise Refused(problems)
-    return changed_queue
-
-
 def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]]:
-    """The same, as far as it is readable, with what is wrong with what changed."""
+    """The queue as it would be read back, as far as it is readable, and what is wrong with it."""
     patches, overlay = dict(queue.patches), dict(queue.overlay)
     entries, problems = queue.entries, []
     for change in changes:
