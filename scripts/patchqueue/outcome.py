@@ -133,13 +133,6 @@ def to_type(name: str, *words: object) -> str:
     return f"`{' '.join([_typed(), name, *shown])}`"
 
 
-def in_clone(name: str, words: str) -> str:
-    """A command that a wheel's tool lacks, as a user types it in a clone of the queue."""
-    if in_wheel():
-        return f"in a clone of the queue `scripts/nox {name} {words}`"
-    return to_type(name, words)
-
-
 def counted(number: int, one: str, many: str = "") -> str:
     """A number of things: `1 file`, `2 files`. many: a plural that does not end in a mere s."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"

@@ -157,7 +157,13 @@ def replay(
     to do about a conflict; a patch whose change it has already is ALREADY_APPLIED there.
     """
     files: dict[str, bytes] = dict(overlay)
-    steps = [] if edited else list(_shadowed(overlay, read, where))
+    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
+    shadowed = tuple(
+        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
+        for path in overlay
+        if not edited and read(path) is not None
+    )
+    steps = [Row("overlay", Outcome.CONFLICT, problems=shadowed)] if shadowed else []
     unfit_paths: set[str] = set()
     for patch in patches:
         below = in_front(files, read)
@@ -177,17 +183,6 @@ def replay(
         steps.append(row)
         files |= row.after
     return Replay(tuple(steps), files)
-
-
-def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
-    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
-    problems = tuple(
-        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
-        for path in overlay
-        if read(path) is not None
-    )
-    if problems:
-        yield Row("overlay", Outcome.CONFLICT, problems=problems)
 
 
 def _misfit(

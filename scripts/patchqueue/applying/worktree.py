@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from ..files import tree as trees
 from ..files.atomic import locked
 from ..files.tree import differing, hash_python, list_folder, sha256
@@ -25,6 +22,7 @@ from ..upstream.pins import Pin
 from .matching import Row
 
 RECORD = "provenance.json"
+RECORDED = {"source", "patches", "overlay", "tree", "texts"}  # in every record
 # what the tool puts into a tree; anything else there is the user's
 OWN_NAMES = ("python", "patches", ".pc", RECORD)
 APPLIED, STAMP = ".pc/applied-patches", ".timestamp"  # names that quilt gives
@@ -162,24 +160,13 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Provenance(Struct):
-    """The fields of every tree's record. texts: of its patches/, name -> sha256."""
-
-    source: dict[str, str]
-    patches: list[dict[str, str]]
-    overlay: list[dict[str, str]]
-    tree: dict[str, str]
-    texts: dict[str, str]
-
-
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
-        msgspec.convert(record, Provenance)
-    except (OSError, ValueError, msgspec.ValidationError):
+        return record if record.keys() >= RECORDED else None
+    except (OSError, ValueError, AttributeError):
         return None
-    return record
 
 
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:

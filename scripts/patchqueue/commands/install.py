@@ -181,11 +181,9 @@ def _uninstall(options: argparse.Namespace) -> int:
     return 0
 
 
-BREAKABLE = "--enable-breakable-cuda-graph"
 ARGUMENTS = {  # from 0.5.15 on, the graph is the default
     "<0.5.9": "--enable-piecewise-cuda-graph",
-    ">=0.5.9,<0.5.10": BREAKABLE,
-    ">=0.5.10,<0.5.14": BREAKABLE,
+    ">=0.5.9,<0.5.14": "--enable-breakable-cuda-graph",
     ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
 }
 SPARSE = "DeepSeek-V3.2, GLM-5"

@@ -5,7 +5,6 @@ hashes that `git apply --3way` needs."""
 from __future__ import annotations
 
 import calendar
-import html
 import logging
 import os
 import re
@@ -291,7 +290,11 @@ def make_release(root: Path, chosen: Sequence[Pin]) -> Path:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for pin in chosen:
-            _add(root, pin, unfinished)
+            patch = unfinished / f"sglang-{local_version(pin)}.patch"
+            write_patch(root, pin, None, patch)
+            for wheel in pin.wheels:
+                build(root, pin, wheel, None, unfinished)
+            LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
         (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
         files = sorted(unfinished.iterdir(), key=lambda path: path.name)
         sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
@@ -314,20 +317,10 @@ def _refuse_other_content(root: Path) -> None:
         raise Refused.of("released", f"release {RELEASE}", what, step)
 
 
-def _add(root: Path, pin: Pin, folder: Path) -> None:
-    """Write a release's wheels and patch file."""
-    patch = folder / f"sglang-{local_version(pin)}.patch"
-    write_patch(root, pin, None, patch)
-    for wheel in pin.wheels:
-        build(root, pin, wheel, None, folder)
-    LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
-
-
 def _links(folder: Path) -> str:
     """A page with a link to each wheel beside it, and its sha256, which pip and uv compare."""
     rows = [
-        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">'
-        f"{html.escape(path.name)}</a><br>\n"
+        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">{path.name}</a><br>\n'
         for path in sorted(folder.glob("*.whl"))
     ]
     title = f"sglang, release {RELEASE} of the patch queue"

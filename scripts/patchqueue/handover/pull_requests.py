@@ -200,11 +200,11 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
     texts = {file.parent.relative_to(root / FOLDER).as_posix(): read_text(file) for file in files}
     every: dict[str, Draft] = {}
     for patch in queue.select(pin.version):
-        header, name = queue.header(patch.name), _stem(queue.base(patch.name))
+        header, name = queue.header(patch.name), queue.base(patch.name).removesuffix(".patch")
         overlay, text = queue.overlay_for([patch]), texts.get(name, Text(""))
         draft = _draft(root, pin, patch, header, overlay, text)
         every[name] = replace(draft, description=description(queue, patch))
-    known = {_stem(entry.base) for entry in queue.entries}
+    known = {entry.base.removesuffix(".patch") for entry in queue.entries}
     for name, text in texts.items():
         if name in known:
             continue
@@ -215,7 +215,7 @@ def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
         words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
         begun = Patch(f"{name}.patch", b"", Header(words), ())
         draft = _draft(root, pin, begun, begun.header, {}, text)
-        if draft.patch.files or any(map(_is_code, draft.files)):
+        if draft.patch.files or any(path.startswith("python/") for path in draft.files):
             every[name] = draft
     for draft in every.values():
         if unknown := {*draft.text.below} - known - texts.keys():
@@ -229,7 +229,7 @@ def _draft(
 ) -> Draft:
     """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
     files."""
-    name = _stem(re.sub("@.*", "", patch.name))
+    name = re.sub(r"(@.*)?\.patch$", "", patch.name)
     changes = {
         Version(file.stem.partition("@")[2]): file
         for file in (root / FOLDER / name).glob("change@*.patch")
@@ -245,18 +245,10 @@ def _draft(
         patch = made
     own = read_overlay(root / FOLDER / name).items()
     files = {path: content for path, content in own if "/" in path}
-    if not fitting and not any(map(_is_code, files)):
+    if not fitting and not any(path.startswith("python/") for path in files):
         files = {**overlay, **files}
-    below = (*map(_stem, header.needs), *text.below)
+    below = (*(need.removesuffix(".patch") for need in header.needs), *text.below)
     return Draft(name, source, patch, header, "", files, below, text)
-
-
-def _is_code(path: str) -> bool:
-    return path.startswith("python/")
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".patch")
 
 
 def read_text(file: Path) -> Text:

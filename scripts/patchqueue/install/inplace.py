@@ -24,7 +24,7 @@ from ..applying.matching import listing_with
 from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
 from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
-from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
+from ..outcome import Outcome, Refused, in_wheel, some, system_problem, to_type
 from ..queue.series import PROVENANCE, imports_by_line
 from ..upstream import pins as pinning
 from . import installed, undo
@@ -301,7 +301,9 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
 
 def _resolve(tag: str) -> str:
     """The step for a conflict with edits of others, which keeps both sides."""
-    branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
+    words = f"--onto CHECKOUT --base {tag} BRANCH"
+    in_clone = f"in a clone of the queue `scripts/nox backport {words}`"
+    branch = in_clone if in_wheel() else to_type("backport", words)
     return (
         "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
         f" {branch}, then `git merge BRANCH`"
