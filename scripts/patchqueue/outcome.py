@@ -127,8 +127,7 @@ def _typed() -> str:
 
 
 def to_type(name: str, *words: object) -> str:
-    """The command as a user types it, in backticks: `scripts/nox apply v0.5.9`. Paths are quoted;
-    another word may be several."""
+    """The command as a user types it, in backticks. Paths are quoted."""
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
     return f"`{' '.join([_typed(), name, *shown])}`"
 

@@ -102,8 +102,8 @@ def local_version(pin: Pin, only: str = "") -> str:
 def build(
     root: Path, pin: Pin, target: Target | Wheel, origin: Path | None, out: Path, only: str = ""
 ) -> Built:
-    """Repack a wheel of the pin, or the official one for a target, into the folder `out`, whole or
-    not at all. only: the profile, "" for every patch. Raises Refused."""
+    """Repack a wheel of the pin, or the official one for a target, into the folder `out`. only: the
+    profile, "" for every patch. Raises Refused."""
     wheel = target if isinstance(target, Wheel) else next(filter(target.takes, pin.wheels), None)
     if wheel is None:
         built_for = {"-".join(each.file.removesuffix(".whl").split("-")[2:]) for each in pin.wheels}
@@ -165,8 +165,7 @@ def repack(
 
 
 def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
-    """A file that says a wheel's version, with the local version. Raises Refused where it does not
-    say the public one once."""
+    """A file that says a wheel's version, with the local version. Raises Refused."""
     version, label = re.escape(public), local.partition("+")[2]
     patterns = {
         METADATA: {rf"^Version: {version}$": f"Version: {local}"},
@@ -315,8 +314,7 @@ def _last(lines: Sequence[str], field: str) -> int | None:
 
 
 def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
-    """entry_points.txt with the queue in upstream's list of plugins; None where it stays as it is.
-    before: its content; files: the package's."""
+    """entry_points.txt with the queue among upstream's plugins; None where it stays as it is."""
     text = (before or b"").decode("utf-8")
     if PLUGIN_LIST not in files or PLUGIN_MODULE not in files or f"\n{PLUGIN_NAME} " in text:
         return None

@@ -37,7 +37,7 @@ from ..upstream.pins import Pin
 from ..upstream.release import Edits
 from ..upstream.source import Source
 from . import worktree
-from .matching import Read, listing_with, split_lines
+from .matching import Read, listing_with, split_lines, text_of
 from .selection import Plan, select
 from .worktree import RECORD, Inspection, State, WorkTree
 
@@ -224,7 +224,7 @@ def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
-    old, new = (split_lines(text.decode("utf-8", "surrogateescape")) for text in (before, after))
+    old, new = (split_lines(text_of(content)) for content in (before, after))
     for kind, _, _, first, end in difflib.SequenceMatcher(None, old, new).get_opcodes():
         if kind == "equal":
             continue
@@ -239,19 +239,17 @@ def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
 
 def undone(content: bytes, rows: Sequence[Mapping[str, Any]]) -> list[int]:
     """The changes of a file that are not in place any more, by the line at which they were made."""
-    lines = split_lines(content.decode("utf-8", "surrogateescape"))
-    missing = []
-    for row in rows:
-        whole, bare = (len(_places(lines, *row[form])) for form in ("whole", "bare"))
-        if not whole and (not bare or bare < row["times"]):
-            missing.append(row["line"])
-    return missing
+    lines = split_lines(text_of(content))
 
+    def times(count: int, digest: str) -> int:
+        starts = range(len(lines) - count + 1) if count else ()
+        return sum(_digest(lines[start : start + count]) == digest for start in starts)
 
-def _places(lines: Sequence[str], count: int, digest: str) -> list[int]:
-    """Where so many lines with this hash begin, 0-based; none where they are no lines."""
-    starts = range(len(lines) - count + 1) if count else ()
-    return [start for start in starts if _digest(lines[start : start + count]) == digest]
+    return [
+        row["line"]
+        for row in rows
+        if not times(*row["whole"]) and times(*row["bare"]) < max(row["times"], 1)
+    ]
 
 
 def _digest(lines: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ def in_front(files: Mapping[str, bytes], read: Read) -> Read:
 
 def apply_patch(patch: Patch, read: Read, where: str = "", edited: str = "") -> Row:
     """One patch on files that it may not have been made for: all of it; or none of it, with a
-    problem for each file and hunk that does not fit. where, edited: as for `replay`."""
+    problem for each misfit. where, edited: as for `replay`."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
     problems, ambiguous = list[Problem](), False
@@ -220,8 +220,7 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where the lines begin of which most are there without a gap, 0-based; else the place of the
-    line that is most like the longest one."""
+    """Where the lines begin of which most are there without a gap, 0-based; else the most alike."""
     matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
     block = matcher.find_longest_match()
     if not block.size and searched:
@@ -272,8 +271,7 @@ def _shared(hunks: Sequence[Hunk], texts: Sequence[str]) -> list[Hunk] | None:
 
 
 def _cuts(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where a hunk may end, and its rest begin: whole, else between two changes, the last first.
-    The context there is in both."""
+    """Where a hunk may end, and its rest begin; the context between two changes is in both."""
     yield len(lines), len(lines)
     kinds = "".join(line[0] for line in lines)
     for context in reversed([*BETWEEN_CHANGES.finditer(kinds)]):

@@ -288,7 +288,7 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
 
 def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree | None:
     """The content of work/<tag>/; None where it holds no edits. Raises Refused where an edit
-    belongs to no patch, and none is to be added to the top one, and where patches are popped."""
+    belongs to no patch, or patches are popped."""
     tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
     with tree.locked():
         inspection = tree.inspect()

@@ -23,8 +23,7 @@ from .matching import Read, Replay, Row, listing_with, replay, unified
 
 @dataclass(frozen=True)
 class Plan:
-    """A selection on a tree, before the tree is written. files: path -> content of what it changes
-    or adds; layers: what the overlay, then each patch makes."""
+    """A selection on a tree. files: what it changes or adds; layers: what each patch makes."""
 
     selection: Selection
     files: dict[str, bytes]
@@ -137,8 +136,7 @@ class Selection:
 
 def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     """The selection for a pin; without: patches that are left out, as prefill-graph/log-tree.
-    Raises Refused where no patch is for it, where several variants of one are, and for patches that
-    cannot be left out."""
+    Raises Refused where no patch is left, and where one cannot be left out."""
     selection = Selection(_less(queue, pin, without) if without else queue, pin)
     if problems := overlapping(queue, pin.version):
         raise Refused(problems)
@@ -173,8 +171,8 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
 
 
 def settle(selection: Selection, read: Read, where: str, step: str) -> Selection:
-    """The selection without the patches whose change a tree has already. where: what a user calls
-    it; step: what to do about a conflict. Raises Refused for each hunk that does not fit."""
+    """The selection without the patches whose change a tree has already. where, step: for messages.
+    Raises Refused."""
     replayed = replay(selection.patches, selection.overlay, read, where, step)
     problems = [*replayed.problems]
     taken = [path for path in selection.overlay if read(path) is not None]

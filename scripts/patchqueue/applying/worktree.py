@@ -176,8 +176,7 @@ def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
 
 
 def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
-    """Make of a pristine tree what `quilt push -a` of these patches would. In .pc/PATCH/ a copy of
-    every file below it, empty where there is none."""
+    """Make of a pristine tree what `quilt push -a` would; .pc/PATCH/ has every file below it."""
     write_patches(tree, stack)
     applied = (tree / "patches/series").read_bytes()
     _write(tree, QUILT_TREE | {APPLIED: applied})

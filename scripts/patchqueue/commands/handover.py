@@ -27,6 +27,8 @@ from .terminal import ERR, ONLY, OUT, WITHOUT, Command, flag, option, show_rows,
 
 PULL_REQUESTS = terminal.DIST / "pull-requests"
 
+DONE = {Outcome.ALREADY_APPLIED: "is there already", Outcome.APPLIED: "made"}
+
 
 def _backport(options: argparse.Namespace) -> int:
     is_branch = options.pull_requests is None
@@ -51,7 +53,7 @@ def _backport(options: argparse.Namespace) -> int:
     OUT.print(f"{options.base} is {branch.pin.tag}{fork}, at {branch.base[:12]}")
     for commit, subject in zip(branch.commits, branch.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
-    OUT.print(f"{onto}: {branch.name} {_done(branch.outcome)}, at {branch.commits[-1]}")
+    OUT.print(f"{onto}: {branch.name} {DONE[branch.outcome]}, at {branch.commits[-1]}")
     OUT.print(f"tree {branch.tree}")
     OUT.print(f"next: `git -C {shlex.quote(onto)} switch {branch.name}`")
     return 0
@@ -95,7 +97,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     for request in made.requests:
         body = pull_requests.write(request, options.root / PULL_REQUESTS)
         OUT.print(
-            f"{onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
+            f"{onto}: {request.branch} {DONE[request.outcome]}, at {request.tip[:12]};"
             f" {shown(body)}"
         )
         for part in request.parts[:-1]:
@@ -110,10 +112,6 @@ def _pull_requests(options: argparse.Namespace) -> int:
         " read the texts, run the tests and upstream's pre-commit, and add upstream's checklist"
     )
     return 0
-
-
-def _done(outcome: Outcome) -> str:
-    return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
 
 
 KINDS = (
@@ -177,17 +175,12 @@ def _show_forecast(pins: Pins, outlook: Forecast) -> None:
         if row.why == MERGED_BY_GIT:
             what = "merged without markers, which is no proof of meaning: read it"
             OUT.print(f"{names[row.patch]}: {what}")
-    OUT.print(_summary(pins, outlook))
-
-
-def _summary(pins: Pins, outlook: Forecast) -> str:
-    """Which patches were tried, and how many of them do what."""
     outcomes = [row.outcome for row in outlook.rows]
     kinds = KINDS if Outcome.NOT_SELECTED in outcomes else KINDS[:-1]
     counts = ", ".join(f"{outcomes.count(outcome)} {what}" for outcome, what in kinds)
     own = "which is pinned, with its own patches and those" if pins.of(outlook.version) else ""
     tried = f"{own or 'with the patches'} of {outlook.nearest.tag}"
-    return f"sglang {outlook.version}, {tried}: {counts}"
+    OUT.print(f"sglang {outlook.version}, {tried}: {counts}")
 
 
 def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:

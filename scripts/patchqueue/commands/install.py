@@ -197,8 +197,8 @@ KINDS = (  # releases, models that need something else, and what; the page has t
 
 def launch_argument(version: Version) -> str:
     """What to add to the launch command; empty where the graph is the default."""
-    of_release = (each for each in ARGUMENTS if SpecifierSet(each).contains(version))
-    return ARGUMENTS.get(next(of_release, ""), "")
+    rows = ARGUMENTS.items()
+    return next((what for each, what in rows if SpecifierSet(each).contains(version)), "")
 
 
 def launch_advice(version: Version, only: str = "") -> str:

@@ -38,6 +38,9 @@ from .terminal import (
     show_problems,
 )
 
+LOG = logging.getLogger(__name__)
+SHOWN = 12  # digits of a tree's hash, as many as a server logs
+
 
 def _apply(options: argparse.Namespace) -> int:
     chosen = chosen_releases(options, pinning.load(options.root))
@@ -81,10 +84,6 @@ def _show(report: Report, root: Path, seconds: float, whole: bool) -> None:
     if whole:
         OUT.print(f"from {record['source']['name']}\ntree {record['tree']['after']}")
         OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
-
-
-LOG = logging.getLogger(__name__)
-SHOWN = 12  # digits of a tree's hash, as many as a server logs
 
 
 def _check(options: argparse.Namespace) -> int:

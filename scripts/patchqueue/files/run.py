@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,21 +162,6 @@ def git(
         allow = f"`git config --global --add safe.directory {shlex.quote(foreign[1])}`"
         step = f"where you trust it: {allow}"
         raise Refused.of("foreign-repository", foreign[1], what, step) from None
-
-
-def blobs(answer: bytes) -> Iterator[bytes]:
-    """The contents in an answer of `git cat-file --batch`, in order. Raises Refused where the
-    repository lacks one."""
-    at = 0
-    while at < len(answer):
-        end = answer.index(b"\n", at)
-        name, _, said = answer[at:end].decode().rpartition(" ")
-        if said == "missing":
-            what = "is not in the repository, which is no full clone"
-            raise Refused.of("no-blob", f"blob {name}", what, "`git fetch --refetch` there")
-        size = int(said)
-        yield answer[end + 1 : end + 1 + size]
-        at = end + size + 2
 
 
 def own_git(

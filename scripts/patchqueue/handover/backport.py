@@ -54,8 +54,8 @@ EITHER = "change one of the two so that both fit, or merge a branch of backport 
 
 @dataclass(frozen=True)
 class Base:
-    """What the queue is applied to. where: what a user calls it; edits: what it has besides the
-    release; step: what to do about a conflict."""
+    """What the queue is applied to. edits: what it has besides the release; step: for a
+    conflict."""
 
     where: str
     files: Mapping[str, bytes] = field(repr=False)
@@ -69,8 +69,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that was made, or was there. base, commits: full hashes; edits: what the base has
-    besides the release; tree: of its last commit."""
+    """A branch that was made, or was there. base, commits: full hashes; tree: of the last."""
 
     name: str
     outcome: Outcome
@@ -222,8 +221,7 @@ def date_of(pin: Pin, repository: Repository, base: str) -> int:
 
 @dataclass(frozen=True)
 class PatchFile:
-    """The written file. changed, added: numbers of files; edited: of its base; tree: the hash of
-    the tree with it."""
+    """The written file, with numbers of files; tree: the hash of the tree with it."""
 
     path: Path
     sha256: str
@@ -237,8 +235,7 @@ class PatchFile:
 def write_patch(
     root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
 ) -> PatchFile:
-    """Write the file `out`, whole or not at all. base: a tree with this release and edits of
-    others, that it is to be laid on. Raises Refused."""
+    """Write the file `out`. base: a tree with this release and edits of others. Raises Refused."""
     selection = select(load_queue(root, only), pin, without)
     if base:
         found = Base(str(base), of_folder(pin.version, base).files)
@@ -258,15 +255,11 @@ def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
     names = {each.name: queue.header(each.name).get("Subject") for each in selection.patches}
-    return (
-        f"The prefill graph queue for sglang {pin.version}, {local_version(pin, queue.profile)}:"
-        f" {counted(len(names), 'patch', 'patches')}.\n"
-        "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
-        + "".join(
-            f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items()
-        )
-        + "\n"
-    )
+    rows = (f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items())
+    count, version = counted(len(names), "patch", "patches"), local_version(pin, queue.profile)
+    how = "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE."
+    title = f"The prefill graph queue for sglang {pin.version}, {version}: {count}."
+    return f"{title}\n{how}\n\n{''.join(rows)}\n"
 
 
 def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:

@@ -105,8 +105,12 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _write(root: Path, pins: Pins, outlook: Forecast) -> Progress:
-    """Plan, prove, write, go on."""
-    changes, release = plan(root, pins, outlook), outlook.release
+    """Plan, prove, write, go on. Raises Refused where a guard cannot be made right."""
+    old = (root / series.FILE).read_text(encoding="utf-8")
+    planned, release = _Plan(pins, outlook, Lines(old)), outlook.release
+    changes = [change for row in outlook.below for change in planned.changes(row)]
+    if (new := planned.lines.text) != old:
+        changes.append(Change(str(series.FILE), new.encode(), "guards"))
     files = prove(root, pins, outlook, changes)
     if outlook.conflict is None and pins.of(release.version):
         tree = hash_python(listing_with(release.listing, files))
@@ -132,16 +136,6 @@ def _stale(repository: ConflictRepository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
     step = "keep what you need of them, delete the folder, and begin again"
     return Refused.of("stale-rebase", repository.shown, what, step)
-
-
-def plan(root: Path, pins: Pins, outlook: Forecast) -> list[Change]:
-    """The changes that the rows below the first conflict need. Raises Refused where a guard cannot
-    be made right."""
-    old = (root / series.FILE).read_text(encoding="utf-8")
-    planned = _Plan(pins, outlook, Lines(old))
-    changes = [change for row in outlook.below for change in planned.changes(row)]
-    new = planned.lines.text
-    return [*changes, Change(str(series.FILE), new.encode(), "guards")] if new != old else changes
 
 
 def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) -> Files:

@@ -28,8 +28,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class Repository:
-    """A git repository. path: anywhere in it; shown: as the user named it; own: the tool made it,
-    and git's failure there is Refused."""
+    """A git repository. shown: as the user named it; own: the tool made it, and failures are
+    Refused."""
 
     path: Path
     shown: str
@@ -129,7 +129,7 @@ class Repository:
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
         asked = "".join(f"{blob}\n" for blob in blobs.values()).encode()
-        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", stdin=asked))))
+        return dict(zip(blobs, _blobs(self.git("cat-file", "--batch", stdin=asked))))
 
     def build(self, base: str, commits: Iterable[Commit], author: str, date: int) -> list[str]:
         """Make the commits on top of `base` ("" for none), one on the other; their hashes. No
@@ -139,7 +139,10 @@ class Repository:
 
     def _stream(self, base: str, commits: Iterable[Commit], who: str) -> Iterator[bytes]:
         """The commits for git fast-import, which prints the hash of each."""
-        programs = self._programs(base) if base else ()
+        words = ("ls-tree", "-r", "-z", "--full-tree", base)
+        listed = self.git(*words).decode(*UTF_8).split("\0") if base else ()
+        # files that may be run: they stay so
+        programs = {each.partition("\t")[2] for each in listed if each.startswith(PROGRAM)}
         origin = f"from {base}\n" if base else ""
         for number, commit in enumerate(commits, 1):
             message = commit.message.encode()
@@ -158,11 +161,6 @@ class Repository:
             origin = ""
         yield f"reset {NEW}\nfrom {'0' * 40}\n\n".encode()
 
-    def _programs(self, commit: str) -> set[str]:
-        """The files of a commit's tree that may be run: they stay so."""
-        listed = self.git("ls-tree", "-r", "-z", "--full-tree", commit).decode(*UTF_8).split("\0")
-        return {entry.partition("\t")[2] for entry in listed if entry.startswith(PROGRAM)}
-
     def publish(self, tips: Mapping[str, str]) -> list[Outcome]:
         """Make the branches at these commits, all or none: APPLIED, or ALREADY_APPLIED where it is
         there. Raises Refused where a branch is another, and where git will not have a name."""
@@ -180,6 +178,21 @@ class Repository:
             what, where = f"git does not make it: {failure}", f"{self.shown}: {' '.join(new)}"
             raise Refused.of("bad-branch", where, what, "name another branch") from None
         return [Outcome.APPLIED if name in new else Outcome.ALREADY_APPLIED for name in tips]
+
+
+def _blobs(answer: bytes) -> Iterator[bytes]:
+    """The contents in an answer of `git cat-file --batch`, in order. Raises Refused where the
+    repository lacks one."""
+    at = 0
+    while at < len(answer):
+        end = answer.index(b"\n", at)
+        name, _, said = answer[at:end].decode().rpartition(" ")
+        if said == "missing":
+            what = "is not in the repository, which is no full clone"
+            raise Refused.of("no-blob", f"blob {name}", what, "`git fetch --refetch` there")
+        size = int(said)
+        yield answer[end + 1 : end + 1 + size]
+        at = end + size + 2
 
 
 def open_repository(name: str) -> Repository:

@@ -77,9 +77,8 @@ def install(
 
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
-    """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
-    RECORD. Raises Refused, with nothing changed, where that would lose edits (unless `discard` is
-    set) or cannot be done."""
+    """Give the release in `site` back as it was before `install`, to bytes, modes and times. Raises
+    Refused, with nothing changed, where that would lose edits (unless `discard`)."""
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
@@ -167,7 +166,7 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
 
 def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:
     """Undo an earlier install, so that the selection can follow. Later edits of others stay. Raises
-    Refused, with nothing changed, where edits would be lost, or the selection would not fit."""
+    Refused, with nothing changed."""
     journal, differ = earlier.journal, earlier.differing
     if differ.ours and not discard:
         again = to_type("install", "--site-packages", journal.site, "--discard")
@@ -225,7 +224,7 @@ def _plan(
     selection: Selection, here: Installed, known: Identity
 ) -> tuple[Changes, dict[str, Any], dict[str, Any]]:
     """The changes in order, the record of the patched tree, and the journal's notes: "found", the
-    listing before; "texts", the patches; "laid", the content of laid.json. Raises Refused."""
+    listing before, "texts", the patches, and "laid", of laid.json. Raises Refused."""
     files_of = partial(read, here.site)
     if known.edits.paths:
         selection = settle(selection, files_of, str(here), _resolve(known.pin.tag))

@@ -43,8 +43,8 @@ OWN_VERSION = r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)"
 
 @dataclass(frozen=True)
 class Installed:
-    """One sglang in a folder of packages (or in python/ of a checkout). info: its .dist-info, None
-    where it has none; version: "" without."""
+    """One sglang in a folder of packages (or python/ of a checkout). info: its .dist-info, if
+    any."""
 
     site: Path
     info: Path | None
@@ -88,9 +88,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome for an installed sglang. record: its provenance; changed, added: numbers of
-    files; notes: what to know; others, before: files that others edited since the install, and
-    before it."""
+    """The outcome for an installed sglang. changed, added: numbers of files; notes: what to know;
+    others, before: files that others edited since the install, and before it."""
 
     site: Path
     outcome: Outcome

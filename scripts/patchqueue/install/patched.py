@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..applying.apply import rows_in, undone
-from ..applying.matching import inverted, match
+from ..applying.matching import inverted, match, text_of
 from ..applying.selection import Selection
 from ..files import tree as trees
 from ..files.tree import LAID, LISTING, PREFIX, names
@@ -95,8 +95,7 @@ class InPlace:
                 name = file.path.removeprefix(PREFIX)
                 if name not in files:
                     continue
-                text = files[name].decode("utf-8", "surrogateescape")
-                without, places = match(text, inverted(file))
+                without, places = match(text_of(files[name]), inverted(file))
                 if all(len(each) == 1 for each in places):
                     files[name] = without.encode("utf-8", "surrogateescape")
                     continue
@@ -146,8 +145,8 @@ class HandedOn:
 
 
 def find_handed_on(here: Installed) -> HandedOn | None:
-    """The queue that a wheel or git applied to an sglang; None where there is none. Raises Refused
-    where an install in place applied it and its journal is gone."""
+    """The queue that a wheel or git applied, if any. Raises Refused for one in place without a
+    journal."""
     try:
         file = here.info / IN_DIST_INFO if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None

@@ -156,9 +156,8 @@ def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
 def prepare(
     site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any], notes: dict[str, Any]
 ) -> Journal:
-    """Write the journal of these changes (path below `site` -> content, or None to remove it, in
-    order); the last act puts it in its place, in state INSTALLING. Raises OSError, and Refused
-    where a change would go through a link."""
+    """Write the journal of these changes (path -> content, or None to remove it, in order) and put
+    it in its place, INSTALLING. Raises OSError, and Refused for a link."""
     listed = tuple(
         Change(path, digest(site / path), "" if content is None else sha256(content))
         for path, content in changes.items()

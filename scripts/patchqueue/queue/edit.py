@@ -65,9 +65,8 @@ def variant(
     diff: str,
     why: str,
 ) -> Change:
-    """A patch's other text for one release, and for those behind it that its guard takes. The
-    guards go into `lines`. Where no other pinned release is left to the entry, its own text is
-    replaced."""
+    """A patch's other text for one release, and for those behind it that its guard takes. Guards go
+    into `lines`. An entry without another pinned release gets the text itself."""
     if entry.is_for(version):
         kept, guard = split(entry.text, version, pinned)
         if not kept:

@@ -27,9 +27,8 @@ NO_NEWLINE = "\\ No newline at end of file"
 
 @dataclass(frozen=True)
 class Hunk:
-    """old_start, new_start: 1-based first line in the file before and after this hunk; at_line: in
-    the patch file; lines: each begins with " ", "-" or "+", and ends with its newline if it has
-    one."""
+    """old_start, new_start: 1-based first lines; at_line: in the patch file; lines: each begins
+    with " ", "-" or "+", and ends with its newline if it has one."""
 
     old_start: int
     new_start: int

@@ -51,8 +51,8 @@ class Release:
 
 
 def find(pins: Pins, version: Version, origin: Path | None) -> Release:
-    """A release, pinned or not. origin: a wheel of it, a folder of wheels, a checkout or an
-    unpacked wheel. Raises Refused."""
+    """A release. origin: a wheel, a folder of wheels, a checkout or an unpacked wheel. Raises
+    Refused."""
     wheels = _wheels(origin, version) if origin else []
     if origin and origin.is_dir() and not wheels:
         LOG.info(f"sglang {version} from {origin}: its files as they stand")
@@ -112,8 +112,7 @@ def of_folder(version: Version, folder: Path) -> Release:
 
 
 def add_pin(root: Path, name: str, origin: Path | None) -> Pin:
-    """Pin version `name` from the package index (or from a folder of its wheels, `origin`). Raises
-    Refused, with pins.toml untouched."""
+    """Pin a version from the package index, or from a folder of its wheels. Raises Refused."""
     version = pinning.version(name)
     pinning.refuse_pinned(root, version)
     if origin and not origin.is_dir():

@@ -181,8 +181,15 @@ def fetch(pin: Pin, origin: Path | None) -> Source:
         if source := _cached(pin, wheel, cache):
             return source
     with _workspace(cache) as space:
-        # another run may have it by now
-        return _cached(pin, wheels[0], cache) or _from_index(pin, wheels[0], cache, space)
+        wheel = wheels[0]
+        if source := _cached(pin, wheel, cache):  # another run may have it by now
+            return source
+        LOG.info(f"fetching {wheel.file}")
+        done, file = download(str(pin.version), wheel.file, space), space / wheel.file
+        if done.returncode or not file.is_file():
+            step = disk_step(done.stderr) or STEP
+            raise Refused.of("not-fetched", wheel.file, why(done, space), step)
+        return _checked(pin, file, cache)
 
 
 def is_cached(pin: Pin) -> bool:
@@ -203,19 +210,15 @@ def _entry(cache: Path, digest: str, name: str) -> Path:
 
 
 def _cached(pin: Pin, wheel: Wheel, cache: Path) -> Source | None:
+    """The wheel in the cache as it was kept. A damaged one is removed."""
     path = _entry(cache, wheel.sha256, wheel.file)
-    return Source(path, pin, wheel.sha256) if _is_whole(path) else None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether an archive is in the cache as it was kept. A damaged one is removed."""
     if not path.is_file():
-        return False
-    if file_sha256(path) == path.parent.name:
-        return True
+        return None
+    if file_sha256(path) == wheel.sha256:
+        return Source(path, pin, wheel.sha256)
     LOG.info(f"the cached {path.name} is damaged; it is fetched again")
     shutil.rmtree(path.parent, ignore_errors=True)
-    return False
+    return None
 
 
 def _checked(pin: Pin, file: Path, cache: Path) -> Source:
@@ -237,16 +240,6 @@ def _checked(pin: Pin, file: Path, cache: Path) -> Source:
     return Source(path, pin, digest)
 
 
-def _from_index(pin: Pin, wheel: Wheel, cache: Path, space: Path) -> Source:
-    LOG.info(f"fetching {wheel.file}")
-    done = download(str(pin.version), wheel.file, space)
-    file = space / wheel.file
-    if done.returncode or not file.is_file():
-        step = disk_step(done.stderr) or STEP
-        raise Refused.of("not-fetched", wheel.file, why(done, space), step)
-    return _checked(pin, file, cache)
-
-
 @contextmanager
 def _workspace(cache: Path) -> Iterator[Path]:
     """A folder of this run's own in the cache; what a killed run left is removed."""
@@ -258,8 +251,7 @@ def _workspace(cache: Path) -> Iterator[Path]:
 
 
 def why(done: subprocess.CompletedProcess[str], folder: Path) -> str:
-    """Why pip had nothing, in a line, and where it asked: its last line names no cause where the
-    index cannot be reached. folder: one to run pip in."""
+    """Why pip had nothing, in a line, and where it asked. folder: one to run pip in."""
     said = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
     if broken := UNREACHABLE.search(done.stderr):
         said = f"the package index cannot be reached: {broken[0].strip()}"
@@ -294,8 +286,8 @@ def download(version: str, file: str, folder: Path) -> subprocess.CompletedProce
 
 
 def published(folder: Path) -> list[str]:
-    """Every version of sglang that the package index pip is configured for has a Linux wheel of,
-    for a Python that all pins know. Raises Refused where pip cannot say. folder: as for `why`."""
+    """Every version of sglang of which the package index has a Linux wheel, for Python 3.12. Raises
+    Refused where pip cannot say. folder: as for `why`."""
     words = ["--python-version", "3.12", "--platform", "manylinux_2_34_x86_64", "--json"]
     words += ["--no-input", "--only-binary=:all:"]
     done = _pip("index", "versions", "sglang", *words, folder=folder)
@@ -307,8 +299,8 @@ def published(folder: Path) -> list[str]:
 
 
 def offered(version: Version, folder: Path) -> list[str]:
-    """The names of the release's wheels for Linux, as the places that pip asks list them. Raises
-    Refused, with the cause, where there is none. folder: as for `why`."""
+    """The names of the release's wheels for Linux, where pip looks. Raises Refused where there is
+    none."""
     names, broken, places = set[str](), "", _places(folder)
     for place in places:
         if "://" not in place:
