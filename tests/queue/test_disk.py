@@ -20,7 +20,7 @@ from patchqueue import commands as cli
 from patchqueue.files import run
 from patchqueue.install import inplace
 from patchqueue.outcome import disk_step, system_problem
-from patchqueue.upstream import index, source
+from patchqueue.upstream import source
 
 
 def error(number: int, path: str | None = None) -> OSError:
@@ -81,7 +81,7 @@ def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     fakes.program(tmp_path / "bin/git", f"echo 'fatal: {FULL}' >&2; exit 128")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install: {FULL}")
-    monkeypatch.setattr(index, "_pip", lambda command, folder: failed)
+    monkeypatch.setattr(source, "_pip", lambda *_, folder: failed)
     shutil.rmtree(project.cache / "archives")
     for name, call in (
         ("git-failed", lambda: run.own_git(tmp_path, "init")),
