@@ -81,15 +81,19 @@ def check(root: Path, pins: Iterable[Pin]) -> CheckReport:
         source.fetch(pin, None)
     with ThreadPoolExecutor() as threads:  # hashing the archives leaves the interpreter free
         sources = list(threads.map(lambda pin: source.fetch(pin, None), pins))
-    fork, own = get_context("fork"), (os.getpid(),)  # reading their directories does not
-    with ProcessPoolExecutor(mp_context=fork, initializer=_end_with, initargs=own) as processes:
+    with _processes() as processes:  # reading their directories does not
         carried = any(pin.patched for pin in now.values())
         reports = tuple(processes.map(partial(_one, queue, carried), sources))
     return CheckReport(reports, tuple(problems))
 
 
+def _processes() -> ProcessPoolExecutor:
+    """Workers that the kernel ends with this process, however it ends (Linux)."""
+    fork, own = get_context("fork"), (os.getpid(),)
+    return ProcessPoolExecutor(mp_context=fork, initializer=_end_with, initargs=own)
+
+
 def _end_with(parent: int) -> None:
-    """Have the kernel end this worker with its parent, however that ends (Linux)."""
     if hasattr(LIBC, "prctl"):
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended meanwhile
