@@ -61,8 +61,7 @@ INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it. Both are
-    this process's by default."""
+    """Where a wheel is to run. machine: as platform.machine() names it."""
 
     python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
     machine: str = os.uname().machine

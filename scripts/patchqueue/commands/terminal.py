@@ -103,8 +103,7 @@ def releases(default: str = DEFAULT) -> Argument:
 def chosen_releases(
     options: argparse.Namespace, pins: Pins, default: Sequence[Pin] = ()
 ) -> list[Pin]:
-    """The releases that are named; else `default`, or the default release, which is then logged.
-    Raises Refused for a release that is not pinned."""
+    """The releases that are named; else `default`, or the default one. Raises Refused."""
     if options.releases or default:
         return [pins.find(name) for name in options.releases] or list(default)
     LOG.info(f"no release is named: {pins.default.tag}, the default in upstream/pins.toml")

@@ -58,8 +58,7 @@ class Wants:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of an ELF file, by its header. kind, flags, link: sh_type, sh_flags, sh_link;
-    offset, size: of its bytes in the file."""
+    """A section of an ELF file, by its header: sh_type, sh_flags, place, size, sh_link."""
 
     name: str
     kind: int
@@ -150,8 +149,7 @@ def stem(library: str) -> str:
 def missing_libraries(
     wants: Iterable[Wants], installed: Iterable[str]
 ) -> dict[str, dict[str, str | None]]:
-    """The libraries to stand in for, each with its symbols and their versions (None: unversioned).
-    The loader asks for one without symbols all the same."""
+    """The libraries to stand in for, each with its symbols and their versions, if any."""
     wants, have = list(wants), set(installed)
     asked = {library for want in wants for library in want.libraries}
     missing: dict[str, dict[str, str | None]] = {

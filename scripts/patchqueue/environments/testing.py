@@ -198,8 +198,7 @@ def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tu
 
 
 def spread(folder: Path, workers: int) -> list[str]:
-    """What pytest needs to run files of tests on several processors, once `folder` is on its path:
-    pytest-xdist, linked from the environment that runs the tool."""
+    """What pytest needs for several processors, with the tool's own pytest-xdist in `folder`."""
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
     places = {name: spec.origin for name, spec in found.items() if spec and spec.origin}
     if workers < 2 or len(places) < len(SPREAD):

@@ -164,8 +164,7 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 
 
 def tests_of(root: Path, selection: Selection) -> Commit:
-    """The commit that adds the tests of a selection's patches, and what they import; without those
-    that need a patch, or a package of the overlay, that the branch lacks."""
+    """The commit that adds the tests of a selection's patches, but those of what it lacks."""
     queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
     for patch in (every := queue.select(selection.pin.version)):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
@@ -274,8 +273,7 @@ def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
 
 
 def make_release(root: Path, chosen: Sequence[Pin]) -> Path:
-    """Build the wheels and patch files of some releases of sglang into dist/release-N/, whole or
-    not at all. Raises Refused if the tag of this number has another content."""
+    """Build wheels and patch files into dist/release-N/, whole or not at all. Raises Refused."""
     _refuse_other_content(root)
     folder = root / "dist" / f"release-{RELEASE}"
     unfinished = folder.with_name(f".{folder.name}.new")

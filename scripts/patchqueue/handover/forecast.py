@@ -32,7 +32,6 @@ from ..upstream.release import Release
 from .repository import Commit, Repository
 
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
-OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 # settings of the repository itself, for a person's own git
 SETTINGS = (
     "core.autocrlf=false core.fileMode=false core.hooksPath=/dev/null merge.conflictStyle=diff3"
@@ -248,7 +247,7 @@ class ConflictRepository:
     def remove(self) -> None:
         """Out of sight with one rename, then away."""
         if self.path.exists():
-            aside = self.root / OWN / f"{self.path.name}.old"
+            aside = self.root / f"work/.patchqueue/{self.path.name}.old"
             shutil.rmtree(aside, ignore_errors=True)
             aside.parent.mkdir(parents=True, exist_ok=True)
             os.rename(self.path, aside)

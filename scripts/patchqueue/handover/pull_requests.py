@@ -91,8 +91,7 @@ class PullRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """pin: the release whose patches were taken; exact: the base is that release; merged: drafts
-    that the base has."""
+    """pin: whose patches were taken; exact: it is the base; merged: drafts that that has."""
 
     pin: Pin
     exact: bool

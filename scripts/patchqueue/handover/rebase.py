@@ -230,8 +230,7 @@ class _Plan:
         return [Change(f"patches/{entry.name}", text.content, why)]
 
     def _shared(self, entry: Entry, row: Row) -> Patch | None:
-        """One text of a patch for the releases that it serves and for the new one. Releases that
-        are not cached are not fetched for this."""
+        """One text for the releases that a patch serves and for the new one, if they are cached."""
         queue, patch = self.outlook.queue, self.outlook.queue.patches[entry.name]
         others = [pin for pin in self.pins.all if pin.version != self.version]
         served = [pin for pin in others if entry.is_for(pin.version)]

@@ -132,8 +132,7 @@ class Repository:
         return dict(zip(blobs, _blobs(self.git("cat-file", "--batch", stdin=asked))))
 
     def build(self, base: str, commits: Iterable[Commit], author: str, date: int) -> list[str]:
-        """Make the commits on top of `base` ("" for none), one on the other; their hashes. No
-        branch has them yet. date: in seconds since 1970, UTC."""
+        """Make commits on top of `base`, "" for none; their hashes. date: seconds since 1970."""
         stream = b"".join(self._stream(base, commits, f"{author} {date} +0000"))
         return self.git("fast-import", "--quiet", stdin=stream).decode().split()
 

@@ -26,8 +26,8 @@ from .undo import Journal
 
 
 class Differing(NamedTuple):
-    """Files that are not as they were left, by their names below the folder. ours: with a change of
-    the queue that is not in place any more; others: with every one still there."""
+    """Files that are not as they were left. ours: a change of the queue is not in place any more;
+    others: every one still is."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]

@@ -45,8 +45,7 @@ class Entry:
 
     @property
     def base(self) -> str:
-        """The name that all variants of this patch share: `nsa/route-indexer@0.5.8.patch` ->
-        `nsa/route-indexer.patch`."""
+        """The name that all variants share: `nsa/route@0.5.8.patch` -> `nsa/route.patch`."""
         return re.sub(r"@[^/]*\.patch$", ".patch", self.name)
 
     def is_for(self, version: Version) -> bool:

@@ -142,8 +142,7 @@ class Source(Archive):
 
 
 def members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
-    """The wheel's members that belong to the tree, by their path in git's layout. Raises Refused
-    for a link, and for a name that would leave the tree."""
+    """The wheel's members in the tree, by path. Raises Refused for a link, and for a bad name."""
     by_path: dict[str, zipfile.ZipInfo] = {}
 
     def bad(what: str) -> Refused:
