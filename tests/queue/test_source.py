@@ -136,6 +136,12 @@ def test_a_release_that_the_index_lacks_is_asked_for_once(project, served):
     assert release.add_pin(project.root, "9.9.2", None).tag == "v9.9.2"
 
 
+def test_a_page_of_links_is_looked_through(project, served, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ['PIP_INDEX_URL']}/sglang/index.html")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert release.add_pin(project.root, "9.9.2", None).tag == "v9.9.2"
+
+
 def test_an_index_gets_its_password_and_no_command_does(project, served, monkeypatch):
     """Every user of a host can read the words of a running command."""
     url = os.environ["PIP_INDEX_URL"]

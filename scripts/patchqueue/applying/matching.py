@@ -123,9 +123,9 @@ def apply_patch(patch: Patch, read: Read, where: str = "", edited: str = "") -> 
         changed, places = match(text, file)
         for number, (hunk, starts) in enumerate(zip(file.hunks, places), 1):
             if len(starts) != 1:
+                ambiguous = len(starts) > 1 if not problems else ambiguous
                 problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
                 problems.append(_misfit(text, hunk, starts, problem, bool(edited)))
-                ambiguous |= len(starts) > 1
         before[file.path], after[file.path] = content, changed.encode("utf-8", "surrogateescape")
     if not problems:
         return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)

@@ -227,7 +227,7 @@ def back(
     for folder in reversed(journal.folders):
         # untracked files have been ruled out: only byte code can be left
         shutil.rmtree(journal.site / folder / "__pycache__", ignore_errors=True)
-        with suppress(FileNotFoundError):
+        if (journal.site / folder).is_dir():
             (journal.site / folder).rmdir()
     _settle(journal, wanted, "restored")
     forget(journal)

@@ -254,15 +254,16 @@ def why(done: subprocess.CompletedProcess[str], folder: Path) -> str:
     said = (done.stderr.strip() or done.stdout.strip() or "pip said nothing").splitlines()[-1]
     if broken := UNREACHABLE.search(done.stderr):
         said = f"the package index cannot be reached: {broken[0].strip()}"
-    return f"{said}; asked: {_without_passwords(_places(folder))}"
+    return f"{said}; asked: {_asked(_places(folder))}"
 
 
-def _without_passwords(places: Iterable[str]) -> str:
-    return ", ".join(re.sub("//[^/]*@", "//", place) for place in places)
+def _asked(places: Iterable[tuple[str, str]]) -> str:
+    """The places without passwords."""
+    return ", ".join(re.sub("//[^/]*@", "//", place) for _, place in places)
 
 
-def _places(folder: Path) -> list[str]:
-    """The package indexes and folders of wheels that pip asks, by its settings."""
+def _places(folder: Path) -> list[tuple[str, str]]:
+    """(setting, package index or folder of wheels) that pip asks."""
     said = _pip("config", "list", folder=folder).stdout
     configured = re.findall(r"(?m)^(global|download|:env:)\.([\w-]+)=('.*')$", said)
     configured.sort(key=lambda setting: ("global", "download", ":env:").index(setting[0]))
@@ -270,7 +271,7 @@ def _places(folder: Path) -> list[str]:
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         settings = {"index-url": "", "find-links": settings.get("find-links", "nowhere")}
     settings = {"index-url": "https://pypi.org/simple", **settings}
-    return [place for name in PLACES for place in settings.get(name, "").split()]
+    return [(name, place) for name in PLACES for place in settings.get(name, "").split()]
 
 
 def download(version: str, file: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -301,18 +302,20 @@ def offered(version: Version, folder: Path) -> list[str]:
     """The names of the release's wheels for Linux, where pip looks. Raises Refused where there is
     none."""
     names, broken, places = set[str](), "", _places(folder)
-    for place in places:
-        if "://" not in place:
-            names |= {path.name for path in Path(place).glob("*.whl")}
+    for setting, place in places:
+        folder = Path(place.removeprefix("file://"))
+        if "://" not in place or folder.is_dir():
+            names |= {path.name for path in folder.glob("*.whl")}
             continue
+        url = place if setting == "find-links" else f"{place.rstrip('/')}/sglang/"
         try:
-            names |= {unquote(name) for name in WHEEL.findall(_page(f"{place}/sglang/"))}
+            names |= {unquote(name) for name in WHEEL.findall(_page(url))}
         except OSError as error:
             broken = f"the package index cannot be reached: {getattr(error, 'reason', error)}; "
     of_linux = sorted(filter(WHEEL.fullmatch, names))
     if wheels := [name for name in of_linux if name.split("-")[1] == str(version)]:
         return wheels
-    what = f"{broken or 'no wheel of it is available; '}asked: {_without_passwords(places)}"
+    what = f"{broken or 'no wheel of it is available; '}asked: {_asked(places)}"
     raise Refused.of("not-fetched", f"sglang {version}", what, STEP)
 
 
