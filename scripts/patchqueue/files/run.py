@@ -81,6 +81,7 @@ SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.quotePath=true",
     "core.fsmonitor=false",
+    "column.ui=never",
     "i18n.commitEncoding=UTF-8",
     "i18n.logOutputEncoding=UTF-8",
     "merge.conflictStyle=diff3",
