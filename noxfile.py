@@ -60,7 +60,6 @@ USERS = {
 MAINTAINERS = {
     "check": ("patchqueue", "Lint the queue; replay it on every pin."),
     "refresh": ("patchqueue", "Write edits in work/RELEASE/ back to the queue."),
-    "new": ("patchqueue", "Start a patch on top of work/RELEASE/."),
     "rebase": ("patchqueue", "Carry the queue to another release."),
     "quilt": ("patchqueue", "Run quilt in work/RELEASE/."),
     "pin": ("patchqueue", "Add a release to upstream/pins.toml."),

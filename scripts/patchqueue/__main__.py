@@ -4,9 +4,8 @@ import importlib
 import sys
 
 
-def run(command_line: str = "patchqueue.commands.cli") -> int:
-    """Run the command line of that module. What it imports takes longer than many a command, and
-    Ctrl-C may come meanwhile."""
+def run(command_line: str = "patchqueue.commands") -> int:
+    """Run the command line of that module. Ctrl-C may come while it is imported."""
     try:
         return int(importlib.import_module(command_line).main())
     except KeyboardInterrupt:

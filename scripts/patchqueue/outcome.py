@@ -1,9 +1,6 @@
-"""What can become of a patch, a tree or an input: values with reasons, never a bare bool; and how a
-command of this project, and a number of things, is written for a user.
-
-The tool runs from a clone of the queue, by scripts/nox, or from a wheel that brings the queue's
-files, by `patchqueue`. A wheel's has the commands that write nothing into the queue.
-"""
+"""What can become of a patch, a tree or an input: values with reasons; and how a command, and a
+number of things, is written for a user. The tool runs from a clone, by scripts/nox, or from a wheel
+that brings the queue's files."""
 
 from __future__ import annotations
 
@@ -43,18 +40,13 @@ class Outcome(str, enum.Enum):
     @property
     def good(self) -> bool:
         """Whether a run that ends so may be called a success."""
-        good = (Outcome.APPLIED, Outcome.ALREADY_APPLIED, Outcome.NOT_SELECTED, Outcome.EMPTY)
-        return self in good
+        return self in (self.APPLIED, self.ALREADY_APPLIED, self.NOT_SELECTED, self.EMPTY)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, said so that the reader knows where to look and what to type next.
-
-    name: the rule or outcome that names this kind of problem, e.g. "unequal-context".
-    where: patch, file, hunk and upstream line as far as they are known.
-    what: one sentence. hint: the next command or change, may be empty.
-    """
+    """One thing that is wrong. name: of this kind of problem, as "unequal-context"; where: patch,
+    file, hunk and line as far as they are known; what: one sentence; hint: the next step."""
 
     name: str
     where: str
@@ -135,21 +127,9 @@ def _typed() -> str:
 
 
 def to_type(name: str, *words: object) -> str:
-    """The command as a user types it, in backticks: in the queue's folder `scripts/nox apply
-    v0.5.9`.
-
-    A path is quoted for a shell where it has to be; other words stay as they are, so that one may
-    hold several.
-    """
+    """The command as a user types it, in backticks. Paths are quoted."""
     shown = (shlex.quote(str(word)) if isinstance(word, Path) else str(word) for word in words)
     return f"`{' '.join([_typed(), name, *shown])}`"
-
-
-def in_clone(name: str, words: str) -> str:
-    """A command that a wheel's tool lacks, as a user types it in a clone of the queue."""
-    if in_wheel():
-        return f"in a clone of the queue `scripts/nox {name} {words}`"
-    return to_type(name, words)
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -1,14 +1,9 @@
 """Repack a release's official wheel with the queue on it: `sglang-0.5.9+pcg.2-….whl`.
 
-What the queue leaves alone, compiled parts included, comes byte for byte from the wheel that the
-pin names. Of the .dist-info, METADATA and RECORD are changed, and entry_points.txt from 0.5.11 on.
-The same input gives the same bytes. Trees in work/ are neither read nor written.
-
-The wheel says to people that it is changed, where, and who answers for it: the Apache License 2.0
-asks for prominent notices in section 4(b). In upstream's own list of plugins, the group
-sglang.srt.plugins of entry_points.txt, it names the queue: from 0.5.11 on every process of a server
-logs each name and calls it (sglang/srt/plugins/__init__.py, load_plugins). The queue's plugin logs
-one line and changes nothing. A plugin that fails is logged, and the server goes on.
+What the queue leaves alone comes byte for byte from the wheel that the pin names; the same input
+gives the same bytes. The wheel says that it is changed, where, and who answers for it: the Apache
+License 2.0 asks for notices in section 4(b). In upstream's list of plugins (entry_points.txt, from
+0.5.11 on) it names the queue, whose plugin logs one line.
 """
 
 from __future__ import annotations
@@ -66,8 +61,7 @@ INFO = re.compile(r"^sglang-[^/]*\.dist-info/")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a wheel is to run. python: "3.12"; machine: as platform.machine() names it,
-    "x86_64". Both are this process's, where nothing else is said."""
+    """Where a wheel is to run. machine: as platform.machine() names it."""
 
     python: str = f"{sys.version_info.major}.{sys.version_info.minor}"
     machine: str = os.uname().machine
@@ -86,11 +80,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Built:
-    """A finished wheel. version: as pip shows it; sha256: of the file, 64 hex digits; record: the
-    tree's provenance.
-
-    changes: its members that differ from upstream's; upstream: the wheel it was made of.
-    """
+    """A finished wheel. record: the tree's provenance; changes: its members that differ from
+    upstream's; upstream: the wheel it was made of."""
 
     pin: Pin
     path: Path
@@ -110,12 +101,8 @@ def local_version(pin: Pin, only: str = "") -> str:
 def build(
     root: Path, pin: Pin, target: Target | Wheel, origin: Path | None, out: Path, only: str = ""
 ) -> Built:
-    """Repack a wheel of the pin, or the official one for a target, with the queue on it, into the
-    folder `out`, whole or not at all.
-
-    origin: as for apply; only: the profile whose patches are applied, "" for every patch. Raises
-    Refused where the release has no wheel for `target`, or where a patch does not fit.
-    """
+    """Repack a wheel of the pin, or the official one for a target, into the folder `out`. only: the
+    profile, "" for every patch. Raises Refused."""
     wheel = target if isinstance(target, Wheel) else next(filter(target.takes, pin.wheels), None)
     if wheel is None:
         built_for = {"-".join(each.file.removesuffix(".whl").split("-")[2:]) for each in pin.wheels}
@@ -146,7 +133,7 @@ def repack(
     only: str = "",
 ) -> dict[str, bytes]:
     """The members of the new wheel, RECORD last. own: the patched tree's files, by their names in a
-    wheel; record: its provenance, for .dist-info/; only: its profile, "" for every patch."""
+    wheel; record: its provenance."""
     public, version = str(pin.version), local_version(pin, only)
     info = f"sglang-{version}.dist-info/"
     made = dict(own) | {
@@ -156,7 +143,9 @@ def repack(
     }
     version_file = VERSION_FILE if VERSION_FILE in made else PLAIN_VERSION_FILE
     made[version_file] = stamp(version_file, made.get(version_file, b""), public, version)
-    listing = trees.own_listing(_listing(made))
+    paths = {f"python/{name}": content for name, content in made.items()}
+    every = {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
+    listing = trees.own_listing(every)
     if TREE_PROVENANCE in listing:  # the overlay's package reads it, for `--verify`
         made[LISTING.removeprefix("python/")] = trees.to_sha256sum(listing)
     if (points := entry_points(made.get(f"{info}{ENTRY_POINTS}"), made)) is not None:
@@ -174,15 +163,8 @@ def repack(
     return made | {record_name: record_of(made, record_name)}
 
 
-def _listing(members: Mapping[str, bytes]) -> dict[str, str]:
-    """The listing (see files/tree.py) of a wheel's members."""
-    paths = {f"python/{name}": content for name, content in members.items()}
-    return {path: sha256(content) for path, content in paths.items() if is_part_of_tree(path)}
-
-
 def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
-    """A file that says a wheel's version, with the local version. name: METADATA, VERSION_FILE or
-    PLAIN_VERSION_FILE. Raises Refused where it does not say the public version exactly once."""
+    """A file that says a wheel's version, with the local version. Raises Refused."""
     version, label = re.escape(public), local.partition("+")[2]
     patterns = {
         METADATA: {rf"^Version: {version}$": f"Version: {local}"},
@@ -205,8 +187,7 @@ def stamp(name: str, content: bytes, public: str, local: str) -> bytes:
 
 
 def changed_members(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) -> Edits:
-    """The members in which two wheels differ; their RECORDs and the version in .dist-info's name do
-    not count."""
+    """The members in which two wheels differ, but for RECORD."""
     old, new = (
         {INFO.sub(".dist-info/", name): content for name, content in wheel.items()}
         for wheel in (upstream, made)
@@ -217,8 +198,7 @@ def changed_members(upstream: Mapping[str, bytes], made: Mapping[str, bytes]) ->
 
 
 def record_of(members: Mapping[str, bytes], own_name: str) -> bytes:
-    """A wheel's RECORD: every member with its sha256 (url-safe base64, no padding) and size in
-    bytes; its own without."""
+    """A wheel's RECORD: every member with sha256 and size; its own without."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     for name, content in members.items():
@@ -234,8 +214,7 @@ def record_row(name: str, content: bytes) -> list[str]:
 
 
 def _zip(members: Mapping[str, bytes], day: date) -> bytes:
-    """A wheel. day: when the members say that they were written, so that the same queue always
-    gives the same bytes."""
+    """A wheel whose members are of this day: the same queue gives the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, content in members.items():
@@ -273,11 +252,7 @@ were changed are listed here. patch_queue.json names every patch.
 
 
 def bill_of_materials(version: str, tree: Mapping[str, Any]) -> str:
-    """The wheel's SBOM in CycloneDX 1.6: upstream's wheel, and each patch in `tree`, its record.
-
-    PEP 770 gives it the folder sboms/ of .dist-info/. Pedigree:
-    https://cyclonedx.org/docs/1.6/json/#metadata_component_pedigree
-    """
+    """The wheel's SBOM (CycloneDX 1.6, PEP 770): upstream's wheel, and each patch."""
     public, source = version.partition("+")[0], tree["source"]
     upstream = _component(public) | {"hashes": [{"alg": "SHA-256", "content": source["sha256"]}]}
     patches = [
@@ -306,12 +281,7 @@ def _component(version: str) -> dict[str, Any]:
 
 
 def patched_metadata(content: str, release: int) -> str:
-    """METADATA whose Summary says that the wheel is patched, and whose URLs send reports to the
-    queue.
-
-    Upstream's other URLs are kept and labelled as upstream's; the notice is listed as a licence
-    file where upstream lists its own.
-    """
+    """METADATA that says the wheel is patched, and sends reports to the queue."""
     head, blank, body = content.partition("\n\n")
     lines = list[str]()
     for line in head.split("\n"):
@@ -343,11 +313,7 @@ def _last(lines: Sequence[str], field: str) -> int | None:
 
 
 def entry_points(before: bytes | None, files: Container[str]) -> bytes | None:
-    """entry_points.txt with the queue in upstream's list of plugins; None where it stays as it is.
-
-    before: its content, None where there is no such file. files: the package's, by their names in a
-    wheel: one of them is the release's list of plugins, and one the queue's, or nothing is named.
-    """
+    """entry_points.txt with the queue among upstream's plugins; None where it stays as it is."""
     text = (before or b"").decode("utf-8")
     if PLUGIN_LIST not in files or PLUGIN_MODULE not in files or f"\n{PLUGIN_NAME} " in text:
         return None

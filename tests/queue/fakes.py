@@ -25,8 +25,8 @@ import pytest
 from evidence import commands as proving
 from evidence import harness as rules
 from patchqueue import RELEASE as QUEUE
+from patchqueue import commands as cli
 from patchqueue.applying import apply, check, refresh
-from patchqueue.commands import cli
 from patchqueue.files.run import find_quilt
 from patchqueue.outcome import Problem, Refused
 from patchqueue.queue import series

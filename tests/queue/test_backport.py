@@ -27,7 +27,7 @@ UNSIGNED = ("-c", "commit.gpgSign=false", "commit", "-q")
 def author(tmp_path: Path) -> None:
     (tmp_path / "home/.gitconfig").write_text(
         "[user]\n\tname = Ada Löv\n\temail = ada@example.org\n[commit]\n\tgpgSign ="
-        " true\n[core]\n\tautocrlf = true\n[diff]\n\tnoprefix = true\n[format]\n\tattach = true\n"
+        " true\n[core]\n\tautocrlf = true\n[diff]\n\tnoprefix = true\n[column]\n\tui = always\n"
     )
 
 
@@ -36,7 +36,9 @@ def checkout(project: fakes.Project, tmp_path: Path, author: None) -> Path:
     """The release as git has it: no generated file, and folders that no wheel has."""
     for name in ("README.md", "test/srt/test_a.py", "python/pyproject.toml"):
         project.write(tmp_path / "sglang" / name, "SGLang = 1\n")
-    return project.checkout(tmp_path / "sglang")
+    folder = project.checkout(tmp_path / "sglang")
+    git(folder, "tag", "nightly")
+    return folder
 
 
 def make(

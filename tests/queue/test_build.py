@@ -24,7 +24,7 @@ from served import Site
 from patchqueue import wheels
 from patchqueue.files import tree as trees
 from patchqueue.files.run import find_uv
-from patchqueue.handover import release
+from patchqueue.handover import backport
 from patchqueue.upstream import pins, source
 
 ANY = wheels.Target("3.12", "x86_64")
@@ -301,7 +301,7 @@ def test_the_folder_has_all_that_is_published(project, tool):
     assert len(made["SHA256SUMS"].splitlines()) == len(made) - 1
     for path in project.root.rglob("*"):
         os.utime(path, (1_000_000_000, 1_000_000_000))
-    again = release.make(project.root, project.pins.all)
+    again = backport.make_release(project.root, project.pins.all)
     assert contents(again) == made, "the same queue gives the same bytes"
 
 
@@ -334,7 +334,7 @@ UV = (find_uv(), "--no-config", "pip", "install", "--no-cache", "--python", sys.
 
 @pytest.mark.parametrize("client", [PIP, UV], ids=["pip", "uv"])
 def test_a_wheel_is_taken_from_the_page_of_links_where_it_is_the_pages(project, tmp_path, client):
-    folder = release.make(project.root, project.pins.all)
+    folder = backport.make_release(project.root, project.pins.all)
     steering = ("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV", "HTTP", "NO_PROXY", "ALL_PROXY")
     kept = {name: os.environ[name] for name in os.environ if not name.upper().startswith(steering)}
     words = ("--no-index", "--target", tmp_path / "target", f"sglang=={LOCAL}")

@@ -16,11 +16,11 @@ import pytest
 from fakes import RUNNER, TAG, in_child
 
 from bundle import packing
-from patchqueue.commands import cli
+from patchqueue import commands as cli
 from patchqueue.files import run
 from patchqueue.install import inplace
 from patchqueue.outcome import disk_step, system_problem
-from patchqueue.upstream import index, source
+from patchqueue.upstream import source
 
 
 def error(number: int, path: str | None = None) -> OSError:
@@ -81,7 +81,7 @@ def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
     fakes.program(tmp_path / "bin/git", f"echo 'fatal: {FULL}' >&2; exit 128")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     failed = subprocess.CompletedProcess([], 1, "", f"ERROR: Could not install: {FULL}")
-    monkeypatch.setattr(index, "_pip", lambda command, folder: failed)
+    monkeypatch.setattr(source, "_pip", lambda *_, folder: failed)
     shutil.rmtree(project.cache / "archives")
     for name, call in (
         ("git-failed", lambda: run.own_git(tmp_path, "init")),
@@ -162,7 +162,6 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "build": (nothing, "root", ("build", "--python", "3.12", "--machine", "x86_64")),
     "quilt": (nothing, "root", ("quilt", TAG, "series")),
     "refresh": (edited, "root", ("refresh",)),
-    "new": (nothing, "root", ("new", "steps/another-one")),
     "check": (another_overlay, "root", ("check", "--write")),
     "pin": (lambda project, _: project.newer(), "root", ("pin", "9.9.2", "--from", "{wheels}")),
     "install": (

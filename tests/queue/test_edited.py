@@ -16,7 +16,7 @@ import tomlkit
 from fakes import ROOT, RUNNER, exactly, refused, unchanged, verified
 from test_install import edit, killed_at, nameless
 
-from patchqueue.applying import own_changes
+from patchqueue.applying.apply import described, rows_in, undone
 from patchqueue.applying.matching import nearest
 from patchqueue.files import tree as trees
 from patchqueue.handover import backport
@@ -381,8 +381,8 @@ def test_one_file_lays_a_conflict_out(edited, checkout, tmp_path):
     ],
 )
 def test_a_change_counts_as_often_as_it_was_laid(before, after, now, lines):
-    about = own_changes.described({"python/f.py": after}, {"python/f.py": before}.get, {})
-    assert own_changes.undone(now, own_changes.rows_in(about)["f.py"]) == lines
+    about = described({"python/f.py": after}, {"python/f.py": before}.get, {})
+    assert undone(now, rows_in(about)["f.py"]) == lines
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ NAMES = [
 
 def printed(*words: object) -> str:
     """What a command prints, to a terminal that takes UTF-8 alone."""
-    code = "import sys; from patchqueue.commands import cli; sys.exit(cli.main(sys.argv[1:]))"
+    code = "import sys; from patchqueue import commands as cli; sys.exit(cli.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.decode()

@@ -785,13 +785,13 @@ def test_an_edit_before_the_recovery_is_kept_unless_it_is_discarded(site, do, un
 
 def test_a_change_behind_the_last_rename_is_seen(site, do, monkeypatch):
     """An install ends with every file as it was planned, or it is taken back."""
-    touched = undo._touched
+    settle = undo._settle
 
-    def beside_another(made):
+    def beside_another(*words):
         (site / STEPS).write_text("mine\n")
-        return touched(made)
+        return settle(*words)
 
-    monkeypatch.setattr(undo, "_touched", beside_another)
+    monkeypatch.setattr(undo, "_settle", beside_another)
     name, text = refused(do["install"])
     assert name == "edited-install" and STEPS in text
     assert undo.state_of(site) == "installing"
@@ -815,7 +815,7 @@ def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
 
 def test_edits_in_a_killed_install_are_refused(site, do):
     """Which of its files are whole is not known yet."""
-    with killed("_touched"):
+    with killed("_settle"):
         assert in_child(do["install"]) == -signal.SIGKILL
     with open(site / PATCHED, "a") as file:
         file.write("mine = 1\n")

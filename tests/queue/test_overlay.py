@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from patchqueue.applying.apply import load_queue
 from patchqueue.applying.selection import Selection
-from patchqueue.queue import imports, series
+from patchqueue.queue import series
 from patchqueue.queue.header import PROFILES
 from patchqueue.queue.patchfile import Patch
 from patchqueue.upstream import pins
@@ -59,7 +59,7 @@ def test_each_room_lists_its_modules_and_no_others():
 @pytest.mark.parametrize("module", sorted(PLACE))
 def test_imports_only_downward(module):
     """Wherever in a module: a late import still is one."""
-    found = imports.of_file(series.PACKAGE + module, (FOLDER / module).read_bytes())
+    found = series.imports_of(series.PACKAGE + module, (FOLDER / module).read_bytes())
     wanted = {path.removeprefix(series.PACKAGE) for path in found} & PLACE.keys()
     assert not {name: PLACE[name] for name in wanted if PLACE[name] >= PLACE[module]}
 
@@ -92,8 +92,8 @@ def test_a_release_gets_no_file_that_nothing_reaches(pin):
     """Reached: imported by added lines, by the command or by these; or data that these name."""
     selected = queue().select(pin.version)
     laid = queue().overlay_for(selected)
-    reached = {series.PACKAGE + "__main__.py"}.union(*(patch.imported for patch in selected))
-    modules = imports.closure(reached, queue().overlay)
+    reached = {series.PACKAGE + "__main__.py"}.union(*map(series.imported, selected))
+    modules = series.closure(reached, queue().overlay)
     texts = b"".join(queue().overlay[path] for path in modules).decode()
     data = {path for path in laid if path.startswith(DATA) and '"expert_tables"' in texts}
     assert laid and not laid.keys() - modules - data
@@ -188,7 +188,7 @@ def test_a_profile_applies_and_has_all_that_it_uses(pin, profile, real_release):
     own = [text for patch in whole if patch.name in names for text in added(patch)]
     others = [text for patch in whole if patch.name not in names for text in added(patch)]
     assert problems(own, others, files, released) == set()
-    assert imports.closure(files, queue().overlay) <= files.keys()
+    assert series.closure(files, queue().overlay) <= files.keys()
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_what_a_later_upstream_has_and_what_does_not_fit_it(sent):
     assert done.merged == (CUT,) and parts(done.requests[0]) == [(COUNT, True)]
     commit(sent, runner=fakes.numbered(40, "other"))
     problem = refused(sent)
-    assert problem.name == "conflict" and COUNT in problem.where and "fits nowhere" in problem.what
+    assert problem.name == "conflict" and COUNT in problem.where and "hunk 1: line" in problem.what
     problem = refused(sent, "stpes")
     assert problem.name == "unknown-topic" and "steps" in problem.what and COUNT in problem.hint
 

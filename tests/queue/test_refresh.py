@@ -2,15 +2,12 @@
 and kept."""
 
 import shutil
-from pathlib import Path
 
 import fakes
 import pytest
 from fakes import RUNNER, TAG, contents, numbered, unchanged
-from test_install import killed_at
 
 from patchqueue.applying import worktree
-from patchqueue.applying.apply import new
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.outcome import Outcome, Refused
 
@@ -21,14 +18,6 @@ STEPS, SHORT = "python/sglang/srt/steps/__init__.py", "python/sglang/srt/cut.py"
 
 def paths(written) -> list[str]:
     return [change.path for change in written]
-
-
-def tree_state(root: Path) -> dict[str, bytes | None]:
-    tree = root / "work" / TAG
-    return {
-        path.relative_to(tree).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in tree.rglob("*")
-    }
 
 
 def test_an_edit_comes_back_in_the_patch_that_has_the_file(applied):
@@ -100,8 +89,8 @@ def test_a_renamed_patch_is_the_same_patch(applied):
 
 
 def test_a_header_without_a_diff_stays_in_the_tree(applied, said):
-    file = new(applied.root, applied.pin, "steps/say-version")
-    file.write_text(fakes.header())
+    fakes.quilt(applied.tree, "new", "steps/say-version.patch")
+    fakes.write(applied.tree / "patches/steps/say-version.patch", fakes.header())
     assert applied.refresh()[0] == []
     assert "steps/say-version.patch changes nothing yet; it stays in the tree" in said
 
@@ -149,8 +138,7 @@ def test_what_cannot_come_back_is_refused_and_kept(applied, change, name):
 
 
 def test_a_new_patch_from_start_to_apply(applied, said):
-    file = new(applied.root, applied.pin, "steps/say-version")
-    assert worktree.applied(applied.tree)[-1] == "steps/say-version.patch" and not file.exists()
+    fakes.quilt(applied.tree, "new", "steps/say-version.patch")
     fakes.quilt(applied.tree, "add", VERSION)
     applied.edit(applied.tree / VERSION, "9.9.1", "9.9.1-mine")
     written, report = applied.refresh()
@@ -168,63 +156,25 @@ def test_a_new_patch_from_start_to_apply(applied, said):
     assert path.read_text().startswith("Subject: Count the steps once more\n")
 
 
-def test_new_killed_before_any_change_can_be_run_again(applied, tmp_path):
-    """And so can every other command: the tree is as `new` leaves it, or as it was."""
-    number = 0
-    while True:
-        root = tmp_path / f"copy-{number}"
-        shutil.copytree(applied.root, root, symlinks=True)
-        if not killed_at(number, root, lambda: new(root, applied.pin, "steps/say-more")):
-            break
-        with worktree.WorkTree(root, TAG).locked():
-            assert set(worktree.listed(root / "work" / TAG)) == set(
-                worktree.applied(root / "work" / TAG)
-            )
-        new(root, applied.pin, "steps/say-more")
-        number += 1
-        assert tree_state(root) == tree_state(tmp_path / "copy-0"), f"step {number}"
-    assert number > 5
-    assert tree_state(root) == tree_state(tmp_path / "copy-0")
-    fakes.quilt(root / "work" / TAG, "pop")
-
-
-def test_new_reads_a_series_with_options_as_quilt_does(applied):
-    series = applied.tree / "patches/series"
-    series.write_text(series.read_text().rstrip() + " -p1\n")
-    new(applied.root, applied.pin, "steps/say-more")
-    assert series.read_text().endswith(" -p1\nsteps/say-more.patch\n")
-
-
-def test_new_below_popped_patches_goes_there_in_the_series(applied):
+def test_a_patch_below_popped_ones_goes_there_in_the_series(applied):
     fakes.quilt(applied.tree, "pop")
-    new(applied.root, applied.pin, "steps/in-between")
+    fakes.quilt(applied.tree, "new", "steps/in-between.patch")
     fakes.quilt(applied.tree, "add", VERSION)
-    with pytest.raises(Refused, match="steps/in-between.patch is in the tree already"):
-        new(applied.root, applied.pin, "steps/in-between")
     applied.edit(applied.tree / VERSION, "9.9.1", "9.9.3")
     fakes.quilt(applied.tree, "push")
     applied.refresh()
     _, *entries = (applied.root / "series").read_text().splitlines()
     names = [entry.split()[0] for entry in entries]
     assert names == [fakes.COUNT, "steps/in-between.patch", fakes.CUT]
-    # a killed quilt empties the series before it writes it
-    (applied.tree / "patches/series").write_text("")
-    with pytest.raises(Refused, match="lacks patches that are applied"):
-        new(applied.root, applied.pin, "steps/say-more")
 
 
-@pytest.mark.parametrize(
-    "name, problem",
-    [
-        ("steps/count-once-more", "duplicate"),
-        ("Steps/X y", "bad-path"),
-        ("alone", "bad-path"),
-        ("../x/y", "bad-path"),
-        ("a/b@1.2", "bad-path"),
-    ],
-)
-def test_new_refuses_a_bad_name(applied, name, problem):
-    assert fakes.refused(new, applied.root, applied.pin, name)[0] == problem
+@pytest.mark.parametrize("name", ["Steps/X.patch", "alone.patch", "steps/alone", "a/b@1.2.patch"])
+def test_a_bad_name_of_a_new_patch_is_refused(applied, name):
+    fakes.quilt(applied.tree, "new", name)
+    fakes.quilt(applied.tree, "add", VERSION)
+    applied.edit(applied.tree / VERSION, "9.9.1", "9.9.3")
+    with unchanged(applied.root / "patches", applied.tree):
+        assert fakes.refused(applied.refresh)[0] == "bad-path"
 
 
 def two_releases(project, runner: str) -> None:

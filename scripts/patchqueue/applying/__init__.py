@@ -1,5 +1,5 @@
 """The queue applied to a release, in memory and in work/TAG/, and edits there written back.
 
 Modules, low to high; none imports from its own floor or a higher one:
-matching · own_changes · selection worktree · apply · check · refresh
+matching · selection worktree · apply · check · refresh
 """

@@ -1,29 +1,47 @@
-"""Apply the queue to one pinned release, and take it off again.
+"""Apply the queue to one pinned release in work/<tag>/, and take it off again; and what a patched
+tree records of the queue's changes, so that edits of others are told apart.
 
-pin -> source -> selected patches -> strict replay -> build aside, a quilt tree -> record -> rename
-into work/<tag>/.
+The record, laid.json, lies beside the tree's listing. A change is known by hashes of its lines:
+`whole`, with one line of context on both sides; `bare`, without, and how often the file has them.
+It is in place where the file has it whole, or bare as often as before. Where a tree goes into git,
+listing and record have the queue's files alone, and one hash of the others (`in_git`).
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import atomic
-from ..files.tree import LAID, LISTING, differing, hash_python, list_folder, sha256
+from ..files.record import text_of as record_text
+from ..files.tree import (
+    LAID,
+    LISTING,
+    PREFIX,
+    differing,
+    hash_python,
+    list_folder,
+    own_listing,
+    sha256,
+    to_sha256sum,
+)
 from ..outcome import Outcome, Refused, some, to_type
 from ..queue import series
-from ..queue.series import PROVENANCE, Queue
+from ..queue.series import PACKAGE, PROVENANCE, Queue
 from ..upstream import source
 from ..upstream.pins import Pin
+from ..upstream.release import Edits
 from ..upstream.source import Source
-from . import own_changes, worktree
-from .matching import Read, listing_with
+from . import worktree
+from .matching import Read, listing_with, split_lines, text_of
 from .selection import Plan, select
-from .worktree import RECORD, Inspection, State, WorkTree, foreign
+from .worktree import RECORD, Inspection, State, WorkTree
+
+NO_EDITS = Edits()
 
 
 @dataclass(frozen=True)
@@ -47,25 +65,18 @@ def load_queue(root: Path, only: str = "") -> Queue:
 
 
 def finish_writing(root: Path) -> list[str]:
-    """Put in place what a run that was killed had made good to write (see files/atomic.py); the
-    paths. Waits for one that writes now."""
+    """Put in place what a run that was killed had made good to write (see files/atomic.py)."""
     if not (root / atomic.JOURNAL).is_dir():
         return []
     with atomic.locked(root / atomic.QUEUE_LOCK):
         return atomic.recover(root, root / atomic.JOURNAL)
 
 
-def apply(
-    root: Path,
-    pin: Pin,
-    origin: Path | None,
-    discard: bool = False,
-) -> Report:
-    """Make work/<tag>/ the pinned release with the queue on it.
+def apply(root: Path, pin: Pin, origin: Path | None, discard: bool = False) -> Report:
+    """Make work/<tag>/ the pinned release with the queue on it. Raises Refused, with nothing
+    changed.
 
-    discard: throw away edits in the tree that no patch holds. Raises Refused, with nothing changed,
-    for a broken queue, a source that is not the pinned one, a hunk that does not fit, and edits
-    that would be lost.
+    discard: throw away edits in the tree that no patch holds.
     """
     selection = select(load_queue(root), pin)
     pristine = source.fetch(pin, origin)
@@ -84,8 +95,7 @@ def apply(
 
 
 def unapply(root: Path, pin: Pin) -> Report:
-    """Take every patch and overlay file off work/<tag>/, and check that the pristine tree is
-    back."""
+    """Take every patch and overlay file off work/<tag>/: the pristine tree must be back."""
     tree = WorkTree(root, pin.tag)
     with tree.locked():
         inspection = tree.inspect()
@@ -107,59 +117,13 @@ def unapply(root: Path, pin: Pin) -> Report:
     return Report(pin, Outcome.APPLIED, tree.path, inspection.record)
 
 
-def new(root: Path, pin: Pin, name: str) -> Path:
-    """Start an empty patch on top of work/<tag>/ and return its file there. The series learns of it
-    at refresh.
-
-    Raises Refused for a name that is not topic/verb-object, or one that the series has.
-    """
-    patch = name.removesuffix(".patch") + ".patch"
-    finish_writing(root)
-    _refuse_name(root, name, patch)
-    tree = WorkTree(root, pin.tag)
-    with tree.locked():
-        state = tree.inspect().state
-    if state in (State.ABSENT, State.UNAPPLIED):
-        apply(root, pin, None)
-    with tree.locked():
-        if tree.inspect().state is State.FOREIGN:
-            raise foreign(pin)
-        file = tree.path / "patches" / patch
-        if not worktree.is_begun(tree.path, patch):
-            if patch in worktree.listed(tree.path) or file.exists():
-                what = f"{patch} is in the tree already"
-                raise Refused.of("duplicate", f"work/{pin.tag}", what, "choose another name")
-            if lost := set(worktree.applied(tree.path)) - {*worktree.listed(tree.path)}:
-                what = f"patches/series lacks patches that are applied: {some(sorted(lost))}"
-                step = f"list them there again; or {to_type('apply', pin.tag, '--discard')}"
-                raise Refused.of("edited-tree", f"work/{pin.tag}", what, step)
-            worktree.begin_patch(tree.start(copy=True), patch)
-            tree.finish(tree.finished_listing())
-        # of a new topic: `quilt header -e` makes none
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return file
-
-
-def _refuse_name(root: Path, name: str, patch: str) -> None:
-    """Raise Refused for a name that the series has, or that is not like topic/verb-object."""
-    entries, _ = series.parse((root / series.FILE).read_text(encoding="utf-8"))
-    if patch in (entry.name for entry in entries):
-        what, step = f"{patch} is listed already", "choose another name"
-        raise Refused.of("duplicate", series.FILE.name, what, step)
-    if "@" in patch or series.parse(f"{patch}  # >=0")[1]:  # refresh names variants
-        what = "is not like topic/verb-object, in small letters"
-        step = f"for example: {to_type('new', 'nsa/skip-pointer-check')}"
-        raise Refused.of("bad-path", repr(name), what, step)
-
-
 def no_tree(pin: Pin) -> Refused:
     step = f"{to_type('apply', pin.tag)} makes it"
     return Refused.of("no-tree", f"work/{pin.tag}", "there is no such tree", step)
 
 
 def refuse_to_lose(tree: WorkTree, inspection: Inspection, discard: bool) -> None:
-    """Raise Refused where replacing the tree would lose the user's edits, unless `discard` is
-    set."""
+    """Raise Refused where replacing the tree would lose edits, unless `discard` is set."""
     where, again = f"work/{tree.tag}", to_type("apply", tree.tag, "--discard")
     if inspection.untracked:
         what = f"holds files of yours: {' '.join(inspection.untracked[:5])}"
@@ -206,5 +170,87 @@ def patched(
     tree = {"before": hash_python(before), "after": hash_python(after)}
     beside: dict[str, bytes] = {}
     if PROVENANCE in after:
-        beside = own_changes.records(own_changes.described(planned.files, read, after), after)
+        beside = records(described(planned.files, read, after), after)
     return planned.record | {"tree": tree}, after, beside
+
+
+def described(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NO_EDITS
+) -> dict[str, Any]:
+    """The content of laid.json for a patched tree. files: all that the queue changes or adds; read:
+    the tree before; listing: the patched tree's, whose hash a server prints."""
+    changed = ((path, read(path), after) for path, after in sorted(files.items()))
+    return {
+        "files": {
+            path.removeprefix(PREFIX): list(_rows(before, after))
+            for path, before, after in changed
+            if before is not None and before != after
+        },
+        "edits": edits.as_record(),
+        "tree": hash_python(listing),
+    }
+
+
+def records(about: Mapping[str, Any], listing: Mapping[str, str]) -> dict[str, bytes]:
+    """The two files of a tree that lie beside the overlay's package. about: see `described`."""
+    return {LISTING: to_sha256sum(own_listing(listing)), LAID: record_text(dict(about)).encode()}
+
+
+def in_git(
+    files: Mapping[str, bytes], read: Read, listing: Mapping[str, str], edits: Edits = NO_EDITS
+) -> dict[str, bytes]:
+    """`records` for a tree that goes into git; nothing without the overlay's package."""
+    if PROVENANCE not in files:
+        return {}
+    whole = own_listing(listing)
+    ours = {path: digest for path, digest in whole.items() if path in files}
+    return records(described(files, read, whole, edits) | {"rest": rest(whole, ours)}, ours)
+
+
+def rest(listing: Mapping[str, str], ours: Collection[str]) -> dict[str, Any]:
+    """The files that the queue leaves alone: how many, and the hash of their listing."""
+    left = {
+        path: digest
+        for path, digest in listing.items()
+        if path.endswith(".py") and path not in ours and not path.startswith(PACKAGE)
+    }
+    return {"files": len(left), "sha256": sha256(to_sha256sum(left))}
+
+
+def rows_in(about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The changes that laid.json lists, by file below the folder that holds sglang/."""
+    rows = about.get("files")
+    return rows if isinstance(rows, dict) else {}
+
+
+def _rows(before: bytes, after: bytes) -> Iterator[dict[str, Any]]:
+    old, new = (split_lines(text_of(content)) for content in (before, after))
+    for kind, _, _, first, end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if kind == "equal":
+            continue
+        whole, bare = new[max(first - 1, 0) : end + 1], new[first:end]
+        yield {
+            "line": first + 1,
+            "whole": [len(whole), _digest(whole)],
+            "bare": [len(bare), _digest(bare)],
+            "times": sum(new[at : at + len(bare)] == bare for at in range(len(new)) if bare),
+        }
+
+
+def undone(content: bytes, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The changes of a file that are not in place any more, by the line at which they were made."""
+    lines = split_lines(text_of(content))
+
+    def times(count: int, digest: str) -> int:
+        starts = range(len(lines) - count + 1) if count else ()
+        return sum(_digest(lines[start : start + count]) == digest for start in starts)
+
+    return [
+        row["line"]
+        for row in rows
+        if not times(*row["whole"]) and times(*row["bare"]) < max(row["times"], 1)
+    ]
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return sha256("".join(lines).encode("utf-8", "surrogateescape"))

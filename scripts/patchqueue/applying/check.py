@@ -39,8 +39,7 @@ WRITE = f"{to_type('check', '--write')} writes it"
 
 @dataclass(frozen=True)
 class PinReport:
-    """One pin: the replay of each selected patch, what the release has of every patch, and all
-    problems; tree: the hash of the patched tree."""
+    """One pin: the replay, what the release has of every patch, and all problems."""
 
     pin: Pin
     steps: tuple[Row, ...]
@@ -56,8 +55,7 @@ class PinReport:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """pins: one report each. problems: those of the queue itself, found before any pin was looked
-    at."""
+    """problems: those of the queue itself, found before any pin was looked at."""
 
     pins: tuple[PinReport, ...]
     problems: tuple[Problem, ...]
@@ -68,8 +66,7 @@ class CheckReport:
 
 
 def check(root: Path, pins: Iterable[Pin]) -> CheckReport:
-    """Lint the queue and replay it on each pin. Raises Refused only where a pin's source cannot be
-    had."""
+    """Lint the queue and replay it on each pin. Raises Refused where a source cannot be had."""
     finish_writing(root)
     queue, problems = series.read(root)
     problems += series.lint(root, queue)
@@ -92,8 +89,8 @@ def check(root: Path, pins: Iterable[Pin]) -> CheckReport:
 
 def _processes() -> ProcessPoolExecutor:
     """Workers that the kernel ends with this process, however it ends (Linux)."""
-    context, parent = get_context("fork"), os.getpid()
-    return ProcessPoolExecutor(mp_context=context, initializer=_end_with, initargs=(parent,))
+    fork, own = get_context("fork"), (os.getpid(),)
+    return ProcessPoolExecutor(mp_context=fork, initializer=_end_with, initargs=own)
 
 
 def _end_with(parent: int) -> None:
@@ -104,8 +101,7 @@ def _end_with(parent: int) -> None:
 
 
 def _one(queue: Queue, carried: bool, pristine: Source) -> PinReport:
-    """The report on one release. carried: others have a patched tree, so that one without was
-    pinned, and no rebase has been to it yet."""
+    """The report on one release. carried: others have a patched tree in pins.toml."""
     pin = pristine.pin
     findings = tuple(probe(queue, pin, pristine.read))
     problems = [finding.problem for finding in findings if finding.problem]
@@ -159,10 +155,7 @@ def _profiles(queue: Queue, pristine: Source) -> Iterator[Problem]:
 
 
 def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
-    """Write the trees that the queue makes of these releases: for a change that is meant.
-
-    Raises Refused, with nothing written, for a broken queue, and for a text that has no one place.
-    """
+    """Write the trees that the queue makes of these releases. Raises Refused."""
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
         queue = load_queue(root)
@@ -177,8 +170,7 @@ def write(root: Path, chosen: Iterable[Pin]) -> list[Change]:
 
 
 def change_of(root: Path, trees: Mapping[Version, str]) -> list[Change]:
-    """The change of upstream/pins.toml that gives these releases these trees; none where it has
-    them."""
+    """The change of upstream/pins.toml that gives these releases these trees, if any."""
     old = (root / pinning.FILE).read_text(encoding="utf-8")
     new = pinning.with_patched(old, trees)
     return [Change(str(pinning.FILE), new.encode(), "trees")] if new != old else []

@@ -1,9 +1,8 @@
 """The engine: where a patch's hunks apply, for every command that applies patches in memory; the
 one text of a patch that several releases share; and the text of a change.
 
-A hunk applies where its exact text is: all its context and removed lines, in order, at one place
-behind the hunk before it. The line numbers in a patch file are not read. Nothing that applies a
-patch calls quilt, patch or git.
+A hunk applies where its exact text is, at one place behind the hunk before it. Line numbers are not
+read.
 """
 
 from __future__ import annotations
@@ -34,13 +33,9 @@ BETWEEN_CHANGES = re.compile(r"(?<=[-+]) +(?=[-+])")  # in the kinds of a hunk's
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one patch on a release, or of the overlay.
-
-    outcome: APPLIED as it is, NEEDS_REFRESH where git or a person made the change, MERGED_UPSTREAM,
-    NOT_SELECTED or CONFLICT. why: the reason in short; problems: the same for a strict replay.
-    before, after: the files it changes on the release, where it was applied. ambiguous: a hunk fits
-    at several places. as_is: its own text was applied.
-    """
+    """The outcome of one patch on a release, or of the overlay. why: in short; problems: the same
+    for a strict replay; before, after: the files it changes; ambiguous: a hunk fits at several
+    places; as_is: its own text was applied."""
 
     patch: str
     outcome: Outcome
@@ -54,8 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Replay:
-    """steps: one per patch, in order. files: path -> content after all patches that apply, touched
-    files only."""
+    """steps: one per patch, in order; files: path -> content after all patches that apply."""
 
     steps: tuple[Row, ...]
     files: dict[str, bytes]
@@ -82,10 +76,7 @@ def match(text: str, file: FileDiff) -> tuple[str, list[list[int]]]:
 
 
 def find(text: str, lines: str, begin: int) -> Iterator[int]:
-    """Where whole lines of `text` are `lines`, as offsets.
-
-    What lacks its line end is at the end only; no lines at all are nowhere.
-    """
+    """Where whole lines of `text` are `lines`, as offsets; no lines at all are nowhere."""
     at = text.find(lines, begin) if lines else -1
     while at >= 0:
         begins = at == 0 or text[at - 1] == "\n"
@@ -113,23 +104,34 @@ def in_front(files: Mapping[str, bytes], read: Read) -> Read:
     return lambda path: files[path] if path in files else read(path)
 
 
-def apply_patch(patch: Patch, read: Read) -> Row:
-    """One patch on files that it may not have been made for: all of it, or none of it."""
+def apply_patch(patch: Patch, read: Read, where: str = "", edited: str = "") -> Row:
+    """One patch on files that it may not have been made for: all of it; or none of it, with a
+    problem for each misfit. where, edited: as for `replay`."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
+    problems, ambiguous = list[Problem](), False
+    step = edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
     for file in patch.files:
-        content = read(file.path)
+        at, content = f"patches/{patch.name} on {where}: {file.path}", read(file.path)
         if content is None:
-            return Row(patch.name, Outcome.CONFLICT, f"{file.path} is gone")
-        text, places = match(text_of(content), file)
+            what = "the queue changes this file, and the tree has it no more"
+            what = what if edited else "upstream has no such file there"
+            wrong = edited or "correct the guard, or the path"
+            problems.append(Problem(str(Outcome.CONFLICT), at, what, wrong))
+            continue
+        text = text_of(content)
+        changed, places = match(text, file)
         for number, (hunk, starts) in enumerate(zip(file.hunks, places), 1):
             if len(starts) != 1:
-                begin = hunk.changed[0][1:].strip()[:60]
-                where = f"at {len(starts)} places" if starts else f"nowhere; it begins {begin!r}"
-                why = f"{file.path}: hunk {number} fits {where}"
-                return Row(patch.name, Outcome.CONFLICT, why, ambiguous=len(starts) > 1)
-        before[file.path], after[file.path] = content, text.encode("utf-8", "surrogateescape")
-    return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)
+                ambiguous = len(starts) > 1 if not problems else ambiguous
+                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
+                problems.append(_misfit(text, hunk, starts, problem, bool(edited)))
+        before[file.path], after[file.path] = content, changed.encode("utf-8", "surrogateescape")
+    if not problems:
+        return Row(patch.name, Outcome.APPLIED, "", before, after, as_is=True)
+    why = f"{problems[0].where.partition(': ')[2]}: {problems[0].what}"
+    conflict = Row(patch.name, Outcome.CONFLICT, why, ambiguous=ambiguous)
+    return replace(conflict, problems=tuple(problems))
 
 
 def inverted(file: FileDiff) -> FileDiff:
@@ -155,20 +157,24 @@ def replay(
     to do about a conflict; a patch whose change it has already is ALREADY_APPLIED there.
     """
     files: dict[str, bytes] = dict(overlay)
-    steps = [] if edited else list(_shadowed(overlay, read, where))
+    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
+    shadowed = tuple(
+        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
+        for path in overlay
+        if not edited and read(path) is not None
+    )
+    steps = [Row("overlay", Outcome.CONFLICT, problems=shadowed)] if shadowed else []
     unfit_paths: set[str] = set()
     for patch in patches:
         below = in_front(files, read)
-        row = apply_patch(patch, below)
+        row = apply_patch(patch, below, where, edited)
         if not row.as_is:
+            named = [problem.name for problem in row.problems]
+            worst = next(outcome for outcome in WORST_FIRST if outcome in named)
+            row = replace(row, outcome=worst, why="")
             backwards = of_files(patch, map(inverted, patch.files))
             if edited and apply_patch(backwards, below).as_is:
-                row = replace(row, outcome=Outcome.ALREADY_APPLIED)
-            else:
-                problems = tuple(misfits(patch, below, where, edited))
-                named = [problem.name for problem in problems]
-                worst = next(outcome for outcome in WORST_FIRST if outcome in named)
-                row = replace(row, outcome=worst, problems=problems)
+                row = replace(row, outcome=Outcome.ALREADY_APPLIED, problems=())
         if edited and row.problems:
             paths = {file.path for file in patch.files}
             # a patch on top of one that does not fit says nothing of its own
@@ -177,40 +183,6 @@ def replay(
         steps.append(row)
         files |= row.after
     return Replay(tuple(steps), files)
-
-
-def _shadowed(overlay: Files, read: Read, where: str) -> Iterator[Row]:
-    what, hint = "upstream has this file", "change it with a patch, or rename the overlay file"
-    problems = tuple(
-        Problem("overlay-shadows-upstream", f"overlay/{path} on {where}", what, hint)
-        for path in overlay
-        if read(path) is not None
-    )
-    if problems:
-        yield Row("overlay", Outcome.CONFLICT, problems=problems)
-
-
-def misfits(patch: Patch, read: Read, where: str, edited: str = "") -> Iterator[Problem]:
-    """Each file and hunk that keeps a patch from being applied.
-
-    where: the release, or a tree with edits of others; edited: what to do about these, for a tree.
-    """
-    for file in patch.files:
-        at, content = f"patches/{patch.name} on {where}: {file.path}", read(file.path)
-        if content is None:
-            what = "the queue changes this file, and the tree has it no more"
-            what = what if edited else "upstream has no such file there"
-            step = edited or "correct the guard, or the path"
-            yield Problem(str(Outcome.CONFLICT), at, what, step)
-            continue
-        text = text_of(content)
-        for number, (hunk, places) in enumerate(zip(file.hunks, match(text, file)[1]), 1):
-            if len(places) != 1:
-                step = (
-                    edited or f"{to_type('rebase', where)} shows both sides; or correct the guard"
-                )
-                problem = Problem(str(Outcome.CONFLICT), f"{at}: hunk {number}", "", step)
-                yield _misfit(text, hunk, places, problem, bool(edited))
 
 
 def _misfit(
@@ -232,8 +204,7 @@ def _misfit(
 
 
 def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
-    """The first line that differs between a hunk's old side and the lines that are there in its
-    place."""
+    """The first line that differs between a hunk's old side and the lines in its place."""
     around = AROUND if any(line.strip() and line in lines for line in ours) else 0
     first = max(nearest(lines, ours) - around, 0)
     region = lines[first : first + len(ours) + 2 * around]
@@ -249,8 +220,7 @@ def _both_sides(lines: Sequence[str], ours: Sequence[str]) -> str:
 
 
 def nearest(lines: Sequence[str], searched: Sequence[str]) -> int:
-    """Where the lines begin of which most are there without a gap, 0-based. Blank lines alone do
-    not count. Where none is there, the place of the line that is most like the longest one."""
+    """Where the lines begin of which most are there without a gap, 0-based; else the most alike."""
     matcher = SequenceMatcher(lambda line: not line.strip(), lines, searched, autojunk=False)
     block = matcher.find_longest_match()
     if not block.size and searched:
@@ -264,8 +234,8 @@ def shared(patch: Patch, trees: Sequence[Files]) -> Patch | None:
     """The patch with as much of its context as is at one place of each tree; None where a change
     has no such place.
 
-    patch: as one of the trees has it, with three lines of context. trees: the files of each below
-    the patch; its lines are numbered as in the first.
+    patch: as one of the trees has it. trees: the files of each below it; lines are numbered as in
+    the first.
     """
     files = []
     for file in patch.files:
@@ -301,8 +271,7 @@ def _shared(hunks: Sequence[Hunk], texts: Sequence[str]) -> list[Hunk] | None:
 
 
 def _cuts(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where a hunk may end, and its rest begin: whole, else between two changes, the last first.
-    The context there is in both."""
+    """Where a hunk may end, and its rest begin; the context between two changes is in both."""
     yield len(lines), len(lines)
     kinds = "".join(line[0] for line in lines)
     for context in reversed([*BETWEEN_CHANGES.finditer(kinds)]):
@@ -335,8 +304,8 @@ def _narrowed(
 
 
 def _apart(context: Sequence[str], text: str, step: int) -> bool:
-    """Whether the context line next to an insertion is near, but not next to it, in a text. step:
-    1 where the text follows the insertion, -1 where it comes before. Blank lines do not count."""
+    """Whether the context line next to an insertion is near, but not next to it, in a text. step: 1
+    where the text follows it, -1 where it comes before."""
     near = [line for line in split_lines(text)[::step] if line.strip()][:NEAR]
     nearest = next((line[1:] for line in context if line.strip()), None)
     return nearest in near and nearest != near[0]
@@ -351,9 +320,7 @@ def edits(patch: Patch) -> str:
 
 
 def unified(before: Files, after: Files) -> str:
-    """The diff of every file of `after` that is not as it was, sorted by path; "" where none is.
-    Both hold the same paths. It has the form that `quilt refresh` writes: quilt asks the same
-    program."""
+    """The changed files' diffs, sorted by path, by the program that `quilt refresh` asks."""
     diffs = []
     with tempfile.TemporaryDirectory(prefix="patchqueue-diff-") as name:
         space = Path(name)

@@ -1,10 +1,9 @@
 """Write what a person did in work/<tag>/ back to the queue: edited patches, new ones, and the
 overlay.
 
-Each patch is read from the copies that quilt keeps of its files, and written in one form. A text
-that several releases share is matched on them anew, with less context where theirs differs; where
-it does not match, this release gets a variant. All changes are planned, proved by the replay, and
-written whole or not at all.
+Each patch is read from the copies that quilt keeps of its files. A text that several releases share
+is matched on them anew; where it does not match, this release gets a variant. All changes are
+planned, proved, and written whole or not at all.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
     """Write the edits of work/<tag>/ back; what was written, and the apply that followed (None
     where lint stopped it).
 
-    Without such a tree (or with one that holds no edits) the trees that the queue makes are written
-    to upstream/pins.toml. add: edits of files that are in no patch go into the top one. Raises
-    Refused, with nothing written, where an edit would be lost, or another release broken.
+    add: edits of files that are in no patch go into the top one. Raises Refused, with nothing
+    written, where an edit would be lost, or another release broken.
     """
     finish_writing(root)
     with atomic.locked(root / atomic.QUEUE_LOCK):
@@ -78,8 +76,7 @@ def refresh(root: Path, pins: Pins, pin: Pin, add: bool) -> tuple[list[Change], 
 
 @dataclass(frozen=True)
 class EditedTree:
-    """The content of a tree that holds edits. layers: its patches, bottom first; headers: their
-    own, as the tree has them; listing: its files; record: see worktree.py."""
+    """A tree that holds edits. layers: its patches, bottom first; headers: their own."""
 
     layers: tuple[Row, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -148,8 +145,7 @@ class _Refresh:
             raise Refused.of("edits-not-kept", f"work/{self.pin.tag}", what, step)
 
     def _overlay(self) -> Iterator[Change]:
-        """The overlay files that were edited in the tree. Raises Refused where one was edited in
-        the queue too."""
+        """The overlay files that were edited in the tree, and not in the queue too."""
         edited = {layer.patch: layer.after for layer in self.tree.layers}.get(OVERLAY_PATCH, {})
         for path, text in edited.items():
             recorded, ours = self.tree.made_of.get(path), self.queue.overlay.get(path)
@@ -160,8 +156,7 @@ class _Refresh:
             yield Change(f"overlay/{path}", text, "new" if ours is None else "refreshed")
 
     def _texts(self) -> Iterator[Change]:
-        """The patches that the tree has otherwise than the queue, and what that makes of the
-        series."""
+        """The patches that the tree has otherwise, and what that makes of the series."""
         old = (self.root / series.FILE).read_text(encoding="utf-8")
         lines, below, queue = Lines(old), "", self.queue
         entries = {entry.name: entry for entry in self.queue.entries}
@@ -173,6 +168,7 @@ class _Refresh:
                 continue
             above, below = below, name
             if name not in entries:
+                _refuse_name(name)
                 lines.insert(above, name, edit.guard_for(self.pin.version, self.pinned))
                 content, why = joined(head or TEMPLATE, diff), f"new, for {self.pin.tag}"
                 yield Change(f"patches/{name}", content, why)
@@ -189,8 +185,7 @@ class _Refresh:
             yield Change(str(series.FILE), lines.text.encode(), "guards")
 
     def _leave_out(self, name: str, head: str, diff: str) -> None:
-        """Say why a patch of the tree is not written. Raises Refused where an edit would be
-        lost."""
+        """Say why a patch of the tree is not written, unless an edit would be lost."""
         if name in self.here and not diff:
             what = f"changes nothing any more in work/{self.pin.tag}"
             step = (
@@ -230,8 +225,7 @@ class _Refresh:
         return True
 
     def _text(self, queue: Queue, entry: Entry, content: bytes, lines: Lines) -> Change:
-        """The patch itself where its changes match on every release that it is for, with the
-        context on which they agree; else a variant."""
+        """The patch itself where it matches on every release that it is for; else a variant."""
         patch, _ = patchfile.read(entry.name, content)
         served = [pin for pin in self.pins.all if pin == self.pin or entry.is_for(pin.version)]
         if patch is None or served == [self.pin]:
@@ -246,6 +240,14 @@ class _Refresh:
         why = f"new variant: as it is on {self.pin.tag} it does not fit {' '.join(broken)}"
         version, pinned = self.pin.version, self.pinned
         return variant(queue, entry, version, pinned, lines, patch.diff, why)
+
+
+def _refuse_name(name: str) -> None:
+    """Raise Refused for a new patch's name that the series cannot have, or a variant's."""
+    if "@" in name or series.parse(f"{name}  # >=0")[1]:
+        what = "is not like topic/verb-object.patch, in small letters"
+        step = "`quilt rename` gives the patch another name, as nsa/skip-pointer-check.patch"
+        raise Refused.of("bad-path", name, what, step)
 
 
 def _below(queue: Queue, patch: Patch, pin: Pin) -> dict[str, bytes]:
@@ -269,8 +271,7 @@ def _changed_twice(pin: Pin, path: str) -> Refused:
 
 
 def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
-    """Whether a release's tree is to be pinned anew. Where its texts are the same and it is not
-    cached, it is not fetched for that."""
+    """Whether a release's tree is to be pinned anew."""
     patches = [either.select(pin.version) for either in (queue, changed_queue)]
     texts = [[(patch.name, patch.diff) for patch in either] for either in patches]
     if texts[0] != texts[1]:
@@ -286,11 +287,8 @@ def _changes(queue: Queue, changed_queue: Queue, pin: Pin) -> bool:
 
 
 def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree | None:
-    """The content of work/<tag>/; None where it holds no edits.
-
-    add: edits of files that are in no patch go into the top one. Raises Refused where an edit
-    belongs to no patch, and where patches are popped.
-    """
+    """The content of work/<tag>/; None where it holds no edits. Raises Refused where an edit
+    belongs to no patch, or patches are popped."""
     tree, where = WorkTree(root, pin.tag), f"work/{pin.tag}"
     with tree.locked():
         inspection = tree.inspect()

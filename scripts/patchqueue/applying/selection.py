@@ -1,9 +1,5 @@
 """The part of the queue that is for one release; and, for each other patch, whether the release has
-its change or goes without.
-
-On a tree with edits of others, a patch whose every change the tree has already is left out.
-Anything else that does not apply is a conflict, and nothing is applied.
-"""
+its change or goes without."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ from .matching import Read, Replay, Row, listing_with, replay, unified
 
 @dataclass(frozen=True)
 class Plan:
-    """A selection on a tree, before the tree is written.
-
-    files: path -> content of every file that the selection changes or adds. layers: what the
-    overlay, then each patch makes. record: what the tree's record says of its making.
-    """
+    """A selection on a tree. files: what it changes or adds; layers: what each patch makes."""
 
     selection: Selection
     files: dict[str, bytes]
@@ -39,8 +31,7 @@ class Plan:
     record: dict[str, Any]
 
     def texts(self) -> dict[str, bytes]:
-        """The patches as quilt has them, in order: the overlay as one generated patch, then the
-        others, each with that tree's lines and three lines of its context."""
+        """The patches as quilt has them, with the tree's lines; the overlay as the first."""
         patches = self.selection.queue.patches
         return {
             layer.patch: as_patch(layer.after)
@@ -52,10 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The patches and overlay files of one release.
-
-    already_present: patches whose change a tree of others has already, which are not applied to it.
-    """
+    """The patches of one release. already_present: those that a tree of others has."""
 
     queue: Queue
     pin: Pin
@@ -108,10 +96,7 @@ class Selection:
         return replay(self.patches, self.overlay, read, self.pin.tag)
 
     def plan(self, read: Read, origin: Mapping[str, str]) -> Plan:
-        """The selection on some files. Raises Refused where a patch does not apply.
-
-        origin: what the files are, as kind, name and sha256.
-        """
+        """The selection on some files. origin: what they are. Raises Refused."""
         replayed = self._applied(read)
         nothing, layers = dict.fromkeys(self.overlay, b""), replayed.steps
         if self.overlay:
@@ -138,8 +123,7 @@ class Selection:
         return texts == own and record["overlay"] == _digests(self.overlay)
 
     def patched_tree(self, pristine: Source) -> str:
-        """The tree hash (see files/tree.py) of the release with this selection on it. Raises
-        Refused where a patch does not apply."""
+        """The tree hash of the release with this selection. Raises Refused."""
         files = self._applied(pristine.read).files
         return hash_python(listing_with(pristine.listing(), files))
 
@@ -152,10 +136,7 @@ class Selection:
 
 def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
     """The selection for a pin; without: patches that are left out, as prefill-graph/log-tree.
-
-    Raises Refused where no patch is for it, where several variants of one are, and for patches that
-    cannot be left out.
-    """
+    Raises Refused where no patch is left, and where one cannot be left out."""
     selection = Selection(_less(queue, pin, without) if without else queue, pin)
     if problems := overlapping(queue, pin.version):
         raise Refused(problems)
@@ -169,8 +150,7 @@ def select(queue: Queue, pin: Pin, without: Sequence[str] = ()) -> Selection:
 
 
 def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
-    """The queue without some patches. Raises Refused for one that the release does not get, and
-    for one that another one needs."""
+    """The queue without some patches, which the release gets and no other one needs."""
     patches = {queue.base(patch.name): patch for patch in queue.select(pin.version)}
     left_out = {f"{stem}.patch" for stem in without}
     for name in sorted(left_out - patches.keys()):
@@ -191,11 +171,8 @@ def _less(queue: Queue, pin: Pin, without: Sequence[str]) -> Queue:
 
 
 def settle(selection: Selection, read: Read, where: str, step: str) -> Selection:
-    """The selection without the patches whose change a tree has already.
-
-    read: its files; where: what a user calls it; step: what to do about a conflict. Raises Refused,
-    with a problem for each hunk that does not fit, by both sides.
-    """
+    """The selection without the patches whose change a tree has already. where, step: for messages.
+    Raises Refused."""
     replayed = replay(selection.patches, selection.overlay, read, where, step)
     problems = [*replayed.problems]
     taken = [path for path in selection.overlay if read(path) is not None]
@@ -216,11 +193,7 @@ def settle(selection: Selection, read: Read, where: str, step: str) -> Selection
 
 @dataclass(frozen=True)
 class Finding:
-    """One patch (all its variants together) on one pin.
-
-    outcome: APPLIED where it is selected, MERGED_UPSTREAM, or NOT_SELECTED. why: of NOT_SELECTED,
-    the reason in the patch's header.
-    """
+    """A patch with its variants on one pin: APPLIED, MERGED_UPSTREAM, or NOT_SELECTED."""
 
     outcome: Outcome
     problem: Problem | None = None
@@ -228,8 +201,7 @@ class Finding:
 
     @property
     def is_gap(self) -> bool:
-        """Whether users of the release lack the change; a reason may say that they do without
-        it."""
+        """Whether users of the release lack the change."""
         return self.outcome is Outcome.NOT_SELECTED and not self.why.startswith(NOT_NEEDED)
 
 

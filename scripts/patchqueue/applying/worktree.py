@@ -1,9 +1,6 @@
 """work/<tag>/: the patched copy of a release. Built aside, renamed into place last, never replaced
 while it holds edits; and quilt's book-keeping in it, .pc/, which this tool writes and reads itself.
-
-Everything of the tool's own beside the trees lies in work/.patchqueue/, and a rebase's conflict in
-work/rebase-VERSION/; other names in work/ are the user's.
-"""
+Its own files lie in work/.patchqueue/."""
 
 from __future__ import annotations
 
@@ -17,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
 from ..files import tree as trees
 from ..files.atomic import locked
 from ..files.tree import differing, hash_python, list_folder, sha256
@@ -28,6 +22,7 @@ from ..upstream.pins import Pin
 from .matching import Row
 
 RECORD = "provenance.json"
+RECORDED = {"source", "patches", "overlay", "tree", "texts"}  # in every record
 # what the tool puts into a tree; anything else there is the user's
 OWN_NAMES = ("python", "patches", ".pc", RECORD)
 APPLIED, STAMP = ".pc/applied-patches", ".timestamp"  # names that quilt gives
@@ -77,8 +72,7 @@ class WorkTree:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Be the only writer of this tree; what an earlier, killed run left is mended or removed
-        first. Yields the lock's descriptor."""
+        """Be the only writer; mend what a killed run left. Yields the lock's descriptor."""
         with locked(self._own / f"{self.tag}.lock") as descriptor:
             self._put_back()
             for left in (self._aside("building"), self._aside("old")):
@@ -86,8 +80,7 @@ class WorkTree:
             yield descriptor
 
     def start(self, copy: bool = False) -> Path:
-        """An empty folder (or a copy of the tree) to build in, out of everybody's
-        sight."""
+        """An empty folder (or a copy of the tree) to build in."""
         aside = self._aside("building")
         if copy:
             shutil.copytree(self.path, aside, symlinks=True)
@@ -96,8 +89,7 @@ class WorkTree:
         return aside
 
     def finish(self, listing: dict[str, str]) -> None:
-        """Put what was built in the tree's place. Killed between the renames, the next run puts the
-        old tree back: it is whole for as long as it has that name."""
+        """Put what was built in the tree's place; if this is killed, the old one comes back."""
         self._aside("sha256sum").write_bytes(trees.to_sha256sum(listing))
         old, building = self._aside("old"), self._aside("building")
         try:
@@ -117,8 +109,7 @@ class WorkTree:
             os.rename(self._aside("old"), self.path)
 
     def finished_listing(self) -> dict[str, str]:
-        """The listing of the tree as it was finished, kept to tell which files were edited since;
-        empty where it is lost."""
+        """The listing of the tree as it was finished; empty where it is lost."""
         kept = self._aside("sha256sum")
         return trees.from_sha256sum(kept.read_bytes()) if kept.is_file() else {}
 
@@ -147,10 +138,7 @@ class WorkTree:
         return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:
-        """How far the patches are applied, where no file of patches/ was edited.
-
-        Files that the tree hash does not cover are compared with the tree as it was finished.
-        """
+        """How far the patches are applied, and whether other files are as finished."""
         tree, hashes, stack = hash_python(listing), record["tree"], applied(self.path)
         finished = self.finished_listing() or listing
         others = {*differing(finished, listing)} - {*trees.python_part(finished | listing)}
@@ -172,41 +160,25 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Provenance(Struct):
-    """The fields that every tree's record has. source: what the tree was made of; texts: of its
-    patches/, name -> sha256."""
-
-    source: dict[str, str]
-    patches: list[dict[str, str]]
-    overlay: list[dict[str, str]]
-    tree: dict[str, str]
-    texts: dict[str, str]
-
-
 def read_record(tree: Path) -> dict[str, Any] | None:
     """The tree's provenance, or None where there is none that this tool wrote."""
     try:
         record: dict[str, Any] = json.loads((tree / RECORD).read_bytes())
-        msgspec.convert(record, Provenance)
-    except (OSError, ValueError, msgspec.ValidationError):
+        return record if record.keys() >= RECORDED else None
+    except (OSError, ValueError, AttributeError):
         return None
-    return record
 
 
 def write_patches(tree: Path, patches: Mapping[str, bytes]) -> None:
     """The selected patches and quilt's series, as any quilt user expects them in a tree."""
     series = "".join(f"{name}\n" for name in patches).encode()
-    texts = {f"patches/{name}": content for name, content in patches.items()}
-    _write(tree, {**texts, "patches/series": series})
+    _write(tree / "patches", {**patches, "series": series})
 
 
 def push(tree: Path, stack: Mapping[str, bytes], layers: Sequence[Row]) -> None:
-    """Make of a pristine tree what `quilt push -a` of these patches would.
-
-    quilt keeps a copy of every file below a patch in .pc/PATCH/, an empty one where there is none.
-    """
+    """Make of a pristine tree what `quilt push -a` would; .pc/PATCH/ has every file below it."""
     write_patches(tree, stack)
-    applied = "".join(f"{name}\n" for name in stack).encode()
+    applied = (tree / "patches/series").read_bytes()
     _write(tree, QUILT_TREE | {APPLIED: applied})
     for layer in layers:
         _write(tree / ".pc" / layer.patch, layer.before)
@@ -226,17 +198,6 @@ def pop(tree: Path) -> None:
                 break
             folder.rmdir()
     shutil.rmtree(tree / ".pc", ignore_errors=True)
-
-
-def begin_patch(tree: Path, patch: str) -> None:
-    """Put an empty patch on top, as `quilt new` does."""
-    series, stack = tree / "patches/series", applied(tree)
-    lines = series.read_text().splitlines() if series.is_file() else []
-    names = [line.partition("#")[0].split()[:1] for line in lines]
-    lines.insert(names.index(stack[-1:]) + 1 if stack else 0, patch)
-    _write(tree, {"patches/series": "".join(f"{line}\n" for line in lines).encode()})
-    _write(tree, {APPLIED: "".join(f"{name}\n" for name in (*stack, patch)).encode()})
-    (tree / ".pc" / patch).mkdir(parents=True)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -280,13 +241,6 @@ def lowest(layers: Sequence[Row]) -> dict[str, bytes]:
 def content(file: Path) -> bytes:
     """The content of a file; empty where there is none."""
     return file.read_bytes() if file.is_file() else b""
-
-
-def is_begun(tree: Path, patch: str) -> bool:
-    """Whether a patch is on top, and has neither a text nor a file yet."""
-    folder = tree / ".pc" / patch
-    holds = (folder.is_dir() and any(folder.iterdir())) or (tree / "patches" / patch).exists()
-    return applied(tree)[-1:] == [patch] and not holds
 
 
 def listed(tree: Path) -> list[str]:

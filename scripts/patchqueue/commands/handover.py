@@ -1,79 +1,33 @@
-"""The commands that hand the queue on: build, backport, patches."""
+"""The commands that hand the queue on: backport, patches, rebase."""
 
 from __future__ import annotations
 
 import argparse
-import platform
+import os
 import shlex
-import sys
-import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from packaging.version import Version
+
+from ..applying.apply import load_queue
+from ..environments.testing import has_environment
 from ..files import atomic
-from ..handover import backport, pull_requests, release
-from ..outcome import Outcome, counted
+from ..handover import backport, pull_requests, rebase
+from ..handover.forecast import MERGED_BY_GIT, Forecast, forecast
+from ..handover.rebase import Progress
+from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
-from ..upstream.pins import Pin
-from ..wheels import Target, build, local_version
+from ..upstream.pins import Pins
+from ..upstream.release import find, newer
+from ..wheels import local_version
 from . import terminal
-from .terminal import ERR, FROM, ONLY, OUT, WITHOUT, Command, chosen_releases, flag, option, shown
+from .terminal import ERR, ONLY, OUT, WITHOUT, Command, flag, option, show_rows, shown
 
-MB = 10**6
-DIST = Path("dist")
-PULL_REQUESTS = DIST / "pull-requests"
-HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+PULL_REQUESTS = terminal.DIST / "pull-requests"
 
-
-def _build(options: argparse.Namespace) -> int:
-    if options.release:
-        return _release(options)
-    target = Target(options.python or HERE, options.machine or platform.machine())
-    for pin in chosen_releases(options, pinning.load(options.root)):
-        started = time.monotonic()
-        if not options.python and len(pin.wheels) > 1:
-            ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
-        built = build(options.root, pin, target, options.origin, options.root / DIST, options.only)
-        wheel = shlex.quote(shown(built.path))
-        OUT.print(
-            f"{shown(built.path)}: version {built.version},"
-            f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
-            f"tree {built.record['tree']['after']}\n"
-            f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
-            f" {len(built.changes.removed)} removed"
-        )
-        if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
-            OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
-        _show_install(pin, wheel)
-    return 0
-
-
-def _show_install(pin: Pin, wheel: str) -> None:
-    """How the wheel is installed."""
-    OUT.print(
-        f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
-        f" --prerelease=allow {wheel}`"
-    )
-    # without --force-reinstall pip keeps an earlier wheel of the same version
-    OUT.print(
-        f"next: `pip install --force-reinstall --no-deps {wheel}`, over an installed sglang"
-        f" {pin.version}"
-    )
-
-
-def _release(options: argparse.Namespace) -> int:
-    pins = pinning.load(options.root)
-    chosen = chosen_releases(options, pins, pins.all)
-    started = time.monotonic()
-    folder = release.make(options.root, chosen)
-    wheels = counted(sum(len(pin.wheels) for pin in chosen), "wheel")
-    size = sum(file.stat().st_size for file in folder.iterdir()) / MB
-    OUT.print(
-        f"{shown(folder)}: {wheels}, {counted(len(chosen), 'patch file')}, {size:.1f} MB,"
-        f" {time.monotonic() - started:.1f} s"
-    )
-    version = local_version(chosen[0])
-    OUT.print(f"next: `pip install --find-links {shown(folder)} sglang=={version}`")
-    return 0
+DONE = {Outcome.ALREADY_APPLIED: "is there already", Outcome.APPLIED: "made"}
 
 
 def _backport(options: argparse.Namespace) -> int:
@@ -99,7 +53,7 @@ def _backport(options: argparse.Namespace) -> int:
     OUT.print(f"{options.base} is {branch.pin.tag}{fork}, at {branch.base[:12]}")
     for commit, subject in zip(branch.commits, branch.subjects):
         OUT.print(f"  {commit[:12]} {subject}")
-    OUT.print(f"{onto}: {branch.name} {_done(branch.outcome)}, at {branch.commits[-1]}")
+    OUT.print(f"{onto}: {branch.name} {DONE[branch.outcome]}, at {branch.commits[-1]}")
     OUT.print(f"tree {branch.tree}")
     OUT.print(f"next: `git -C {shlex.quote(onto)} switch {branch.name}`")
     return 0
@@ -108,10 +62,10 @@ def _backport(options: argparse.Namespace) -> int:
 def _patches(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     options.releases = [options.release] if options.release else []
-    (pin,) = chosen_releases(options, pins)
+    (pin,) = terminal.chosen_releases(options, pins)
     name = f"sglang-{local_version(pin, options.only)}.patch"
-    out = options.out or options.root / DIST / name
-    console = ERR if atomic.is_output(out) else OUT
+    out = options.out or options.root / terminal.DIST / name
+    console = ERR if out == atomic.OUTPUT else OUT
     made = backport.write_patch(options.root, pin, options.base, out, options.only, options.without)
     console.print(
         f"{shown(made.path)}: {counted(made.patches, 'patch', 'patches')} for {pin.tag},"
@@ -143,7 +97,7 @@ def _pull_requests(options: argparse.Namespace) -> int:
     for request in made.requests:
         body = pull_requests.write(request, options.root / PULL_REQUESTS)
         OUT.print(
-            f"{onto}: {request.branch} {_done(request.outcome)}, at {request.tip[:12]};"
+            f"{onto}: {request.branch} {DONE[request.outcome]}, at {request.tip[:12]};"
             f" {shown(body)}"
         )
         for part in request.parts[:-1]:
@@ -160,39 +114,121 @@ def _pull_requests(options: argparse.Namespace) -> int:
     return 0
 
 
-def _done(outcome: Outcome) -> str:
-    return "is there already" if outcome is Outcome.ALREADY_APPLIED else "made"
+KINDS = (
+    (Outcome.APPLIED, "as they are"),
+    (Outcome.NEEDS_REFRESH, "to refresh"),
+    (Outcome.MERGED_UPSTREAM, "merged upstream"),
+    (Outcome.CONFLICT, "in conflict"),
+    (Outcome.NOT_SELECTED, "left out"),  # only where there are such
+)
+
+DESCRIPTION = """Say what the queue does on a release: each patch applies, needs a refresh, is
+merged upstream, or conflicts. The first conflict is laid out in work/rebase-RELEASE/, a git
+repository. Nothing is written to the queue yet. Solve the conflict there; then --continue writes
+the variants and guards, and lays out the next one."""
+
+
+def _rebase(options: argparse.Namespace) -> int:
+    root, pins = options.root, pinning.load(options.root)
+    if options.newer:
+        return _show_newer(root, pins)
+    if not options.release:
+        raise Refused.of("bad-words", "rebase", "which release?", to_type("rebase", "0.5.24"))
+    version = pinning.version(options.release)
+    if not options.proceed:
+        release = find(pins, version, options.origin)
+        progress = rebase.begin(root, pins, release, partial(_show_forecast, pins))
+        _show_next(root, pins, progress, begun=True)
+        return 0
+    progress = rebase.proceed(root, pins, version)
+    for change in progress.changes:
+        OUT.print(f"{change.path}: {change.why}")
+    if not progress.changes:
+        OUT.print("nothing to write, the queue holds it all")
+    _show_next(root, pins, progress)
+    return 0
+
+
+def _show_newer(root: Path, pins: Pins) -> int:
+    """Say what the queue does on each release that is newer than the newest pin."""
+    versions = newer(pins)
+    if not versions:
+        OUT.print(f"no release is newer than {pins.all[-1].tag}, the newest pin")
+        return 0
+    queue = load_queue(root)
+    for version in versions:
+        _show_forecast(pins, forecast(queue, pins, find(pins, version, None)))
+    OUT.print(f"next: {to_type('rebase', versions[0])} carries it there, up to a first conflict")
+    return 0
+
+
+def _show_forecast(pins: Pins, outlook: Forecast) -> None:
+    show_rows(
+        replace(row, why="see below") if row.outcome is Outcome.CONFLICT else row
+        for row in outlook.rows
+    )
+    names = {row.patch: row.patch.removesuffix(".patch") for row in outlook.rows}
+    for row in outlook.rows:
+        if row.outcome is Outcome.CONFLICT:
+            OUT.print(f"{names[row.patch]}: {row.why}")
+    for row in outlook.rows:
+        if row.why == MERGED_BY_GIT:
+            what = "merged without markers, which is no proof of meaning: read it"
+            OUT.print(f"{names[row.patch]}: {what}")
+    outcomes = [row.outcome for row in outlook.rows]
+    kinds = KINDS if Outcome.NOT_SELECTED in outcomes else KINDS[:-1]
+    counts = ", ".join(f"{outcomes.count(outcome)} {what}" for outcome, what in kinds)
+    own = "which is pinned, with its own patches and those" if pins.of(outlook.version) else ""
+    tried = f"{own or 'with the patches'} of {outlook.nearest.tag}"
+    OUT.print(f"sglang {outlook.version}, {tried}: {counts}")
+
+
+def _show_next(root: Path, pins: Pins, progress: Progress, begun: bool = False) -> None:
+    """What is to be done now, and the command to type. begun: a release is begun now."""
+    version, row = progress.found.version, progress.found.conflict
+    if row is not None:
+        _show_conflict(root, progress, row.patch, begun)
+        return
+    if begun:
+        write = to_type("rebase", version, "--continue")
+        OUT.print(f"No patch conflicts: {write} writes the variants and guards.")
+    else:
+        OUT.print(f"No conflict is left on {version}. Next: {_after(root, pins, version)}.")
+
+
+def _show_conflict(root: Path, progress: Progress, patch: str, begun: bool) -> None:
+    tag, version = progress.found.nearest.tag, progress.found.version
+    name = patch.removesuffix(".patch")
+    folder = os.path.relpath(progress.folder or root, root)
+    first, following = f"{folder} shows the first conflict", f"Next conflict in {folder}"
+    lines = [f"\n{first if begun else following}, {name}:"]
+    for region in progress.regions:
+        marked = f"{counted(region.regions, 'region')} between markers"
+        what = marked if region.regions else "changed by the patch, and gone in the release"
+        lines.append(f"  {region.path}:{region.line}: {what}")
+    if not progress.regions:
+        made = "`git diff HEAD` there shows what it made of"
+        lines.append(f"  git left no markers; {made} patches/{patch}")
+    lines += [
+        f"There `git diff {tag} v{version} -- FILE` is what upstream did, `git log -p"
+        f" {tag}..queue-on-{tag}` what the queue does.",
+        f"Edit, then {to_type('rebase', f'{version} --continue')}. A Gap in the patch's header, and"
+        " a guard without the release, leave the patch out. To drop all this, delete the folder.",
+    ]
+    OUT.print("\n".join(lines))
+
+
+def _after(root: Path, pins: Pins, version: Version) -> str:
+    """The commands that a finished rebase leaves to be typed."""
+    pin = pins.of(version)
+    steps = [] if pin else [to_type("pin", version)]
+    # of a pinned one, every release: a text that changed may conflict on others, too
+    steps += [to_type("check", *([] if pin else ["--write", f"v{version}"]))]
+    steps += [] if pin and has_environment(root, pin) else [to_type("pin", f"v{version}", "--lock")]
+    return ", ".join(steps)
 
 
 COMMANDS = (
-    Command(
-        "build",
-        _build,
-        "write a release's wheel with the queue on it to dist/",
-        "v0.5.12.post1 --python 3.12",
-        (
-            terminal.releases(f"{terminal.DEFAULT}; with --release, every one"),
-            FROM,
-            option(
-                "--python",
-                "for this Python, as 3.12 (default: the one that runs this)",
-                type=terminal.python,
-            ),
-            option(
-                "--machine",
-                "for this machine, x86_64 or aarch64 (default: this host's)",
-                type=terminal.machine,
-            ),
-            (
-                ONLY,
-                flag(
-                    "--release",
-                    "make the files of a release of the queue instead, in dist/release-N/: wheels,"
-                    " patch files, sums",
-                ),
-            ),
-        ),
-    ),
     Command(
         "backport",
         _backport,
@@ -204,11 +240,7 @@ COMMANDS = (
                 "the new branch's name, as release/0.5.9-graphs; an existing branch is never moved",
                 nargs="?",
             ),
-            option(
-                "--onto REPO",
-                "a git checkout or repository of sglang",
-                type=terminal.path,
-            ),
+            option("--onto REPO", "a git checkout or repository of sglang", type=terminal.path),
             option(
                 "--base COMMIT",
                 "begin the branch here: a tag, branch or hash (default: the checkout's HEAD)",
@@ -249,7 +281,7 @@ COMMANDS = (
             option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
             option(
                 "--out FILE",
-                f"the file to write, - to print it (default: {DIST}/sglang-RELEASE.patch)",
+                f"the file to write, - to print it (default: {terminal.DIST}/sglang-RELEASE.patch)",
                 type=terminal.file,
             ),
             ONLY,
@@ -260,5 +292,32 @@ COMMANDS = (
                 type=terminal.path,
             ),
         ),
+    ),
+    Command(
+        "rebase",
+        _rebase,
+        "say what the queue does on another release, and carry it there",
+        "0.5.24",
+        (
+            option("release RELEASE", "a version, as 0.5.24", nargs="?"),
+            option(
+                "--from PATH",
+                "take the release from this wheel, folder of wheels, checkout or unpacked wheel",
+                dest="origin",
+                type=terminal.path,
+            ),
+            (
+                flag(
+                    "--continue",
+                    "write what is solved, and go on to the next conflict",
+                    dest="proceed",
+                ),
+                flag(
+                    "--newer",
+                    "say what the queue does on each release that is newer than the newest pin",
+                ),
+            ),
+        ),
+        DESCRIPTION,
     ),
 )

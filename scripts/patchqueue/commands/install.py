@@ -1,26 +1,90 @@
-"""The commands about an sglang that is installed: install, uninstall."""
+"""The commands that make wheels, and patch an sglang that is installed: build, install,
+uninstall."""
 
 from __future__ import annotations
 
 import argparse
+import platform
+import shlex
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from ..handover import backport
 from ..install import inplace, undo
 from ..install.installed import Report, site_packages
 from ..install.patched import named_tree
 from ..outcome import Outcome, counted, some, to_type
 from ..queue.header import SPEED
+from ..upstream import pins as pinning
+from ..upstream.pins import Pin
+from ..wheels import Target, build, local_version
 from . import terminal
-from .terminal import ONLY, OUT, WITHOUT, Argument, Command, flag, option
+from .terminal import ERR, ONLY, OUT, WITHOUT, Argument, Command, flag, option
+
+MB = 10**6
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _build(options: argparse.Namespace) -> int:
+    if options.release:
+        return _release(options)
+    target = Target(options.python or HERE, options.machine or platform.machine())
+    for pin in terminal.chosen_releases(options, pinning.load(options.root)):
+        started = time.monotonic()
+        if not options.python and len(pin.wheels) > 1:
+            ERR.print(f"for Python {HERE}, which runs this; --python names another", style="dim")
+        built = build(
+            options.root, pin, target, options.origin, options.root / terminal.DIST, options.only
+        )
+        wheel = shlex.quote(terminal.shown(built.path))
+        OUT.print(
+            f"{terminal.shown(built.path)}: version {built.version},"
+            f" {time.monotonic() - started:.1f} s\nfrom {built.origin}\nsha256 {built.sha256}\n"
+            f"tree {built.record['tree']['after']}\n"
+            f"files: {len(built.changes.added)} added, {len(built.changes.changed)} changed,"
+            f" {len(built.changes.removed)} removed"
+        )
+        if not options.only and pin.patched not in ("", built.record["tree"]["after"]):
+            OUT.print("note: this clone has edits: upstream/pins.toml pins another tree")
+        _show_install(pin, wheel)
+    return 0
+
+
+def _show_install(pin: Pin, wheel: str) -> None:
+    """How the wheel is installed."""
+    OUT.print(
+        f"into an empty environment: `uv pip install --exclude-newer {pin.resolve_as_of}"
+        f" --prerelease=allow {wheel}`"
+    )
+    # without --force-reinstall pip keeps an earlier wheel of the same version
+    OUT.print(
+        f"next: `pip install --force-reinstall --no-deps {wheel}`, over an installed sglang"
+        f" {pin.version}"
+    )
+
+
+def _release(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    chosen = terminal.chosen_releases(options, pins, pins.all)
+    started = time.monotonic()
+    folder = backport.make_release(options.root, chosen)
+    wheels = counted(sum(len(pin.wheels) for pin in chosen), "wheel")
+    size = sum(file.stat().st_size for file in folder.iterdir()) / MB
+    OUT.print(
+        f"{terminal.shown(folder)}: {wheels}, {counted(len(chosen), 'patch file')}, {size:.1f} MB,"
+        f" {time.monotonic() - started:.1f} s"
+    )
+    version = local_version(chosen[0])
+    OUT.print(f"next: `pip install --find-links {terminal.shown(folder)} sglang=={version}`")
+    return 0
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run the command on the sglang that is meant; an interrupt says whether it is patched in
-    part."""
+    """Run it on the sglang that is meant; say whether an interrupt left it half patched."""
     if options.site is None:
         options.site, python = site_packages(options.python)
         OUT.print(f"sglang of {python}: {options.site}")
@@ -68,7 +132,8 @@ def _install(options: argparse.Namespace) -> int:
         words += [word for patch in options.without for word in ("--without", patch)]
         OUT.print(f"next: {_install_in(report, *words)} does that")
         return 0
-    _show_tree(report)
+    if named := named_tree(report.site):
+        OUT.print(f"tree {named}, as the server's first line and --require have it")
     again = "`python -m sglang.srt.prefill_graph --verify` compares every file again"
     OUT.print(f"next: {launch_advice(version, options.only)}; {again}")
     OUT.print(*(f"  {line}\n" for line in launch_exceptions(version, options.only)), sep="", end="")
@@ -86,17 +151,12 @@ def _show_notes(report: Report) -> None:
 
 def _show_edits(report: Report) -> None:
     """What others edited, before the install and since; and what the queue did about it."""
-    record = report.record
-    if report.before:
-        OUT.print(f"edits of others, from before: {_shown(report.before)}; they stay")
-    for name in record.get("there", ()):
+    for when, names in (("from before", report.before), ("since then", report.others)):
+        if names:
+            files = f"{counted(len(names), 'file')}: {some(names)}"
+            OUT.print(f"edits of others, {when}: {files}")
+    for name in report.record.get("there", ()):
         OUT.print(f"  {name.removesuffix('.patch')}: these files have that change already")
-    if report.others:
-        OUT.print(f"edits of others, since then: {_shown(report.others)}")
-
-
-def _shown(names: Sequence[str]) -> str:
-    return f"{counted(len(names), 'file')}: {some(names)}"
 
 
 def _uninstall(options: argparse.Namespace) -> int:
@@ -113,27 +173,17 @@ def _uninstall(options: argparse.Namespace) -> int:
         f" {counted(report.changed, 'file')} restored, {report.added} removed,"
         f" {time.monotonic() - started:.1f} s"
     )
-    _show_list("edits of others, made since the install, were kept:", report.others)
+    if report.others:
+        kept = (f"  {name}" for name in report.others)
+        OUT.print("edits of others, made since the install, were kept:", *kept, sep="\n")
     _show_notes(report)
     OUT.print(f"next: start the server anew; {_install_in(report)} patches it again")
     return 0
 
 
-def _show_list(title: str, names: Sequence[str]) -> None:
-    if names:
-        OUT.print(title, *(f"  {name}" for name in names), sep="\n")
-
-
-def _show_tree(report: Report) -> None:
-    if named := named_tree(report.site):
-        OUT.print(f"tree {named}, as the server's first line and --require have it")
-
-
-BREAKABLE = "--enable-breakable-cuda-graph"
 ARGUMENTS = {  # from 0.5.15 on, the graph is the default
     "<0.5.9": "--enable-piecewise-cuda-graph",
-    ">=0.5.9,<0.5.10": BREAKABLE,
-    ">=0.5.10,<0.5.14": BREAKABLE,
+    ">=0.5.9,<0.5.14": "--enable-breakable-cuda-graph",
     ">=0.5.14,<0.5.15": "--cuda-graph-backend-prefill breakable",
 }
 SPARSE = "DeepSeek-V3.2, GLM-5"
@@ -147,8 +197,8 @@ KINDS = (  # releases, models that need something else, and what; the page has t
 
 def launch_argument(version: Version) -> str:
     """What to add to the launch command; empty where the graph is the default."""
-    of_release = (each for each in ARGUMENTS if SpecifierSet(each).contains(version))
-    return ARGUMENTS.get(next(of_release, ""), "")
+    rows = ARGUMENTS.items()
+    return next((what for each, what in rows if SpecifierSet(each).contains(version)), "")
 
 
 def launch_advice(version: Version, only: str = "") -> str:
@@ -193,6 +243,35 @@ def _command(
 
 DISCARD = flag("--discard", "throw away edits of the files that install made or changed")
 
+
+BUILD = Command(
+    "build",
+    _build,
+    "write a release's wheel with the queue on it to dist/",
+    "v0.5.12.post1 --python 3.12",
+    (
+        terminal.releases(f"{terminal.DEFAULT}; with --release, every one"),
+        terminal.FROM,
+        option(
+            "--python",
+            "for this Python, as 3.12 (default: the one that runs this)",
+            type=terminal.python,
+        ),
+        option(
+            "--machine",
+            "for this machine, x86_64 or aarch64 (default: this host's)",
+            type=terminal.machine,
+        ),
+        (
+            ONLY,
+            flag(
+                "--release",
+                "make the files of a release of the queue instead, in dist/release-N/: wheels,"
+                " patch files, sums",
+            ),
+        ),
+    ),
+)
 
 COMMANDS = (
     _command(

@@ -1,9 +1,6 @@
-"""The terminal: a command and its arguments, the parser, what commands print, and exit codes.
-
-A path is relative to the folder in which the user typed the command. nox changes into the queue's
-folder before it runs the tool, and noxfile.py passes the user's folder in PATCHQUEUE_CALLED_FROM:
-the tool goes back there. The queue's folder is --root.
-"""
+"""The terminal: a command and its arguments, the parser, what commands print, and exit codes. A
+path is relative to the folder in which the user typed the command, which noxfile.py passes in
+PATCHQUEUE_CALLED_FROM."""
 
 from __future__ import annotations
 
@@ -35,6 +32,7 @@ from ..upstream.source import cache_folder
 
 LOG = logging.getLogger(__name__)
 CALLED_FROM = "PATCHQUEUE_CALLED_FROM"
+DIST = Path("dist")
 DEFAULT = "the one that upstream/pins.toml calls default"
 # a hunk that does not fit: the patch, the place with what is there, what the patch needs
 HUNK = re.compile(r"(?s)^(.*?): (\S+: hunk \d+: line .*?); (the queue's patch needs .*) (\[\w+\])")
@@ -105,8 +103,7 @@ def releases(default: str = DEFAULT) -> Argument:
 def chosen_releases(
     options: argparse.Namespace, pins: Pins, default: Sequence[Pin] = ()
 ) -> list[Pin]:
-    """The releases that are named; else `default`, or the default release, which is then logged.
-    Raises Refused for a release that is not pinned."""
+    """The releases that are named; else `default`, or the default one. Raises Refused."""
     if options.releases or default:
         return [pins.find(name) for name in options.releases] or list(default)
     LOG.info(f"no release is named: {pins.default.tag}, the default in upstream/pins.toml")
@@ -120,7 +117,7 @@ def path(text: str) -> Path:
 
 def file(text: str) -> Path:
     """A file to write; `-` is standard output."""
-    return Path("/dev/stdout") if text == "-" else path(text)
+    return atomic.OUTPUT if text == "-" else path(text)
 
 
 def program(text: str) -> str:
@@ -141,10 +138,7 @@ def machine(text: str) -> str:
 
 
 FROM = option(
-    "--from PATH",
-    "take the release from this wheel, or folder of wheels",
-    dest="origin",
-    type=path,
+    "--from PATH", "take the release from this wheel, or folder of wheels", dest="origin", type=path
 )
 
 
@@ -246,8 +240,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> No
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
-    """Print problems: a hunk that does not fit in three lines, a next step that several problems in
-    a row share once."""
+    """Print problems; a next step that several in a row share, once."""
     problems = _grouped(problems)
     for problem, following in zip(problems, [*problems[1:], None]):
         shared = following is not None and following.hint == problem.hint

@@ -1,11 +1,11 @@
-"""The commands about trees in work/RELEASE/, and those that check and write files of the queue:
-apply, unapply, quilt, check, refresh, new, pin."""
+"""The commands about releases' trees, and those that check and write files of the queue: apply,
+unapply, quilt, check, test, refresh, pin."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shutil
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..applying.apply import Report, apply, new, no_tree, unapply
+from ..applying.apply import Report, apply, no_tree, unapply
 from ..applying.check import CheckReport, check, write
 from ..applying.refresh import refresh
 from ..applying.worktree import State, WorkTree
+from ..environments import testing
 from ..environments.lock import compile_lock
-from ..environments.testing import lock_file
 from ..files.run import find_quilt
 from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
-from ..upstream.pins import Pin
+from ..upstream.pins import Pin, Pins
 from ..upstream.release import add_pin
 from ..upstream.source import cache_folder
 from . import terminal
@@ -37,6 +37,9 @@ from .terminal import (
     relative,
     show_problems,
 )
+
+LOG = logging.getLogger(__name__)
+SHOWN = 12  # digits of a tree's hash, as many as a server logs
 
 
 def _apply(options: argparse.Namespace) -> int:
@@ -81,10 +84,6 @@ def _show(report: Report, root: Path, seconds: float, whole: bool) -> None:
     if whole:
         OUT.print(f"from {record['source']['name']}\ntree {record['tree']['after']}")
         OUT.print(f"next: {to_type('build', report.pin.tag)} makes its wheel")
-
-
-LOG = logging.getLogger(__name__)
-SHOWN = 12  # digits of a tree's hash, as many as a server logs
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -134,6 +133,48 @@ def _show_releases(report: CheckReport) -> None:
     OUT.print(table, soft_wrap=False)
 
 
+def _test(options: argparse.Namespace) -> int:
+    pins = pinning.load(options.root)
+    is_tool_tested, chosen = _chosen(options, pins)
+    if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
+        what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
+        step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
+        raise Refused.of("no-environment", without[0].tag, what, step)
+    names = [*(["the tool"] if is_tool_tested else []), *(pin.tag for pin in chosen)]
+    OUT.print(f"to be tested: {', '.join(names)}")
+    if is_tool_tested and not show_check(options.root, pins.all):
+        return 1
+    words = ["-k", options.expression] if options.expression else []
+    if is_tool_tested:
+        _begin("the tool")
+        if testing.test_tool(options.root, words):
+            return 1
+    # a second process for a few tests imports torch and sglang once more
+    workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
+    results = []
+    for pin in chosen:
+        _begin(pin.tag)
+        results.append((pin, *testing.test_release(options.root, pin, words, workers)))
+    for pin, code, is_edited in results:
+        failed = Text(f"failed (pytest exit code {code})", "red")
+        edits = "(the tree has edits of yours)" if is_edited else ""
+        OUT.print(f"{pin.tag}:", failed if code else Text("passed", "green"), edits)
+    return 1 if any(code for _, code, _ in results) else 0
+
+
+def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
+    """Whether the tool is tested, and which releases are."""
+    if options.tool and not options.releases:
+        return True, []
+    is_tool_tested = options.tool or not (options.releases or options.expression)
+    return is_tool_tested, chosen_releases(options, pins, pins.tested or [pins.default])
+
+
+def _begin(title: str) -> None:
+    OUT.rule(title, align="left", style="dim")
+    OUT.file.flush()  # pytest writes next
+
+
 def _refresh(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
     for pin in chosen_releases(options, pins):
@@ -152,30 +193,11 @@ def _refresh(options: argparse.Namespace) -> int:
     return 0
 
 
-def _new(options: argparse.Namespace) -> int:
-    options.releases = [options.release] if options.release else []
-    (pin,) = chosen_releases(options, pinning.load(options.root))
-    file = new(options.root, pin, options.name)
-    OUT.print(f"{relative(file, options.root)} is the top patch now")
-    quilt = "`quilt" if shutil.which("quilt") else to_type("quilt", pin.tag)[:-1]
-    OUT.print(f"In work/{pin.tag}: {quilt} add python/sglang/…` before you edit a file.")
-    OUT.print(f"next: {to_type('refresh', pin.tag)} then writes it to patches/ and series")
-    return 0
-
-
-def _patch_name(text: str) -> str:
-    """A new patch's name."""
-    if "/" not in text:
-        what = "takes one name with a slash, as topic/verb-object, and at most one release"
-        raise argparse.ArgumentTypeError(what)
-    return text
-
-
 def _pin(options: argparse.Namespace) -> int:
     if options.lock:
         pins = pinning.load(options.root)
         for pin in [pins.find(word) for word in options.words]:
-            file, day = lock_file(options.root, pin), pin.resolve_as_of
+            file, day = testing.lock_file(options.root, pin), pin.resolve_as_of
             LOG.info(f"resolving {pin.tag}'s environment as of {day} (about a minute)")
             compile_lock(str(pin.version), day, file)
             OUT.print(f"{relative(file, options.root)}: as of {day}")
@@ -242,6 +264,20 @@ COMMANDS = (
         ),
     ),
     Command(
+        "test",
+        _test,
+        "apply, build the release's environment, run tests/revision in it",
+        "v0.5.9 -k scan",
+        (
+            terminal.releases("the tool, and the releases that upstream/pins.toml calls tested"),
+            option("-k TEXT", "only the tests that pytest's -k selects", dest="expression"),
+            flag(
+                "--tool",
+                "test the tool itself: check, and tests/queue; without a release nothing else",
+            ),
+        ),
+    ),
+    Command(
         "refresh",
         _refresh,
         "write the edits of work/RELEASE/ back to patches/, series and overlay/",
@@ -249,16 +285,6 @@ COMMANDS = (
         (
             terminal.releases(),
             flag("--add", "put edits of files that are in no patch into the top one"),
-        ),
-    ),
-    Command(
-        "new",
-        _new,
-        "start an empty patch on top of work/RELEASE/; name it topic/verb-object",
-        "v0.5.9 nsa/skip-pointer-check",
-        (
-            option("release RELEASE", f"v0.5.9 or 0.5.9 (default: {terminal.DEFAULT})", nargs="?"),
-            option("name NAME", "the patch's name, as nsa/skip-pointer-check", type=_patch_name),
         ),
     ),
     Command(

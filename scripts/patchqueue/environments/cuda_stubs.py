@@ -1,13 +1,10 @@
-"""Shared libraries that let GPU builds load on a host without a GPU.
+"""Shared libraries that let GPU builds load on a host without a GPU: the loader wants every CUDA
+library before the first line of Python runs, although a CPU test calls none.
 
-torch's and sgl_kernel's published Linux builds are linked against CUDA's libraries. The loader
-wants every one of them before the first line of Python runs, although a CPU test calls none.
-`write_stand_ins` reads which library names and symbols the installed `.so` files ask for and
-writes, for each CUDA library that is not installed, a small ELF file whose functions all return 100
-(`CUDA_ERROR_NO_DEVICE`, `cudaErrorNoDevice`). No compiler and no binutils are needed.
-
-Layouts are those of the System V gABI (chapters 4 and 5), the x86-64 psABI and, for symbol
-versions, the Linux Standard Base "Symbol Versioning" chapter.
+`write_stand_ins` reads which libraries and symbols the installed `.so` files ask for and writes,
+for each CUDA library that is not installed, a small ELF file whose functions all return 100
+(`cudaErrorNoDevice`). Layouts: System V gABI (chapters 4 and 5), x86-64 psABI and, for symbol
+versions, the Linux Standard Base.
 """
 
 from __future__ import annotations
@@ -52,9 +49,8 @@ _STB_WEAK = 2
 
 @dataclass(frozen=True)
 class Wants:
-    """What one ELF file asks of others: library names, and (symbol, library or None, version or
-    None) of each undefined strong symbol. The library is known only for symbols that carry a
-    version."""
+    """What one ELF file asks of others: library names, and (symbol, library, version) of each
+    undefined strong symbol; both None where the symbol carries no version."""
 
     libraries: frozenset[str]
     symbols: frozenset[tuple[str, str | None, str | None]]
@@ -62,8 +58,7 @@ class Wants:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of an ELF file, by its header. kind, flags, link: sh_type, sh_flags, sh_link;
-    offset, size: of its bytes in the file."""
+    """A section of an ELF file, by its header: sh_type, sh_flags, place, size, sh_link."""
 
     name: str
     kind: int
@@ -129,27 +124,20 @@ def _wants(data: mmap.mmap) -> Wants | None:
         for tag, value in struct.iter_unpack("<qQ", dynamic.of(data))
         if tag == _DT_NEEDED
     }
-
     strings = every[symtab.link].of(data)
     versions: dict[int, tuple[str, str]] = {}
     if _SHT_VERNEED in by_kind:
         need = by_kind[_SHT_VERNEED]
         versions = _needed_versions(data, need, every[need.link].of(data))
-    versym: Iterable[tuple[int]] = ()
-    if _SHT_VERSYM in by_kind:
-        versym = struct.iter_unpack("<H", by_kind[_SHT_VERSYM].of(data))
-    chosen = [index for (index,) in versym]
-
-    wanted = set()
-    for number, (name, info, _, where) in enumerate(
-        struct.iter_unpack("<IBBH16x", symtab.of(data))
-    ):
+    versym = by_kind[_SHT_VERSYM].of(data) if _SHT_VERSYM in by_kind else b""
+    chosen = [index for (index,) in struct.iter_unpack("<H", versym)]
+    wanted = set[tuple[str, str | None, str | None]]()
+    rows = struct.iter_unpack("<IBBH16x", symtab.of(data))
+    for number, (name, info, _, where) in enumerate(rows):
         if where or not name or info >> 4 == _STB_WEAK:
             continue
-        library, version = (
-            versions.get(chosen[number] & 0x7FFF, (None, None)) if chosen else (None, None)
-        )
-        wanted.add((_text(strings, name), library, version))
+        owner = versions.get(chosen[number] & 0x7FFF) if chosen else None
+        wanted.add((_text(strings, name), *(owner or (None, None))))
     return Wants(frozenset(libraries), frozenset(wanted))
 
 
@@ -161,11 +149,7 @@ def stem(library: str) -> str:
 def missing_libraries(
     wants: Iterable[Wants], installed: Iterable[str]
 ) -> dict[str, dict[str, str | None]]:
-    """The libraries to stand in for, each with its symbols and their versions (None: unversioned).
-
-    `installed`: file names of the libraries that are there. A library without a single wanted
-    symbol is still listed: the loader asks for the file all the same.
-    """
+    """The libraries to stand in for, each with its symbols and their versions, if any."""
     wants, have = list(wants), set(installed)
     asked = {library for want in wants for library in want.libraries}
     missing: dict[str, dict[str, str | None]] = {
@@ -191,16 +175,6 @@ def _elf_hash(name: str) -> int:
     return value
 
 
-class _Strings:
-    def __init__(self) -> None:
-        self.table = b"\0"
-
-    def add(self, text: str) -> int:
-        at = len(self.table)
-        self.table += text.encode() + b"\0"
-        return at
-
-
 def _hash_table(names: list[str]) -> bytes:
     """DT_HASH over `names`, whose first entry is the null symbol."""
     buckets, chains = [0] * max(1, len(names) // 2), [0] * len(names)
@@ -212,50 +186,48 @@ def _hash_table(names: list[str]) -> bytes:
     )
 
 
-def _version_definitions(library: str, versions: list[str], strings: _Strings) -> bytes:
-    """DT_VERDEF: the library's own name as base (index 1), then `versions` from index 2."""
+def _version_definitions(names: list[str], string_at: Mapping[str, int]) -> bytes:
+    """DT_VERDEF. names: the library's own as base (index 1), then the versions'."""
     out = b""
-    names = [library, *versions]
     for index, name in enumerate(names, 1):
         following = 0 if index == len(names) else 28
         out += struct.pack("<HHHHIII", 1, int(index == 1), index, 1, _elf_hash(name), 20, following)
-        out += struct.pack("<II", strings.add(name), 0)
+        out += struct.pack("<II", string_at[name], 0)
     return out
 
 
 def shared_library(library: str, symbols: Mapping[str, str | None]) -> bytes:
-    """An x86-64 ELF shared object named `library`: every symbol (name -> version or None) is a
-    function returning `NO_DEVICE`."""
+    """An x86-64 ELF shared object: every symbol is a function returning `NO_DEVICE`."""
     code = b"\xb8" + struct.pack("<I", NO_DEVICE) + b"\xc3"  # mov eax, 100; ret
-    strings = _Strings()
     versions = sorted({version for version in symbols.values() if version})
     number = {version: index for index, version in enumerate(versions, 2)}
     names = ["", *sorted(symbols)]
-    soname = strings.add(library)
-    definitions = _version_definitions(library, versions, strings)
-    name_at = [0] + [strings.add(name) for name in names[1:]]
+    strings, string_at = b"\0", dict[str, int]()
+    for text in (library, *versions, *names[1:]):
+        string_at[text] = len(strings)
+        strings += text.encode() + b"\0"
     indices = [0, *(number.get(symbols[name] or "", 1) for name in names[1:])]
     parts = {  # in file order, each aligned to 8; sizes are all that the addresses below need
         "head": bytes(64 + 4 * 56),
         "code": code,
         "hash": _hash_table(names),
         "symbols": bytes(24 * len(names)),
-        "strings": strings.table,
+        "strings": strings,
         "versym": struct.pack(f"<{len(names)}H", *indices),
-        "verdef": definitions,
+        "verdef": _version_definitions([library, *versions], string_at),
     }
     at, end = {}, 0
     for part, content in parts.items():
         at[part] = end
         end = (end + len(content) + 7) & ~7
-    # 0x12: global function; section 1 stands for "defined" (there are no section headers to point
-    # to)
+    # 0x12: global function; section 1 stands for "defined": there are no section headers
     parts["symbols"] = bytes(24) + b"".join(
-        struct.pack("<IBBHQQ", name, 0x12, 0, 1, at["code"], len(code)) for name in name_at[1:]
+        struct.pack("<IBBHQQ", string_at[name], 0x12, 0, 1, at["code"], len(code))
+        for name in names[1:]
     )
     # Its own writable page: older loaders write addresses back into it.
     dynamic_at = (end + _PAGE - 1) & ~(_PAGE - 1)
-    dynamic = _dynamic(soname, at, len(strings.table), len(versions))
+    dynamic = _dynamic(string_at[library], at, len(strings), len(versions))
     parts["head"] = _head(end, dynamic_at, len(dynamic))
     image = bytearray(dynamic_at)
     for part, content in parts.items():
@@ -274,11 +246,7 @@ def _dynamic(soname: int, at: Mapping[str, int], strings: int, versions: int) ->
         (11, 24),
     ]
     if versions:  # DT_VERSYM, DT_VERDEF, DT_VERDEFNUM
-        tags += [
-            (0x6FFFFFF0, at["versym"]),
-            (0x6FFFFFFC, at["verdef"]),
-            (0x6FFFFFFD, versions + 1),
-        ]
+        tags += [(0x6FFFFFF0, at["versym"]), (0x6FFFFFFC, at["verdef"]), (0x6FFFFFFD, versions + 1)]
     return b"".join(struct.pack("<qQ", *tag) for tag in [*tags, (0, 0)])
 
 
@@ -297,15 +265,13 @@ def _head(end: int, dynamic_at: int, size: int) -> bytes:
 
 
 def _is_found_by_loader(file: Path) -> bool:
-    """torch's run path names the nvidia packages' folders; repaired wheels keep theirs in
-    NAME.libs. A copy elsewhere (triton brings a libcupti of its own) helps nobody else."""
+    """By torch's run path, or in a repaired wheel's NAME.libs. triton's copy is not."""
     return file.parts[0] == "nvidia" or file.parts[0].endswith(".libs")
 
 
 def write_stand_ins(packages: Path, out: Path) -> list[str]:
-    """Write into `out` a stand-in for each CUDA library that the `.so` files under `packages` ask
-    for and that is not there itself; return their names. `out` on LD_LIBRARY_PATH makes the loader
-    find them."""
+    """Write into `out`, for LD_LIBRARY_PATH, a stand-in for each CUDA library that the `.so` files
+    under `packages` ask for and that is not there itself; their names."""
     files = [file for file in packages.rglob("*.so*") if file.is_file()]
     wants = [want for want in map(read_wants, files) if want is not None]
     missing = missing_libraries(

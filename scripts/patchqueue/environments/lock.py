@@ -1,9 +1,5 @@
 """Make upstream/locks/<version>.txt: everything that one release's CPU tests run with, resolved as
-of one day.
-
-sglang leaves most of its dependencies unbounded, so only the day of the release says which versions
-it was made for.
-"""
+of one day, since sglang leaves most of its dependencies unbounded."""
 
 from __future__ import annotations
 
@@ -92,10 +88,7 @@ def until(as_of: datetime.date) -> str:
 
 
 def resolve(wanted: Iterable[str], words: Iterable[str], excluded: Iterable[str]) -> dict[str, Any]:
-    """uv's pylock.toml of these requirements, without the packages that are excluded.
-
-    words: more for uv. Raises run.Failed where there is no resolution.
-    """
+    """uv's pylock.toml of these requirements, without the excluded packages. Raises run.Failed."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-lock-") as scratch:
         names, excludes, made = (
             Path(scratch) / name for name in ("requirements.in", "excludes.txt", "pylock.toml")
@@ -108,12 +101,8 @@ def resolve(wanted: Iterable[str], words: Iterable[str], excluded: Iterable[str]
 
 
 def body(pylock: Mapping[str, Any]) -> str:
-    """The lock's entries from uv's pylock.toml, which names for each package just the wheels that
-    fit the platform.
-
-    Those wheels' hashes alone make a lock a tenth of the size that all files' hashes would.
-    Raises ValueError for a package that does not come from the index as a wheel.
-    """
+    """The lock's entries from uv's pylock.toml, with the hashes of just the wheels that fit the
+    platform. Raises ValueError for a package that does not come from the index as a wheel."""
     lines = []
     for package in pylock["packages"]:
         name, version = package["name"], package.get("version")
@@ -139,12 +128,7 @@ def version_of(locked: str, name: str) -> str:
 
 
 def compile_lock(version: str, as_of: datetime.date, out: Path) -> None:
-    """Resolve sglang `version` as the package index stood at the end of `as_of` and write the lock
-    `out`.
-
-    Writes `out` whole or not at all. Raises Refused with uv's own words when there is no
-    resolution.
-    """
+    """Resolve sglang `version` as of a day, and write the lock `out`. Raises Refused."""
     words = ["--prerelease=allow", "--exclude-newer", until(as_of)]
     words += ["--python-version", PYTHON, "--python-platform", PLATFORM]
     try:

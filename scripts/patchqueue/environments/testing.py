@@ -44,16 +44,14 @@ SPREAD = ("xdist", "execnet")
 
 @dataclass(frozen=True)
 class Environment:
-    """A finished environment: its interpreter, and the variables that a process using it needs on
-    top of the caller's."""
+    """A finished environment: its interpreter, and the variables that it needs."""
 
     python: Path
     variables: dict[str, str]
 
 
 def stamp(lock: Path) -> str:
-    """What an environment depends on, as one sha256 (64 hex digits): the lock's entries and the way
-    it is built."""
+    """The sha256 of what an environment depends on: the lock's entries, and how it is built."""
     entries = [line for line in lock.read_bytes().splitlines() if not line.startswith(b"#")]
     return hashlib.sha256(b"\n".join([RECIPE.encode(), PYTHON.encode(), *entries])).hexdigest()
 
@@ -99,13 +97,8 @@ def find(root: Path, pin: Pin) -> Environment | None:
 
 
 def build(root: Path, pin: Pin) -> Environment:
-    """The release's environment, built from its lock unless it was already made from that.
-
-    It is built under a lock file, so that a second run waits, and its marker is written last, so
-    that a killed run leaves nothing that looks whole.
-
-    Raises Refused with the reason.
-    """
+    """The release's environment, built from its lock unless it was already made from that: under a
+    lock file, its marker written last. Raises Refused."""
     version, lock, home = str(pin.version), lock_file(root, pin), (root / HOME).absolute()
     if not lock.is_file():
         step = f"{to_type('pin', version, '--lock')} makes one"
@@ -145,8 +138,7 @@ def _refused(version: str, what: str, step: str) -> Refused:
 
 
 def _check(version: str, folder: Path, stand_ins: list[str]) -> None:
-    """torch and sgl_kernel must load here, or every test would fail with the loader's riddle
-    instead of a reason."""
+    """torch and sgl_kernel must load, or every test would fail with the loader's words."""
     environment = _environment(folder)
     variables = os.environ | environment.variables
     command = [str(environment.python), "-c", "import torch, sgl_kernel"]
@@ -175,40 +167,17 @@ def test_tool(root: Path, words: Sequence[str] = ()) -> int:
     return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A release's tree and environment, ready for its tests. as_it_stands: the tree has edits that
-    the queue does not hold, and is tested with them."""
-
-    pin: Pin
-    tree: Path
-    environment: Environment
-    as_it_stands: bool
-
-
-def prepare(root: Path, pin: Pin) -> Prepared:
-    """Apply (a tree with edits of the user's stays as it is), and build the environment where it is
-    not there yet.
-
-    Raises Refused when the tree or the environment cannot be had.
-    """
-    tree = worktree.WorkTree(root, pin.tag)
-    as_it_stands = tree.inspect().state is worktree.State.CHANGED
-    if as_it_stands:
-        LOG.info(
-            f"work/{pin.tag} has edits that the queue does not hold: it is tested as it stands"
-        )
+def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tuple[int, bool]:
+    """Apply the queue, build the release's environment where needed, and run pytest in it: its exit
+    code, and whether the tree has edits of the user's, and was tested as it stands."""
+    work = worktree.WorkTree(root, pin.tag)
+    is_edited, tree = work.inspect().state is worktree.State.CHANGED, work.path.absolute()
+    if is_edited:
+        what = "has edits that the queue does not hold: it is tested as it stands"
+        LOG.info(f"work/{pin.tag} {what}")
     else:
         apply(root, pin, None)
-    return Prepared(pin, tree.path.absolute(), build(root, pin), as_it_stands)
-
-
-def test_release(
-    root: Path, prepared: Prepared, words: Sequence[str], workers: int, is_shown: bool
-) -> tuple[int, str]:
-    """Run pytest in the release's environment; its exit code, and its output unless that is shown
-    as it is written. words: further words for pytest."""
-    pin, tree = prepared.pin, prepared.tree
+    environment = build(root, pin)
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     own = {
@@ -218,32 +187,18 @@ def test_release(
         # PyTorch's threads spin for each other wherever a processor has other work as well
         "OMP_NUM_THREADS": "1",
     }
-    variables = kept | prepared.environment.variables | own
+    variables = kept | environment.variables | own
+    command = [str(environment.python), "-m", "pytest", str(root / "tests/revision")]
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        command = [str(prepared.environment.python), "-m", "pytest", str(root / "tests/revision")]
-        output = None if is_shown else subprocess.PIPE
-        done = subprocess.run(
-            [*command, *beside, *words],
-            cwd=root,
-            env=variables,
-            stdout=output,
-            stderr=output and subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        return done.returncode, done.stdout or ""
+        done = subprocess.run([*command, *beside, *words], cwd=root, env=variables)
+    return done.returncode, is_edited
 
 
 def spread(folder: Path, workers: int) -> list[str]:
-    """What pytest needs to run a file of tests on each of several processors, once `folder` is on
-    its path; nothing for one.
-
-    The locks stay as their releases are: pytest-xdist is linked from the environment that runs the
-    tool.
-    """
+    """What pytest needs for several processors, with the tool's own pytest-xdist in `folder`."""
     found = {name: importlib.util.find_spec(name) for name in SPREAD}
     places = {name: spec.origin for name, spec in found.items() if spec and spec.origin}
     if workers < 2 or len(places) < len(SPREAD):

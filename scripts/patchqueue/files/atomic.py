@@ -1,9 +1,6 @@
-"""Files written whole or not at all, durably: one alone, or several of the project together; and by
-one writer at a time, who holds a lock.
-
-Several are written aside first, made good by one rename, then put in their places. Killed before
-that rename, nothing was written; killed behind it, `recover` does the rest.
-"""
+"""Files written whole or not at all, durably: one alone, or several together; and by one writer at
+a time, who holds a lock. Several are written aside first, made good by one rename, then put in
+their places; `recover` does the rest behind a kill."""
 
 from __future__ import annotations
 
@@ -18,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..outcome import Refused
-
 LOG = logging.getLogger(__name__)
 
+OUTPUT = Path("/dev/stdout")  # what this process prints to, a file too
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
 JOURNAL = Path("work/.patchqueue/rebase.journal")
@@ -32,15 +28,12 @@ QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 def write(path: Path, content: bytes) -> None:
     """Write a file: whoever reads it finds the old content or the new, whenever this is killed.
 
-    A link is followed, and stays. A pipe, a terminal and /dev/null take the content as it comes.
-    Raises Refused for a disk or a socket.
+    A link is followed, and stays. What is no plain file, as a pipe or OUTPUT, takes the content as
+    it comes.
     """
-    if path.exists() and not path.is_dir() and (is_output(path) or not path.is_file()):
-        # no plain file, or this process's own output: no other file may take its place
-        if not (is_output(path) or path.is_fifo() or path.is_char_device()):
-            what = "is a device or a socket, and no file"
-            raise Refused.of("no-file", str(path), what, "name a file")
-        with open(1 if is_output(path) else path, "wb", closefd=not is_output(path)) as file:
+    is_output = path == OUTPUT
+    if is_output or (path.exists() and not path.is_dir() and not path.is_file()):
+        with open(1 if is_output else path, "wb", closefd=not is_output) as file:
             file.write(content)
         return
     path = Path(os.path.realpath(path))
@@ -55,17 +48,8 @@ def write(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def is_output(path: Path) -> bool:
-    """Whether a file is what this process prints to, as /dev/stdout is."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(1))
-    except OSError:
-        return False
-
-
 def _aside(path: Path) -> Path:
-    """A name of this process's own beside a file; what killed runs on this host left of theirs is
-    removed."""
+    """A name of this process's own beside a file; what killed runs left of theirs goes."""
     own = f".{path.name}.{os.uname().nodename}."
     for left in path.parent.glob(f"{glob.escape(own)}*.new"):
         try:
@@ -100,8 +84,8 @@ def sync(folder: Path) -> None:
 
 
 def write_all(root: Path, files: Mapping[str, bytes], journal: Path) -> None:
-    """Write `files` (path below root -> content), in their order. journal: a folder of this
-    writer's own, below root."""
+    """Write `files` (path below root -> content), in order. journal: a folder of the writer's
+    own."""
     recover(root, journal)
     aside = journal.with_name(journal.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)
@@ -132,18 +116,16 @@ def recover(root: Path, journal: Path) -> list[str]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock on `path`, waiting (and saying so) while another has it.
+    """Hold an exclusive lock on `path`, waiting (and saying so) while another has it; yields the
+    descriptor, for children that are to hold it too.
 
-    path: a file, made where there is none; or a folder itself, where no file may be left behind.
-    Yields the descriptor. A child started with it in `pass_fds` keeps the lock until it ends, so a
-    run that was killed while its child still writes does not let the next one in too early. Raises
-    OSError where it cannot be locked (a folder on NFS).
+    path: a file, made where there is none; or a folder itself. Raises OSError where it cannot be
+    locked (a folder on NFS).
     """
-    if path.is_dir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    else:
+    if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    mode = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, mode, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,6 @@
 """Data of a TOML or JSON file as a value of a class that says what is allowed in it.
 
-What is wrong with it is raised as Refused: a problem named `bad` of the file `where`, which says
-the field.
+What is wrong with it is raised as Refused: a problem named `bad`, of the file `where`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..outcome import Problem, Refused
+from ..outcome import Refused
 
 T = TypeVar("T")
 DATES = (datetime.date, datetime.datetime)
@@ -23,7 +22,7 @@ def toml(content: bytes, kind: type[T], where: str, bad: str, step: str = "") ->
     try:
         data = msgspec.toml.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refused(Problem(bad, where, f"is not TOML: {error}", step)) from None
+        raise Refused.of(bad, where, f"is not TOML: {error}", step) from None
     return value(data, kind, where, bad, step)
 
 
@@ -32,7 +31,7 @@ def json(content: bytes, kind: type[T], where: str, bad: str, step: str = "") ->
     try:
         data = reader.loads(content)
     except ValueError as error:
-        raise Refused(Problem(bad, where, f"is no JSON: {error}", step)) from None
+        raise Refused.of(bad, where, f"is no JSON: {error}", step) from None
     return value(data, kind, where, bad, step)
 
 
@@ -44,7 +43,7 @@ def value(data: Any, kind: type[T], where: str, bad: str, step: str = "") -> T:
             data, kind, dec_hook=lambda made, text: made(text), builtin_types=DATES
         )
     except msgspec.ValidationError as error:
-        raise Refused(Problem(bad, where, str(error), step)) from None
+        raise Refused.of(bad, where, str(error), step) from None
 
 
 def text_of(value: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..outcome import Problem, Refused, disk_step, to_type
+from ..outcome import Refused, disk_step
 from . import atomic
 
 LOG = logging.getLogger(__name__)
@@ -28,8 +28,7 @@ Done = subprocess.CompletedProcess[bytes]
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A program. dropped: a pattern of the caller's variables that it does not get; given: what it
-    gets instead."""
+    """A program. dropped: the caller's variables that it does not get; given: what it gets."""
 
     name: str
     install: str
@@ -82,6 +81,7 @@ SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.quotePath=true",
     "core.fsmonitor=false",
+    "column.ui=never",
     "i18n.commitEncoding=UTF-8",
     "i18n.logOutputEncoding=UTF-8",
     "merge.conflictStyle=diff3",
@@ -124,12 +124,10 @@ def run(
     held: int | None = None,
     program: str = "",
 ) -> Done:
-    """Run one command of the tool in `folder`.
+    """Run one command of the tool. Raises Failed, and Refused where it is not installed.
 
-    more: further variables. good: its exit codes that are no failure; None for all.
-    held: a locked descriptor that it holds too, so that the lock outlives a killed caller.
-    program: where the tool is, unless its name says it.
-    Raises Failed where it fails, and Refused where it is not installed.
+    more: further variables. good: exit codes that are no failure; None for all. held: a locked
+    descriptor that it holds too, so that the lock outlives a killed caller.
     """
     try:
         done = subprocess.run(
@@ -141,61 +139,30 @@ def run(
             pass_fds=[] if held is None else [held],
         )
     except FileNotFoundError:
-        where = str(folder or tool.name)
         what = f"{tool.name} is not installed"
-        raise Refused.of(f"no-{tool.name}", where, what, tool.install) from None
+        raise Refused.of(f"no-{tool.name}", str(folder or "."), what, tool.install) from None
     if good is not None and done.returncode not in good:
         raise Failed(tool.name, done)
     return done
 
 
 def git(
-    folder: Path | None,
-    *words: str,
-    stdin: bytes = b"",
-    more: Mapping[str, str] = NO_CONFIGURATION,
+    folder: Path, *words: str, stdin: bytes = b"", more: Mapping[str, str] | None = None
 ) -> Done:
-    """Run a command of git by SETTINGS, and with `more` variables.
+    """Run a command of git in a user's repository, with SETTINGS above all others.
 
-    A repository of another user is one that the caller has allowed, as git has it (safe.directory).
-    Raises Failed, and Refused where it is not allowed.
+    Raises Failed; and Refused where it is another user's, and no setting allows it
+    (safe.directory).
     """
-    settings: tuple[str, ...] = SETTINGS
-    while True:
-        try:
-            return run(GIT, *_set(settings), *words, folder=folder, stdin=stdin, more=more)
-        except Failed as failure:
-            foreign = FOREIGN.search(failure.said)
-            if foreign is None:
-                raise
-            # what the user's and the system's configuration allows
-            words = ("config", "-z", "--get-all", "safe.directory")
-            said = run(GIT, *words, folder=Path("/"), good=None).stdout
-            names = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
-            allowed = tuple(f"safe.directory={name}" for name in names)
-            if settings != SETTINGS or not allowed:
-                what = "belongs to another user, and git refuses it: its settings run programs"
-                step = (
-                    "where you trust it: `git config --global --add safe.directory"
-                    f" {shlex.quote(foreign[1])}`"
-                )
-                raise Refused.of("foreign-repository", foreign[1], what, step) from None
-            settings += allowed
-
-
-def blobs(answer: bytes) -> Iterator[bytes]:
-    """The contents in an answer of `git cat-file --batch`, in order. Raises Refused where the
-    repository lacks one."""
-    at = 0
-    while at < len(answer):
-        end = answer.index(b"\n", at)
-        name, _, said = answer[at:end].decode().rpartition(" ")
-        if said == "missing":
-            what = "is not in the repository, which is no full clone"
-            raise Refused.of("no-blob", f"blob {name}", what, "`git fetch --refetch` there")
-        size = int(said)
-        yield answer[end + 1 : end + 1 + size]
-        at = end + size + 2
+    try:
+        return run(GIT, *_set(SETTINGS), *words, folder=folder, stdin=stdin, more=more)
+    except Failed as failure:
+        if not (foreign := FOREIGN.search(failure.said)):
+            raise
+        what = "belongs to another user, and git refuses it: its settings run programs"
+        allow = f"`git config --global --add safe.directory {shlex.quote(foreign[1])}`"
+        step = f"where you trust it: {allow}"
+        raise Refused.of("foreign-repository", foreign[1], what, step) from None
 
 
 def own_git(
@@ -205,21 +172,16 @@ def own_git(
     more: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> Done:
-    """The same in a repository of the tool's own, and in none above it. Raises Refused."""
+    """The same in a repository of the tool's own, by no configuration. Raises Refused."""
     above = {"GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     more = NO_CONFIGURATION | above | dict(more or {})
-    words = (*_set(SETTINGS + OWN_SETTINGS), *words)
+    settings, good = _set(SETTINGS + OWN_SETTINGS), (0,) if check else None
     try:
-        return run(GIT, *words, folder=folder, stdin=stdin, more=more, good=(0,) if check else None)
+        return run(GIT, *settings, *words, folder=folder, stdin=stdin, more=more, good=good)
     except Failed as failure:
-        verb = words[2 * len(SETTINGS + OWN_SETTINGS)]
-        step = (
-            disk_step(str(failure))
-            or "where it is a rebase's repository: "
-            f"{to_type('rebase', 'RELEASE --abort')}, and begin again"
-        )
-        problem = Problem("git-failed", f"git {verb} in {folder.name}", str(failure), step)
-        raise Refused(problem) from None
+        step = disk_step(str(failure)) or "where it is a rebase's: delete it, and begin again"
+        where = f"git {words[0]} in {folder.name}"
+        raise Refused.of("git-failed", where, str(failure), step) from None
 
 
 def _set(settings: tuple[str, ...]) -> list[str]:
@@ -229,11 +191,10 @@ def _set(settings: tuple[str, ...]) -> list[str]:
 def find_uv() -> str:
     """The uv beside this Python, else the one on PATH. Raises Refused where there is none."""
     beside = Path(sys.executable).with_name("uv")
-    program = str(beside) if beside.is_file() else shutil.which("uv")
-    if not program:
-        what = "uv is neither beside this Python nor on PATH"
-        raise Refused.of("no-uv", "uv", what, UV.install)
-    return program
+    if program := str(beside) if beside.is_file() else shutil.which("uv"):
+        return program
+    what = "uv is neither beside this Python nor on PATH"
+    raise Refused.of("no-uv", "uv", what, UV.install)
 
 
 def uv(
@@ -242,10 +203,7 @@ def uv(
     held: int | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Done:
-    """Run a command of uv by no configuration of the user's. Raises Failed, or Refused without uv.
-
-    held, more: as for `run`.
-    """
+    """Run a command of uv by no configuration. Arguments, and Raises: as for `run`."""
     words = ("--no-config", "--quiet", *words)
     return run(UV, *words, folder=folder, held=held, more=more, program=find_uv())
 
@@ -255,7 +213,7 @@ PLAIN_PATH = re.compile(r"[\w./@%+,-]+")
 
 @dataclass(frozen=True)
 class Quilt:
-    """A quilt that works. variables: what its environment needs besides the scrubbed one."""
+    """A quilt that works. variables: of its environment."""
 
     command: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -263,11 +221,7 @@ class Quilt:
     def run(
         self, tree: Path, *words: str, lock: int | None = None, **how: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """Run one quilt command in a work tree, as `quilt push -a`. how: as subprocess.run has it.
-
-        lock: a locked descriptor that quilt and its children hold too, so that the lock outlives a
-        killed parent.
-        """
+        """Run one quilt command in a work tree. lock: as `run`'s held; how: of subprocess."""
         environment = QUILT.environment() | dict(self.variables)
         held = () if lock is None else (lock,)
         return subprocess.run(
@@ -277,10 +231,7 @@ class Quilt:
 
 def find_quilt(cache: Path) -> Quilt:
     """quilt and GNU patch from PATH, else from the cache, else fetched with apt as an ordinary
-    user.
-
-    Raises Refused saying what to install where none of that works.
-    """
+    user. Raises Refused where none of that works."""
     if shutil.which("quilt") and shutil.which("patch"):
         where = os.environ.get("QUILT_DIR")  # where it is, no setting
         return Quilt("quilt", {} if where is None else {"QUILT_DIR": where})
@@ -291,9 +242,8 @@ def find_quilt(cache: Path) -> Quilt:
         raise Refused.of("no-quilt", str(home), what, step)
     usr = home / "usr"
     with atomic.locked(cache / ".lock"):
-        fault = "" if (usr / "bin/quilt").is_file() else _fetch(home, cache)
-    if fault:
-        raise Refused.of("no-quilt", "quilt", fault, QUILT.install)
+        if not (usr / "bin/quilt").is_file() and (fault := _fetch(home, cache)):
+            raise Refused.of("no-quilt", "quilt", fault, QUILT.install)
     path = f"{os.environ.get('PATH', os.defpath)}:{usr}/bin"
     return Quilt(f"{usr}/bin/quilt", {"QUILT_DIR": f"{usr}/share/quilt", "PATH": path})
 
@@ -313,8 +263,8 @@ def _fetch(home: Path, cache: Path) -> str:
         download = ["download", "-q", "quilt", "patch"]
 
         def fails(*words: str) -> int:
-            how: dict[str, Any] = {"capture_output": True, "stdin": subprocess.DEVNULL}
-            return subprocess.run(["apt-get", *words], cwd=space, **how).returncode
+            words = ("apt-get", *words)
+            return subprocess.run(words, cwd=space, capture_output=True, input=b"").returncode
 
         # The system's package lists first: a fresh container has none, and then this user reads
         # lists of its own.

@@ -55,19 +55,15 @@ def is_part_of_tree(path: str) -> bool:
 
 
 def to_sha256sum(listing: Mapping[str, str]) -> bytes:
-    """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds.
-
-    sha256sum escapes a name that holds a line end or a backslash, and begins its line with a
-    backslash. So one name is one line, whatever characters are in it.
-    """
+    """A listing as sha256sum prints it, sorted by path: what a tree's LISTING file holds. A line
+    begins with a backslash where its name has escapes."""
     rows = ((path.translate(ESCAPES), path, each) for path, each in sorted(listing.items()))
     lines = (f"{'' if name == path else chr(92)}{each}  {name}\n" for name, path, each in rows)
     return "".join(lines).encode("utf-8", "surrogateescape")
 
 
 def from_sha256sum(content: bytes) -> dict[str, str]:
-    """The listing that `to_sha256sum` wrote. Lines of another form are left out: the files that
-    they were about count as added."""
+    """The listing that `to_sha256sum` wrote, without lines of another form."""
     rows = LISTED.findall(content.decode("utf-8", "surrogateescape"))
     return {
         ESCAPED.sub(lambda each: UNESCAPED[each[0]], name) if escaped else name: sha256_hex
@@ -76,8 +72,7 @@ def from_sha256sum(content: bytes) -> dict[str, str]:
 
 
 def own_listing(listing: Mapping[str, str]) -> dict[str, str]:
-    """The part that a tree's LISTING file holds: sglang's files, less the generated one, which
-    a wheel stamps and git lacks."""
+    """The part that a tree's LISTING has: sglang's files, less the generated one."""
     return {path: each for path, each in sglang_part(listing).items() if path != GENERATED}
 
 
@@ -92,14 +87,12 @@ def names(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def python_part(listing: Mapping[str, str]) -> dict[str, str]:
-    """The part that a release's wheels, its git tag and an installed package share: sglang's Python
-    files, less the generated one."""
+    """The part that wheels, git tag and installed package share: sglang's own Python files."""
     return {path: each for path, each in own_listing(listing).items() if path.endswith(".py")}
 
 
 def hash_python(listing: Mapping[str, str]) -> str:
-    """The tree hash of a release or a patched release: of its Python files alone, which its wheels,
-    a git checkout and an installed package have in common. As "sha256:<hex>"."""
+    """The tree hash, as "sha256:<hex>"."""
     return "sha256:" + sha256(to_sha256sum(python_part(listing)))
 
 

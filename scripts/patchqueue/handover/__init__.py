@@ -2,5 +2,5 @@
 a release of its own.
 
 Modules, low to high; none imports from its own floor or a higher one:
-repository · backport forecast · pull_requests rebase release
+repository · backport forecast · pull_requests rebase
 """

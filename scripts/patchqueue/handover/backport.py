@@ -1,36 +1,36 @@
 """The queue on a release, or on a fork of one: as a branch of a user's checkout, a commit for each
-patch, the same hashes every time; and as one patch file.
-
-A patch file is for `git apply` and `patch -p1` in the repository's root. Its hunks have three lines
-of the tree's own context. The hashes of the files before and after are in it, so that `git apply
---3way` can lay out a conflict.
-"""
+patch, the same hashes every time; and as one patch file, for `git apply` and `patch -p1`, with the
+hashes that `git apply --3way` needs."""
 
 from __future__ import annotations
 
 import calendar
+import logging
+import os
 import re
+import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
-from ..applying.apply import load_queue
+from .. import RELEASE
+from ..applying.apply import NO_EDITS, in_git, load_queue
 from ..applying.matching import in_front, listing_with, replay
-from ..applying.own_changes import NONE, in_git
 from ..applying.selection import Selection, select, settle
-from ..files import atomic
+from ..files import atomic, run
 from ..files.tree import hash_python, sglang_part, sha256
-from ..outcome import Outcome, Refused, counted, to_type
+from ..outcome import Outcome, Refused, counted, some, to_type
 from ..queue.patchfile import CONTEXT, Patch
 from ..queue.series import PROVENANCE, Queue
 from ..upstream import pins as pinning
 from ..upstream.pins import Pin, Pins
 from ..upstream.release import Edits, between, of_folder, refuse_other
-from ..upstream.source import fetch
-from ..wheels import local_version
+from ..upstream.source import fetch, file_sha256
+from ..wheels import build, local_version
 from .repository import Commit, Repository, open_repository
 
 PACKAGE = "python/sglang"
@@ -45,17 +45,21 @@ TESTS = """Add the tests of the patches, which need pytest and no GPU
 PYTHONPATH=python PATCHQUEUE_TREE=. PATCHQUEUE_REVISION={} python -m pytest tests/revision
 """
 MERGE = "begins at the release; `git merge BRANCH` in the fork merges both sides"
+LOG = logging.getLogger(__name__)
+LINKS, SUMS = "index.html", "SHA256SUMS"
+TAG = f"pcg-{RELEASE}"
+QUEUE = ("overlay", "patches", "series", "upstream/pins.toml")  # what the tag fixes
 EITHER = "change one of the two so that both fit, or merge a branch of backport into it"
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the queue is applied to. where: what a user calls it; files: path in git's layout ->
-    content; edits: what it has besides the release; step: what to do about a conflict."""
+    """What the queue is applied to. edits: what it has besides the release; step: for a
+    conflict."""
 
     where: str
     files: Mapping[str, bytes] = field(repr=False)
-    edits: Edits = NONE
+    edits: Edits = NO_EDITS
     step: str = BESIDE
 
     @cached_property
@@ -65,8 +69,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch that was made, or was there. base, commits: full hashes; subjects: one for each
-    commit; edits: what the base has besides the release; tree: of its last commit."""
+    """A branch that was made, or was there. base, commits: full hashes; tree: of the last."""
 
     name: str
     outcome: Outcome
@@ -92,12 +95,9 @@ def backport(
     fork of one, with the queue on it.
 
     release: the one that a fork is made of, where its tags do not say; without: patches that are
-    left out, as breakable/keep-break-tensors, and those of REPORT that the release gets; only: the
-    profile whose patches the branch gets, "" for every patch; tests: with the patches' tests.
-
-    A branch of that name is left alone: it is ALREADY_APPLIED where it is this very one, else
-    Refused. Refused too, with no branch made, for a tree that is no pinned release, uncommitted
-    edits where `base` is HEAD, no author, and patches that do not fit or cannot be left out.
+    left out, and those of REPORT that the release gets; only: the profile, "" for every patch;
+    tests: with the patches' tests. Raises Refused, with no branch made. A branch of that name is
+    left alone.
     """
     queue, pins, repository = load_queue(root, only), pinning.load(root), open_repository(onto)
     repository.branch(name)  # refused before the work
@@ -121,8 +121,7 @@ def backport(
 
 
 def _forked(repository: Repository, commit: str, pins: Pins, release: str, where: str) -> Pin:
-    """The release that a commit is a fork of: the one that is named, else the newest pinned tag
-    that it comes from. Raises Refused where it comes from none."""
+    """The release that a commit is a fork of: as named, else its newest pinned tag."""
     if release:
         return pins.find(release)
     known, tags = repository.tags(), repository.tags("--merged", commit)
@@ -137,8 +136,7 @@ def _forked(repository: Repository, commit: str, pins: Pins, release: str, where
 
 
 def _compared(found: Base, selection: Selection, step: str) -> Base:
-    """A tree with its edits of the release, and what to do where they conflict. Raises Refused
-    where the tree is another release."""
+    """A tree with its edits of the release. Raises Refused where the tree is another release."""
     pin = selection.pin
     if hash_python(found.listing) == pin.tree:
         return found
@@ -149,11 +147,8 @@ def _compared(found: Base, selection: Selection, step: str) -> Base:
 
 
 def commits(selection: Selection, base: Base) -> Iterator[Commit]:
-    """One for each patch, in the series' order, at exact lines, which `settle` has tried.
-
-    An overlay file comes with the first patch that needs it. The record of what the tree was made
-    of, and its listing, come with the last: only there are they true.
-    """
+    """One for each patch, in the series' order. An overlay file comes with the first patch that
+    needs it; the tree's records come with the last: only there are they true."""
     laid: dict[str, bytes] = {}
     queue, pin, patches = selection.queue, selection.pin, selection.patches
     record = {path: text for path, text in selection.overlay.items() if path == PROVENANCE}
@@ -169,9 +164,7 @@ def commits(selection: Selection, base: Base) -> Iterator[Commit]:
 
 
 def tests_of(root: Path, selection: Selection) -> Commit:
-    """The commit that adds the tests of a selection's patches, and what they import. A test that a
-    patch of the release names that is left out is left out, too, with those that import it; so is
-    one that imports a package of the overlay that the branch lacks."""
+    """The commit that adds the tests of a selection's patches, but those of what it lacks."""
     queue, named = load_queue(root), (set[str](), set[str]())  # by left out, brought
     for patch in (every := queue.select(selection.pin.version)):
         named[patch in selection.patches].update(queue.header(patch.name).tests)
@@ -198,8 +191,7 @@ def changed_by(wanted: Iterable[Commit]) -> dict[str, bytes]:
 
 
 def message(queue: Queue, patch: Patch, pin: Pin) -> str:
-    """A commit's message: subject and description of the header, and trailers that say which patch
-    it is."""
+    """A commit's message: subject, description, and trailers that say which patch it is."""
     header = queue.header(patch.name)
     trailers = {
         "Queue-Patch": patch.name,
@@ -213,8 +205,7 @@ def message(queue: Queue, patch: Patch, pin: Pin) -> str:
 
 
 def description(queue: Queue, patch: Patch) -> str:
-    """What a header says below the subject, of a variant with its own description behind;
-    paragraphs as wide as git's log likes them."""
+    """What a header says below the subject, and a variant's own header behind it."""
     header = queue.header(patch.name)
     texts = dict.fromkeys(each.get("Description") for each in (header, patch.header))
     paragraphs = re.split(r"\n\s*\n", "\n\n".join(filter(None, texts)))
@@ -223,15 +214,13 @@ def description(queue: Queue, patch: Patch) -> str:
 
 
 def date_of(pin: Pin, repository: Repository, base: str) -> int:
-    """When the commits say they were made: the release's day, or the base's own time where that is
-    later."""
+    """When the commits say they were made: the release's day, or the base's, if later."""
     return max(calendar.timegm(pin.released.timetuple()), repository.date(base))
 
 
 @dataclass(frozen=True)
 class PatchFile:
-    """The written file. changed, added: how many files it changes and adds; edited: how many files
-    of its base others had edited; tree: the hash of the tree with it."""
+    """The written file, with numbers of files; tree: the hash of the tree with it."""
 
     path: Path
     sha256: str
@@ -245,12 +234,7 @@ class PatchFile:
 def write_patch(
     root: Path, pin: Pin, base: Path | None, out: Path, only: str = "", without: Sequence[str] = ()
 ) -> PatchFile:
-    """Write the file `out`, whole or not at all. only: the profile whose patches it has, "" for
-    every patch; without: patches that are left out.
-
-    base: a tree with this release and edits of others, that it is to be laid on. Raises Refused
-    where no patch is for the release, or a hunk does not fit.
-    """
+    """Write the file `out`. base: a tree with this release and edits of others. Raises Refused."""
     selection = select(load_queue(root, only), pin, without)
     if base:
         found = Base(str(base), of_folder(pin.version, base).files)
@@ -270,15 +254,11 @@ def _head(selection: Selection) -> str:
     """What stands before the first file: git and patch pass over it."""
     pin, queue = selection.pin, selection.queue
     names = {each.name: queue.header(each.name).get("Subject") for each in selection.patches}
-    return (
-        f"The prefill graph queue for sglang {pin.version}, {local_version(pin, queue.profile)}:"
-        f" {counted(len(names), 'patch', 'patches')}.\n"
-        "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE.\n\n"
-        + "".join(
-            f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items()
-        )
-        + "\n"
-    )
+    rows = (f"  {name.removesuffix('.patch')}: {subject}\n" for name, subject in names.items())
+    count, version = counted(len(names), "patch", "patches"), local_version(pin, queue.profile)
+    how = "In the root of a checkout: git apply FILE; elsewhere: patch -p1 < FILE."
+    title = f"The prefill graph queue for sglang {pin.version}, {version}: {count}."
+    return f"{title}\n{how}\n\n{''.join(rows)}\n"
 
 
 def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
@@ -290,3 +270,49 @@ def diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
         ends = repository.build("", sides, "patch queue <>", 0)
         words = ("--patch", "--full-index", "--no-renames", "--text", f"-U{CONTEXT}")
         return repository.git("diff-tree", *words, *ends)
+
+
+def make_release(root: Path, chosen: Sequence[Pin]) -> Path:
+    """Build wheels and patch files into dist/release-N/, whole or not at all. Raises Refused."""
+    _refuse_other_content(root)
+    folder = root / "dist" / f"release-{RELEASE}"
+    unfinished = folder.with_name(f".{folder.name}.new")
+    with atomic.locked(folder.with_name(f".{folder.name}.lock")):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for pin in chosen:
+            patch = unfinished / f"sglang-{local_version(pin)}.patch"
+            write_patch(root, pin, None, patch)
+            for wheel in pin.wheels:
+                build(root, pin, wheel, None, unfinished)
+            LOG.info(f"{pin.tag}: {counted(len(pin.wheels), 'wheel')} and {patch.name}")
+        (unfinished / LINKS).write_text(_links(unfinished), encoding="utf-8")
+        files = sorted(unfinished.iterdir(), key=lambda path: path.name)
+        sums = "".join(f"{file_sha256(path)}  {path.name}\n" for path in files)
+        (unfinished / SUMS).write_text(sums, encoding="utf-8")  # as `sha256sum *` prints them
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(unfinished, folder)
+    return folder
+
+
+def _refuse_other_content(root: Path) -> None:
+    """Raise Refused if this number is tagged, and the queue was changed since."""
+    if not (root / ".git").exists() or not run.git(root, "tag", "--list", TAG).stdout:
+        return
+    changed = run.git(root, "diff", "--name-only", "-z", TAG, "--", *QUEUE).stdout
+    added = run.git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *QUEUE).stdout
+    names = (changed + added).decode("utf-8", "replace").split("\0")[:-1]
+    if names:
+        step = f"check out {TAG}, or raise RELEASE in scripts/patchqueue/__init__.py"
+        what = f"was tagged with another content of {some(names)}"
+        raise Refused.of("released", f"release {RELEASE}", what, step)
+
+
+def _links(folder: Path) -> str:
+    """A page with a link to each wheel beside it, and its sha256, which pip and uv compare."""
+    rows = [
+        f'<a href="{quote(path.name)}#sha256={file_sha256(path)}">{path.name}</a><br>\n'
+        for path in sorted(folder.glob("*.whl"))
+    ]
+    title = f"sglang, release {RELEASE} of the patch queue"
+    return f"<!DOCTYPE html>\n<title>{title}</title>\n{''.join(rows)}"

@@ -1,10 +1,9 @@
-"""What the queue does on another release, patch by patch: each applies, has moved, is merged
+"""What the queue does on another release, patch by patch: each applies, is merged by git or
 upstream, or conflicts; and the throw-away git repository that shows the first conflict.
 
-The patches of the nearest older pin are applied to the new tree in memory. A hunk is applied at the
-one place that matches its text; where that fails, git merges the change as it was made on the
-nearest pin, file by file. What needs no hand is applied, so that what builds on it can be judged
-too. The queue is not written to.
+The patches of the nearest older pin are applied to the new tree in memory. Where a hunk has not one
+place, git merges the change as it was made on the nearest pin, file by file. What needs no hand is
+applied, so that what builds on it can be judged too. The queue is not written to.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.version import Version
 
@@ -33,7 +32,6 @@ from ..upstream.release import Release
 from .repository import Commit, Repository
 
 MERGED_BY_GIT = "git merges it"  # said of what no person has looked at
-OWN = Path("work/.patchqueue")  # where things are built and put aside, out of everybody's sight
 # settings of the repository itself, for a person's own git
 SETTINGS = (
     "core.autocrlf=false core.fileMode=false core.hooksPath=/dev/null merge.conflictStyle=diff3"
@@ -42,13 +40,16 @@ SETTINGS = (
 IGNORED = "/* !/python/ !/test/ __pycache__/ *.so *.pyc *.orig *.rej *.sw? *~"
 IGNORED += "".join(f" *_{side}_[0-9]*.*" for side in ("BACKUP", "BASE", "LOCAL", "REMOTE"))
 WHO, WHEN = "patch queue <>", 946684800  # the same commits every time
+NO_PATCH = (
+    "is new, gone or a link there, which no patch can make",
+    "put the file back as the release has it; a new file belongs into overlay/",
+)
 MARKER = re.compile(r"(?m)^(.*):(\d+): leftover conflict marker$")  # of `git diff --check`
 
 
 @dataclass
 class Stages:
-    """The effect of each patch on the pin it comes from: patch (the name its variants share) -> its
-    files before and after."""
+    """What each patch does on the pin that it comes from, by base name."""
 
     queue: Queue
     pin: Pin
@@ -68,8 +69,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Forecast:
-    """rows: one for each patch that was tried, in the series' order; stages: what these patches do
-    on the nearest pin."""
+    """rows: one for each patch that was tried, in the series' order."""
 
     queue: Queue
     release: Release
@@ -83,9 +83,6 @@ class Forecast:
     @property
     def nearest(self) -> Pin:
         return self.stages.pin
-
-    def count(self, outcome: Outcome) -> int:
-        return sum(row.outcome is outcome for row in self.rows)
 
     @property
     def conflict(self) -> Row | None:
@@ -105,10 +102,9 @@ class Forecast:
 
 
 def forecast(
-    queue: Queue, pins: Pins, release: Release, decided: Mapping[str, Files] | None = None
+    queue: Queue, pins: Pins, release: Release, solved: Mapping[str, Files] | None = None
 ) -> Forecast:
-    """The queue on a release. decided: by patch, its files as a person left them; none where the
-    release goes without the patch.
+    """The queue on a release. solved: by patch, its files as a person left them.
 
     Raises Refused for a release older than every pin, and for one that has an overlay file itself.
     """
@@ -124,8 +120,13 @@ def forecast(
     files, rows = dict(overlay), list[Row]()
     read = in_front(files, release.files.get)
     for entry in entries:
-        row = _decided(queue, entry, release, (decided or {}).get(entry.name), read)
-        row = row or apply_patch(queue.patches[entry.name], read)
+        if row := _settled(queue, entry, release):
+            pass
+        elif solution := (solved or {}).get(entry.name):
+            before = {path: read(path) or b"" for path in solution}
+            row = Row(entry.name, Outcome.NEEDS_REFRESH, "solved", before, solution)
+        else:
+            row = apply_patch(queue.patches[entry.name], read)
         if row.outcome is Outcome.CONFLICT and not row.ambiguous:
             names = (str(release.version), stages.pin.tag, entry.name.removesuffix(".patch"))
             row = _merge(row, stages.of.get(entry.base, ({}, {})), read, names)
@@ -135,8 +136,7 @@ def forecast(
 
 
 def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
-    """The patches to try on a release: those that are for it already, and those of the nearest pin
-    that have no such variant."""
+    """The release's own patches; and the nearest pin's, where it has no such variant."""
     readable = [entry for entry in queue.entries if entry.name in queue.patches]
     own, old = (
         {entry.base: entry for entry in readable if entry.is_for(each)}
@@ -146,19 +146,13 @@ def _tried(queue: Queue, nearest: Pin, version: Version) -> list[Entry]:
     return [entry for entry in readable if entry is chosen.get(entry.base)]
 
 
-def _decided(
-    queue: Queue, entry: Entry, release: Release, solution: Files | None, read: Read
-) -> Row | None:
-    """The row of a patch that its header or a person has decided; None for any other."""
-    header = queue.header(entry.name)
+def _settled(queue: Queue, entry: Entry, release: Release) -> Row | None:
+    """The row of a patch that its header settles; None for any other."""
+    header, version = queue.header(entry.name), release.version
     if any(passes(line, release.files.get) for line in header.probes):
         return Row(entry.name, Outcome.MERGED_UPSTREAM)
-    gap = header.gap(release.version)
-    if gap and (solution == {} or not entry.is_for(release.version)):
+    if (gap := header.gap(version)) and not entry.is_for(version):
         return Row(entry.name, Outcome.NOT_SELECTED, gap.reason)
-    if solution:
-        before = {path: read(path) or b"" for path in solution}
-        return Row(entry.name, Outcome.NEEDS_REFRESH, "solved", before, solution)
     return None
 
 
@@ -181,8 +175,8 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
 
 
 def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> tuple[bytes, int]:
-    """Three texts (ours, base, theirs) as git merges them, and how many regions it leaves to solve.
-    names: what its markers call them."""
+    """Three texts as git merges them, and the number of regions that are left. names: of the
+    texts."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-merge-") as space:
         for file, content in zip(("ours", "base", "theirs"), texts):
             (Path(space) / file).write_bytes(content)
@@ -195,14 +189,12 @@ def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> t
     return done.stdout, done.returncode
 
 
-@dataclass(frozen=True)
-class Region:
-    """Where a marked file wants an edit. line: of its first marker, 1-based; count: how many
-    regions it has."""
+class Region(NamedTuple):
+    """Where a marked file wants an edit. line: of its first marker, 1-based; regions: how many."""
 
     path: str
     line: int
-    count: int
+    regions: int
 
 
 @dataclass(frozen=True)
@@ -211,8 +203,8 @@ class ConflictRepository:
     the patches of the one as commits, and on the branch `rebase` the release with all that is
     applied below the conflict.
 
-    Its state, in .git/patchqueue/, has the name of the patch in conflict, and two trees' hashes:
-    below, the branch's; as_left, of the files as they were laid out.
+    .git/patchqueue/ has the name of the patch in conflict, and two trees' hashes: below, the
+    branch's; as_left, of the files.
     """
 
     root: Path
@@ -236,8 +228,7 @@ class ConflictRepository:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """None where there is no repository, or it was not finished. Raises Refused for a folder of
-        the user's."""
+        """None where it is absent or unfinished. Raises Refused for a folder of the user's."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
         if not self._own.is_dir():
@@ -256,7 +247,7 @@ class ConflictRepository:
     def remove(self) -> None:
         """Out of sight with one rename, then away."""
         if self.path.exists():
-            aside = self.root / OWN / f"{self.path.name}.old"
+            aside = self.root / f"work/.patchqueue/{self.path.name}.old"
             shutil.rmtree(aside, ignore_errors=True)
             aside.parent.mkdir(parents=True, exist_ok=True)
             os.rename(self.path, aside)
@@ -275,8 +266,7 @@ class ConflictRepository:
         return state is not None and self._present(state["below"]) != state["as_left"]
 
     def lay_out(self, outlook: Forecast) -> tuple[Region, ...]:
-        """Make it show the release with all that is applied below the first conflict, and that
-        patch merged into it."""
+        """Make it show the release below the first conflict, and that patch merged into it."""
         git = self._repository.git
         self._own.mkdir(parents=True, exist_ok=True)  # first: it says whose the folder is
         # a run that finds no state file lays it out again
@@ -357,14 +347,17 @@ class ConflictRepository:
         return tuple(regions)
 
     def solution(self, below: str) -> Files:
-        """The files that the person changed, as they are now. below: the branch's tree. Raises
-        Refused where they cannot be a patch, or still hold markers."""
+        """The files that the person changed since `below`. Raises Refused."""
         trees = (below, self._present(below))
         words = ("diff-tree", "-r", "--no-renames")
         said = self._repository.git(*words, "--name-status", "-z", *trees)
         parts = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
         changed = dict(zip(parts[1::2], parts[::2]))
-        problems = [_no_patch(self.shown, name, how) for name, how in changed.items() if how != "M"]
+        problems = [
+            Problem("new-or-deleted-file", f"{self.shown}/{name}", *NO_PATCH)
+            for name, how in changed.items()
+            if how != "M"
+        ]
         checked = run.own_git(self.path, *words, "--check", *trees, check=False).stdout
         hint = "solve the region, remove its markers, then continue"
         problems += [
@@ -374,19 +367,3 @@ class ConflictRepository:
         if problems:
             raise Refused(problems)
         return {name: (self.path / name).read_bytes() for name in changed}
-
-
-def _no_patch(shown: str, name: str, how: str) -> Problem:
-    """Why a file that is added, deleted or of another type (A, D, T) is no patch's change."""
-    back = f"`git checkout rebase -- {name}` in {shown} brings"
-    move = "move the change to where that code is now and remove the file; a new file belongs into"
-    rule, what, step = {
-        "A": (
-            "new-or-deleted-file",
-            "is a file that the release does not have",
-            f"{move} overlay/",
-        ),
-        "D": ("new-or-deleted-file", "is deleted, which no patch does", f"{back} it back"),
-        "T": ("symlink", "is a link", f"{back} the file back"),
-    }[how]
-    return Problem(rule, f"{shown}/{name}", what, step)

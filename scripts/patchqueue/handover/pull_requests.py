@@ -1,19 +1,17 @@
 """Pull requests: for each Pending patch a branch on a user's checkout of upstream, and a text.
 
-The folder of a pull request, pull-requests/TOPIC/PATCH/, is laid out as upstream's tree is. It
-holds tests at the places where upstream keeps them, and, under python/, files in place of the
-overlay's, which know more releases than upstream needs. A change@VERSION.patch there replaces the
-series' text from that release up to the next one: the series hooks upstream's code where a pull
-request mends it.
+The folder pull-requests/TOPIC/PATCH/ is laid out as upstream's tree is. It holds tests, and, under
+python/, files in place of the overlay's. A change@VERSION.patch there replaces the series' text
+from that release up to the next one.
 
-A folder without a patch in the series is a draft of upstream's code alone, which the queue does not
-need. Its text has a title and a probe; other texts may have the draft `below` them.
+A folder without a patch in the series is a draft of upstream's code alone. Its text has a title and
+a probe.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,9 +41,9 @@ PROBE = re.compile(rf"{TREE_PATH} :: \S[^\n]*")
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
-    """pull-request.toml. body: Markdown, with the sections of upstream's template; title: where it
-    is not the patch's subject; below: patches that its branch contains, besides those that the
-    patch's header needs; probe: how to see that upstream has a draft without a patch."""
+    """pull-request.toml. body: Markdown; title: where it is not the patch's subject; below: patches
+    that its branch contains besides those that the header needs; probe: of a draft without a
+    patch."""
 
     body: str
     title: str = ""
@@ -55,12 +53,9 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Draft:
-    """A patch, or a draft without one, as it is sent: one commit.
-
-    name: TOPIC/PATCH; source: the file that has the text, in messages; patch: with that text;
-    files: path -> content of the files that come along; below: names of drafts that its branch
-    contains; text: with an empty body where none is written.
-    """
+    """A patch, or a draft without one, as it is sent: one commit. source: the file that has its
+    text, in messages; files: those that come along; below: names of drafts that its branch
+    contains."""
 
     name: str
     source: str
@@ -82,8 +77,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class PullRequest:
-    """A branch. outcome: APPLIED made, ALREADY_APPLIED there; tip: full hash; parts: its commits,
-    of which the last is the draft's own."""
+    """A branch. tip: full hash; parts: its commits, of which the last is the draft's own."""
 
     branch: str
     outcome: Outcome
@@ -97,10 +91,7 @@ class PullRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """pin: the release whose patches were taken; exact: the base is that release itself.
-
-    merged: names of the drafts that the base has already.
-    """
+    """pin: whose patches were taken; exact: it is the base; merged: drafts that that has."""
 
     pin: Pin
     exact: bool
@@ -110,13 +101,11 @@ class Made:
 
 
 def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> Made:
-    """Make a branch for each patch that `words` name (a topic, or one patch or draft of it as
-    topic/verb-object; all where none is named).
+    """Make a branch for each patch that `words` name (a topic, or TOPIC/PATCH; all where none is
+    named).
 
     base: a commit of the repository at `onto`; where it is no pinned release, the newest pin's
-    patches are applied to it, each hunk at the one place where its text matches. Raises Refused,
-    with no branch made, where a patch does not fit, the base has a file of the pull request's
-    already, or a branch of that name is another.
+    patches are applied to it. Raises Refused, with no branch made.
     """
     queue, repository = load_queue(root), open_repository(onto)
     repository.refuse_edits(base)
@@ -145,8 +134,7 @@ def make(root: Path, pins: Pins, onto: str, words: Iterable[str], base: str) -> 
 
 
 def requested(every: Mapping[str, Draft], words: Iterable[str]) -> list[str]:
-    """The drafts to be sent, in the order of words and then of the series. Raises Refused for a
-    word that names none."""
+    """The drafts to be sent, in the order of words. Raises Refused for one that names none."""
     pending = [name for name, draft in every.items() if draft.is_pending]
     topics = dict.fromkeys(name.partition("/")[0] for name in pending)
     chosen: dict[str, None] = {}
@@ -161,8 +149,7 @@ def requested(every: Mapping[str, Draft], words: Iterable[str]) -> list[str]:
 
 
 def _stack(every: Mapping[str, Draft], name: str, begun: set[str]) -> Iterator[Draft]:
-    """The draft, and those that it needs in front, each behind what it needs itself, and else in
-    the series' order."""
+    """The draft, and those that it needs in front."""
     begun.add(name)
     for need in sorted(every.keys() & {*every[name].below}, key=list(every).index):
         if need not in begun:
@@ -171,8 +158,8 @@ def _stack(every: Mapping[str, Draft], name: str, begun: set[str]) -> Iterator[D
 
 
 def _commits(stack: Iterable[Draft], read: Read) -> Iterator[Commit]:
-    """A commit for each draft. Raises Refused for a text that matches at no place or at several,
-    and for a new file that the base has."""
+    """A commit for each draft. Raises Refused for a text that does not match, and for a new file
+    that the base has."""
     laid: dict[str, bytes] = {}
     for draft in stack:
         below = in_front(laid, read)
@@ -206,56 +193,42 @@ def write(request: PullRequest, out: Path) -> Path:
 
 
 def drafts(root: Path, queue: Queue, pin: Pin) -> dict[str, Draft]:
-    """A draft for each patch that a release gets, by name, in the series' order; and behind them
-    those without a patch that change something there. Raises Refused for a bad text."""
+    """A draft for each patch that a release gets, by name, in the series' order; then those without
+    a patch. Raises Refused for a bad text."""
+    files = sorted((root / FOLDER).glob(f"*/*/{NAME}"))
+    texts = {file.parent.relative_to(root / FOLDER).as_posix(): read_text(file) for file in files}
     every: dict[str, Draft] = {}
     for patch in queue.select(pin.version):
-        header, text = queue.header(patch.name), read_text(root, _stem(queue.base(patch.name)))
-        draft = _draft(root, pin, patch, header, queue.overlay_for([patch]), text)
-        every[draft.name] = replace(draft, description=description(queue, patch))
-    known = {_stem(entry.base) for entry in queue.entries}
-    own = _without_patch(root, known)
-    for name, text in own.items():
-        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
-        begun = Patch(f"{name}.patch", b"", Header(words), ())
-        draft = _draft(root, pin, begun, begun.header, {}, text)
-        changes = draft.patch.files or any(map(_is_code, draft.files))
-        every |= {name: draft} if changes else {}
-    for draft in every.values():
-        if unknown := {*draft.text.below} - known - own.keys():
-            what = f"below names no patch: {min(unknown)!r}"
-            raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
-    return every
-
-
-def _without_patch(root: Path, known: Collection[str]) -> dict[str, Text]:
-    """The texts of the folders that no patch of the series (`known`) is named for, by name. Raises
-    Refused for one without a title and a probe."""
-    texts = {}
-    for file in sorted((root / FOLDER).glob(f"*/*/{NAME}")):
-        name = file.parent.relative_to(root / FOLDER).as_posix()
-        text = read_text(root, name)
+        header, name = queue.header(patch.name), queue.base(patch.name).removesuffix(".patch")
+        overlay, text = queue.overlay_for([patch]), texts.get(name, Text(""))
+        draft = _draft(root, pin, patch, header, overlay, text)
+        every[name] = replace(draft, description=description(queue, patch))
+    known = {entry.base.removesuffix(".patch") for entry in queue.entries}
+    for name, text in texts.items():
         if name in known:
             continue
         if not (text.title and PROBE.fullmatch(text.probe)):
             what = f"no patch of the series is named {name!r}, and it lacks a title or a probe"
             step = "name the folder as its patch, or write the probe as `PATH :: TEXT`"
             raise Refused.of(BAD, f"{FOLDER}/{name}/{NAME}", what, step)
-        texts[name] = text
-    return texts
+        words = (("Subject", text.title), (STATUS, PENDING), ("Probe", text.probe))
+        begun = Patch(f"{name}.patch", b"", Header(words), ())
+        draft = _draft(root, pin, begun, begun.header, {}, text)
+        if draft.patch.files or any(path.startswith("python/") for path in draft.files):
+            every[name] = draft
+    for draft in every.values():
+        if unknown := {*draft.text.below} - known - texts.keys():
+            what = f"below names no patch: {min(unknown)!r}"
+            raise Refused.of(BAD, f"{FOLDER}/{draft.name}/{NAME}", what, "name it as TOPIC/PATCH")
+    return every
 
 
 def _draft(
-    root: Path,
-    pin: Pin,
-    patch: Patch,
-    header: Header,
-    overlay: Mapping[str, bytes],
-    text: Text,
+    root: Path, pin: Pin, patch: Patch, header: Header, overlay: Mapping[str, bytes], text: Text
 ) -> Draft:
     """A patch with what its folder in pull-requests/ has in place of its text and of the overlay's
-    files. Raises Refused for a bad replacement."""
-    name = _stem(re.sub("@.*", "", patch.name))
+    files."""
+    name = re.sub(r"(@.*)?\.patch$", "", patch.name)
     changes = {
         Version(file.stem.partition("@")[2]): file
         for file in (root / FOLDER / name).glob("change@*.patch")
@@ -271,26 +244,13 @@ def _draft(
         patch = made
     own = read_overlay(root / FOLDER / name).items()
     files = {path: content for path, content in own if "/" in path}
-    if not fitting and not any(map(_is_code, files)):
+    if not fitting and not any(path.startswith("python/") for path in files):
         files = {**overlay, **files}
-    below = (*map(_stem, header.needs), *text.below)
+    below = (*(need.removesuffix(".patch") for need in header.needs), *text.below)
     return Draft(name, source, patch, header, "", files, below, text)
 
 
-def _is_code(path: str) -> bool:
-    return path.startswith("python/")
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".patch")
-
-
-def read_text(root: Path, name: str) -> Text:
-    """The text of a patch's pull request, empty where there is none. Raises Refused where it is
-    wrong."""
-    where = f"{FOLDER}/{name}/{NAME}"
-    try:
-        content = (root / where).read_bytes()
-    except FileNotFoundError:
-        return Text("")
-    return record.toml(content, Text, where, BAD, "CONTRIBUTING.md says what stands in it")
+def read_text(file: Path) -> Text:
+    """The text of a pull request. Raises Refused where it is wrong."""
+    where, step = "/".join(file.parts[-4:]), "CONTRIBUTING.md says what stands in it"
+    return record.toml(file.read_bytes(), Text, where, BAD, step)

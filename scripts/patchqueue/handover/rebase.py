@@ -2,8 +2,7 @@
 repository.
 
 The queue itself is the state: what is solved is written to it at once, and every run starts from
-what it then says. The repository, work/rebase-VERSION/, holds one conflict; it can be thrown away
-and made again.
+what it then says.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from packaging.version import Version
 
@@ -35,9 +33,9 @@ from ..files import atomic
 from ..files.tree import hash_python
 from ..outcome import Outcome, Problem, Refused, to_type
 from ..queue import edit, patchfile, series
-from ..queue.edit import Change, Lines, variant, with_changes, write
+from ..queue.edit import Change, Lines, tried, variant, write
 from ..queue.patchfile import Patch, of_files
-from ..queue.series import Entry, Queue
+from ..queue.series import Entry
 from ..upstream import source
 from ..upstream.pins import Pins
 from ..upstream.release import Release
@@ -49,11 +47,7 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Progress:
     """The result of a step. changes: those written; folder: the repository with the next conflict,
-    None where none is left.
-
-    regions: what git left to solve in it; empty where git merged the patch after all, or had
-    nothing to merge it with.
-    """
+    None where none is left; regions: what git left to solve in it."""
 
     found: Forecast
     changes: tuple[Change, ...] = ()
@@ -63,73 +57,42 @@ class Progress:
 
 def begin(root: Path, pins: Pins, release: Release, show: Callable[[Forecast], None]) -> Progress:
     """Say what the queue does on a release (to `show`, at once), and lay out its first conflict.
-    The queue is not written to.
-
-    A conflict that is laid out already stays as it is, with the edits made to it. Raises Refused
-    where the queue has moved on under such edits.
-    """
+    Raises Refused where the queue has moved on under edits of one that is laid out."""
     with _alone(root):
         outlook = forecast(load_queue(root), pins, release)
         show(outlook)
         return _next(root, outlook, ())
 
 
-def proceed(root: Path, pins: Pins, version: Version, reason: str | None) -> Progress:
+def proceed(root: Path, pins: Pins, version: Version) -> Progress:
     """Write what is solved, and all that needed no hand, up to the next conflict; lay that out, or
-    clean up.
-
-    reason: leave the patch out of this release, and say why. Raises Refused, with nothing written,
-    where the solution is none, or the queue would not give what was solved.
-    """
+    clean up. Raises Refused, with nothing written."""
     with _alone(root):
         repository = ConflictRepository(root, version)
         state = repository.state
         if state is None:
-            raise _nothing("nothing-to-continue", repository)
+            step = f"{to_type('rebase', version)} begins one"
+            what = "no rebase is under way"
+            raise Refused.of("nothing-to-continue", repository.shown, what, step)
         release = repository.release()
         pin = pins.of(version)
         if pin and pin.tree != release.tree:
-            step = f"{to_type('rebase', version, '--abort')}, then {to_type('rebase', version)}"
+            step = f"delete {repository.shown}, then {to_type('rebase', version)}"
             what = "has been pinned since, with another tree"
             raise Refused.of(str(Outcome.TREE_MISMATCH), f"v{version}", what, step)
         outlook = forecast(load_queue(root), pins, release)
         row = outlook.conflict
-        if row is None and reason is not None:
-            what, step = "no conflict is laid out", to_type("rebase", version, "--continue")
-            raise Refused.of("nothing-to-continue", repository.shown, what, step)
-        # written by a run that was killed behind it; or none was laid out
-        if row is None or row.patch != state["patch"]:
-            return _write(root, pins, outlook)
-        if not repository.shows(outlook):
-            raise _stale(repository)
-        if reason is None:
-            solution = repository.solution(state["below"]) or _unsolved(repository, row.patch)
-            return _write(root, pins, forecast(outlook.queue, pins, release, {row.patch: solution}))
-        gap = skipped(outlook.queue, row.patch, version, pins, reason)
-        queue = with_changes(outlook.queue, [gap])
-        return _write(root, pins, forecast(queue, pins, release, {row.patch: {}}), (gap,))
-
-
-def _unsolved(repository: ConflictRepository, patch: str) -> NoReturn:
-    what = f"changes nothing as {repository.shown} stands"
-    skip = to_type("rebase", repository.version, "--skip REASON")
-    step = f"if upstream has the change, correct its Probe in patches/ and continue; else {skip}"
-    raise Refused.of("empty-patch", f"patches/{patch}", what, step)
-
-
-def _nothing(name: str, repository: ConflictRepository) -> Refused:
-    step = f"{to_type('rebase', repository.version)} begins one"
-    return Refused.of(name, repository.shown, "no rebase is under way", step)
-
-
-def abort(root: Path, version: Version) -> None:
-    """Throw the repository away; what was written to the queue stays. Raises Refused where there is
-    none."""
-    with _alone(root):
-        repository = ConflictRepository(root, version)
-        if repository.state is None and not repository.path.exists():
-            raise _nothing("nothing-to-abort", repository)
-        repository.remove()
+        # else written by a run that was killed behind it, or left out; or none was laid out
+        if row and row.patch == state["patch"]:
+            if not repository.shows(outlook):
+                raise _stale(repository)
+            solution = repository.solution(state["below"])
+            if not solution:
+                what = f"changes nothing as {repository.shown} stands"
+                step = "if upstream has the change, correct its Probe; else leave it out by a Gap"
+                raise Refused.of("empty-patch", f"patches/{row.patch}", what, step)
+            outlook = forecast(outlook.queue, pins, release, {row.patch: solution})
+        return _write(root, pins, outlook)
 
 
 @contextmanager
@@ -141,10 +104,14 @@ def _alone(root: Path) -> Iterator[None]:
         yield
 
 
-def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] = ()) -> Progress:
-    """Plan, prove, write, go on. first: changes that the forecast's queue has already."""
-    changes = [*first, *plan(root, pins, outlook)]
-    files, release = prove(root, pins, outlook, changes), outlook.release
+def _write(root: Path, pins: Pins, outlook: Forecast) -> Progress:
+    """Plan, prove, write, go on. Raises Refused where a guard cannot be made right."""
+    old = (root / series.FILE).read_text(encoding="utf-8")
+    planned, release = _Plan(pins, outlook, Lines(old)), outlook.release
+    changes = [change for row in outlook.below for change in planned.changes(row)]
+    if (new := planned.lines.text) != old:
+        changes.append(Change(str(series.FILE), new.encode(), "guards"))
+    files = prove(root, pins, outlook, changes)
     if outlook.conflict is None and pins.of(release.version):
         tree = hash_python(listing_with(release.listing, files))
         changes += change_of(root, {release.version: tree})
@@ -156,8 +123,7 @@ def _write(root: Path, pins: Pins, outlook: Forecast, first: tuple[Change, ...] 
 
 
 def _next(root: Path, outlook: Forecast, changes: tuple[Change, ...]) -> Progress:
-    """Lay out the first conflict, or what needs no hand; or leave it as it is where it is laid out
-    already."""
+    """Lay out the first conflict, or what needs no hand; or leave it as it is."""
     repository = ConflictRepository(root, outlook.version)
     if repository.shows(outlook):
         return Progress(outlook, changes, repository.path, repository.regions())
@@ -168,30 +134,18 @@ def _next(root: Path, outlook: Forecast, changes: tuple[Change, ...]) -> Progres
 
 def _stale(repository: ConflictRepository) -> Refused:
     what = "holds edits, and the queue or the release is no longer what they were made on"
-    step = (
-        f"keep what you need of them; {to_type('rebase', f'{repository.version} --abort')}"
-        " throws them away"
-    )
+    step = "keep what you need of them, delete the folder, and begin again"
     return Refused.of("stale-rebase", repository.shown, what, step)
-
-
-def plan(root: Path, pins: Pins, outlook: Forecast) -> list[Change]:
-    """The changes that the rows below the first conflict need. Raises Refused where a guard cannot
-    be made right."""
-    old = (root / series.FILE).read_text(encoding="utf-8")
-    planned = _Plan(pins, outlook, Lines(old))
-    changes = [change for row in outlook.below for change in planned.changes(row)]
-    new = planned.lines.text
-    return [*changes, Change(str(series.FILE), new.encode(), "guards")] if new != old else changes
 
 
 def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) -> Files:
     """The release's files that the queue with these changes makes, up to the first conflict. Raises
     Refused unless that queue passes lint, gives every other pin what it got, and the release just
-    what the rows say: replayed strictly, byte for byte.
-    """
+    what the rows say."""
     queue, version = outlook.queue, outlook.version
-    new = with_changes(queue, changes)
+    new, problems = tried(queue, changes)
+    if problems:
+        raise Refused(problems)
     problems = series.lint(root, new) + series.overlapping(new, version)
     for pin in pins.all:
         old_edits, new_edits = (
@@ -215,31 +169,6 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
     return replayed.files
 
 
-def skipped(queue: Queue, name: str, version: Version, pins: Pins, reason: str) -> Change:
-    """The header that says why a release goes without the patch. Raises Refused for a reason that
-    says nothing."""
-    base = queue.base(name)
-    if len(" ".join(reason.split())) < 10:
-        what = f"{reason!r} is no reason"
-        step = (
-            'say in ten characters or more why the release goes without: --skip "the code it'
-            ' changes is gone"'
-        )
-        raise Refused.of("bad-field", f"patches/{base}", what, step)
-    gap = (
-        f"Gap: {edit.guard_for(version, [pin.version for pin in pins.all])}:"
-        f" {' '.join(reason.split())}\n"
-    )
-    head, diff = patchfile.split(queue.patches[base].content.decode("utf-8"))
-    fields = list(re.finditer(r"(?m)^(?:Gap|Probe):.*\n(?:[ \t].*\n)*", head))
-    end = fields[-1].end() if fields else len(head)
-    return Change(
-        f"patches/{base}",
-        f"{head[:end]}{gap}{head[end:]}{diff}".encode(),
-        f"{version} goes without it",
-    )
-
-
 @dataclass
 class _Plan:
     """The changes that carry patches to a release, row by row. lines: the series', edited with
@@ -258,24 +187,19 @@ class _Plan:
         return [pin.version for pin in self.pins.all]
 
     def changes(self, row: Row) -> list[Change]:
-        """The changes for one row that is no conflict."""
+        """The changes for one row that is no conflict. Raises Refused for an empty guard."""
         entry = next(entry for entry in self.outlook.queue.entries if entry.name == row.patch)
         is_for = entry.is_for(self.version)
-        if row.outcome in (Outcome.MERGED_UPSTREAM, Outcome.NOT_SELECTED):
-            if is_for:
-                self._end_guard(entry)
-            return self._merged(entry) if row.outcome is Outcome.MERGED_UPSTREAM else []
-        return [] if is_for and row.as_is else self._carried(entry, row)
-
-    def _end_guard(self, entry: Entry) -> None:
-        """Take the release out of the entry's guard. Raises Refused where no pinned release is
-        left."""
-        rest = edit.split(entry.text, self.version, self.pinned)[0]
-        if not rest:
-            what = f"{entry.name} would be for no pinned release any more"
-            step = "remove it from series and patches/, then run this again"
-            raise Refused.of("empty-guard", f"{series.FILE}:{entry.line}", what, step)
-        self.lines.guard(entry.name, rest)
+        if row.outcome not in (Outcome.MERGED_UPSTREAM, Outcome.NOT_SELECTED):
+            return [] if is_for and row.as_is else self._carried(entry, row)
+        if is_for:
+            rest = edit.split(entry.text, self.version, self.pinned)[0]
+            if not rest:
+                what = f"{entry.name} would be for no pinned release any more"
+                step = "remove it from series and patches/, then run this again"
+                raise Refused.of("empty-guard", f"{series.FILE}:{entry.line}", what, step)
+            self.lines.guard(entry.name, rest)
+        return self._merged(entry) if row.outcome is Outcome.MERGED_UPSTREAM else []
 
     def _merged(self, entry: Entry) -> list[Change]:
         """The header that says since when upstream has the patch."""
@@ -288,8 +212,7 @@ class _Plan:
         return [Change(f"patches/{entry.base}", text.encode(), f"merged upstream: {status} before")]
 
     def _carried(self, entry: Entry, row: Row) -> list[Change]:
-        """The patch for the release: its own text where that matches, with less context if need
-        be; else a variant."""
+        """The patch for the release: its own text, with less context if need be; else a variant."""
         queue, version, is_for = self.outlook.queue, self.version, entry.is_for(self.version)
         wider = entry.text if is_for else edit.extended(entry.text, version, self.pinned)
         text, patch = None, queue.patches[entry.name]
@@ -307,10 +230,7 @@ class _Plan:
         return [Change(f"patches/{entry.name}", text.content, why)]
 
     def _shared(self, entry: Entry, row: Row) -> Patch | None:
-        """One text of a patch for the releases that it serves and for the new one.
-
-        Releases that are not cached are not fetched for this: then they cannot.
-        """
+        """One text for the releases that a patch serves and for the new one, if they are cached."""
         queue, patch = self.outlook.queue, self.outlook.queue.patches[entry.name]
         others = [pin for pin in self.pins.all if pin.version != self.version]
         served = [pin for pin in others if entry.is_for(pin.version)]

@@ -1,9 +1,5 @@
-"""A git repository, read and added to without touching what is checked out there.
-
-Commits are written as one stream, by `git fast-import`, so that files, index and HEAD stay as they
-are; only a new branch appears. git runs as nobody's configuration would have it; the user's is
-asked for one thing, who they are.
-"""
+"""A git repository, read and added to without touching what is checked out there: commits are
+written by `git fast-import`, and only a new branch appears."""
 
 from __future__ import annotations
 
@@ -23,8 +19,7 @@ NEW = "refs/patchqueue/new"  # the stream's name for its commits; the ref is nev
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit to be made. files: path in the tree -> content, for those that it changes or adds;
-    removed: paths that it removes."""
+    """A commit to be made. files: those that it changes or adds; removed: paths."""
 
     message: str
     files: Mapping[str, bytes]
@@ -33,8 +28,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class Repository:
-    """A git repository with or without files checked out. path: anywhere in it; shown: as the user
-    named it; own: the tool made it, and git's failure there is Refused."""
+    """A git repository. shown: as the user named it; own: the tool made it, and failures are
+    Refused."""
 
     path: Path
     shown: str
@@ -44,8 +39,7 @@ class Repository:
         """git's output. Raises Failed where it ends with another code than 0."""
         if self.own:
             return run.own_git(self.path, *words, stdin=stdin, more=more).stdout
-        variables = run.NO_CONFIGURATION | dict(more or {})
-        return run.git(self.path, *words, stdin=stdin, more=variables).stdout
+        return run.git(self.path, *words, stdin=stdin, more=more).stdout
 
     def word(self, *words: str, more: Mapping[str, str] | None = None) -> str:
         """The same, where it is a hash or a name."""
@@ -56,8 +50,7 @@ class Repository:
         return run.run(run.GIT, *words, folder=self.path).stdout
 
     def author(self) -> str:
-        """Who commits, as `Name <mail address>`, by the user's git configuration. Raises Refused
-        where the configuration does not say."""
+        """Who commits, as `Name <mail address>`, by the user's configuration. Raises Refused."""
         words = ("-c", "user.useConfigOnly=true", "var", "GIT_AUTHOR_IDENT")
         try:
             ident = self._as_user(*words).decode(*UTF_8)
@@ -70,8 +63,7 @@ class Repository:
 
     def refuse_edits(self, base: str) -> None:
         """Raise Refused where the branch begins at HEAD and files that are checked out differ from
-        it: it would not have these edits, and who takes what is checked out may mean it with them.
-        Who names a commit means that commit."""
+        it. Who names a commit means that commit."""
         if base != "HEAD" or self.git("rev-parse", "--is-inside-work-tree").strip() != b"true":
             return
         # As the user's own configuration has it: with core.autocrlf what is checked out is not what
@@ -93,8 +85,7 @@ class Repository:
             raise Refused.of("edited-checkout", self.shown, what, step)
 
     def commit(self, name: str) -> str:
-        """The commit that `name` (a branch, tag or hash) stands for, as a full hash. Raises Refused
-        where there is none."""
+        """The commit that a branch, tag or hash stands for, as a full hash. Raises Refused."""
         words = ("rev-parse", "--verify", "--quiet", "--end-of-options")
         try:
             return self.word(*words, f"{name}^{{commit}}")
@@ -104,8 +95,7 @@ class Repository:
             raise Refused.of("no-commit", self.shown, what, step) from None
 
     def branch(self, name: str) -> str | None:
-        """The commit a branch is at, None where there is no such branch. Raises Refused for what
-        cannot name one."""
+        """The commit a branch is at, None for no branch. Raises Refused for a bad name."""
         what, ref = "is no name for a branch", f"refs/heads/{name}"
         is_name = name not in ("", "HEAD") and not name.startswith(("-", "refs/"))
         if is_name and name in self.tags():
@@ -127,11 +117,10 @@ class Repository:
 
     def date(self, commit: str) -> int:
         """When it was committed, in seconds since 1970."""
-        return int(self.git("show", "--no-patch", "--format=%ct", commit))
+        return int(self.git("rev-list", "--no-walk", "--timestamp", commit).split()[0])
 
     def contents(self, commit: str, *folders: str) -> dict[str, bytes]:
-        """The files below some folders of a commit's tree that count (see files/tree.py), links
-        left out."""
+        """The files below some folders of a commit's tree that count, links left out."""
         blobs = {}
         said = self.git("ls-tree", "-r", "-z", "--full-tree", commit, "--", *folders)
         for entry in said.split(b"\0")[:-1]:
@@ -140,21 +129,19 @@ class Repository:
             if mode not in (LINK, SUBMODULE) and is_part_of_tree(path):
                 blobs[path] = blob
         asked = "".join(f"{blob}\n" for blob in blobs.values()).encode()
-        return dict(zip(blobs, run.blobs(self.git("cat-file", "--batch", stdin=asked))))
+        return dict(zip(blobs, _blobs(self.git("cat-file", "--batch", stdin=asked))))
 
     def build(self, base: str, commits: Iterable[Commit], author: str, date: int) -> list[str]:
-        """Make the commits on top of `base`, one on the other, and return their hashes; no branch
-        has them yet.
-
-        base: "" for none; date: of author and committer, in seconds since 1970, UTC. The same words
-        give the same hashes.
-        """
+        """Make commits on top of `base`, "" for none; their hashes. date: seconds since 1970."""
         stream = b"".join(self._stream(base, commits, f"{author} {date} +0000"))
         return self.git("fast-import", "--quiet", stdin=stream).decode().split()
 
     def _stream(self, base: str, commits: Iterable[Commit], who: str) -> Iterator[bytes]:
         """The commits for git fast-import, which prints the hash of each."""
-        programs = self._programs(base) if base else ()
+        words = ("ls-tree", "-r", "-z", "--full-tree", base)
+        listed = self.git(*words).decode(*UTF_8).split("\0") if base else ()
+        # files that may be run: they stay so
+        programs = {each.partition("\t")[2] for each in listed if each.startswith(PROGRAM)}
         origin = f"from {base}\n" if base else ""
         for number, commit in enumerate(commits, 1):
             message = commit.message.encode()
@@ -172,11 +159,6 @@ class Repository:
             yield f"\nget-mark :{number}\n".encode()
             origin = ""
         yield f"reset {NEW}\nfrom {'0' * 40}\n\n".encode()
-
-    def _programs(self, commit: str) -> set[str]:
-        """The files of a commit's tree that may be run: they stay so."""
-        listed = self.git("ls-tree", "-r", "-z", "--full-tree", commit).decode(*UTF_8).split("\0")
-        return {entry.partition("\t")[2] for entry in listed if entry.startswith(PROGRAM)}
 
     def publish(self, tips: Mapping[str, str]) -> list[Outcome]:
         """Make the branches at these commits, all or none: APPLIED, or ALREADY_APPLIED where it is
@@ -197,9 +179,23 @@ class Repository:
         return [Outcome.APPLIED if name in new else Outcome.ALREADY_APPLIED for name in tips]
 
 
+def _blobs(answer: bytes) -> Iterator[bytes]:
+    """The contents in an answer of `git cat-file --batch`, in order. Raises Refused where the
+    repository lacks one."""
+    at = 0
+    while at < len(answer):
+        end = answer.index(b"\n", at)
+        name, _, said = answer[at:end].decode().rpartition(" ")
+        if said == "missing":
+            what = "is not in the repository, which is no full clone"
+            raise Refused.of("no-blob", f"blob {name}", what, "`git fetch --refetch` there")
+        size = int(said)
+        yield answer[end + 1 : end + 1 + size]
+        at = end + size + 2
+
+
 def open_repository(name: str) -> Repository:
-    """The repository at or above the folder `name`. Raises Refused where there is none, or no
-    git."""
+    """The repository at or above the folder `name`. Raises Refused where there is none."""
     path, what = Path(name).expanduser(), "there is no such folder"
     if path.is_dir():
         try:

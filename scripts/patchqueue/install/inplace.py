@@ -1,11 +1,8 @@
-"""Patch an installed sglang where it lies, reversibly: the bytes that work/<tag>/ would have, by
-way of a journal.
+"""Patch an installed sglang where it lies, reversibly, by way of a journal: the bytes that
+work/<tag>/ would have.
 
-The installed files themselves are the pristine release, so that its wheel is not needed. The result
-is that of the strict replay, as in work/<tag>/.
-
-They may carry edits of others, who pin a release and patch it. The queue's hunks then apply where
-their exact text is, and what is taken back is what was found.
+The installed files are the pristine release, or the release with edits of others; what is taken
+back is what was found.
 """
 
 from __future__ import annotations
@@ -22,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import RELEASE, wheels
-from ..applying import own_changes
-from ..applying.apply import load_queue
+from ..applying.apply import described, load_queue, records
 from ..applying.matching import listing_with
 from ..applying.selection import Selection, select, settle
 from ..files.atomic import locked
 from ..files.tree import PREFIX, SGLANG, differing, digest, hash_python, list_package, names, sha256
-from ..outcome import Outcome, Refused, in_clone, some, system_problem, to_type
-from ..queue.imports import by_line
-from ..queue.series import PROVENANCE, Queue
+from ..outcome import Outcome, Refused, in_wheel, some, system_problem, to_type
+from ..queue.series import PROVENANCE, imports_by_line
 from ..upstream import pins as pinning
 from . import installed, undo
 from .installed import Identity, Installed, Report, read
@@ -56,22 +51,17 @@ def install(
     first.
 
     discard: edits of files that an earlier install made may go; release: what the files are made
-    of, where they do not say; only: the profile whose patches are applied, "" for every patch;
-    without: patches that are left out. check: write nothing; the report is EMPTY, with the numbers
-    of files that would be changed and added, or ALREADY_APPLIED where an install is in place.
-    Raises Refused, with nothing changed, where the files are not those of a pinned release with or
-    without edits of others, where a hunk does not fit them, where no patch is for it, where it
-    cannot be written, or where it is patched by other means.
+    of, where they do not say; only: the profile, "" for every patch; check: write nothing; the
+    report is EMPTY, or ALREADY_APPLIED. Raises Refused, with nothing changed.
     """
     queue, pins = load_queue(root, only), pinning.load(root)
     with _exclusive_access(site, writes=not check) as place:
-        if check:
-            journal = undo.read(place)
-            if journal and journal.state is State.INSTALLED and _any_file_installed(journal):
+        journal = undo.read(place) if check else _finish_interrupted(place, pins, discard)
+        if check and journal:
+            if journal.state is State.INSTALLED and _any_file_installed(journal):
                 return InPlace(journal).report(Outcome.ALREADY_APPLIED)
-        else:
-            journal = _finish_interrupted(place, pins, discard)
-        if earlier := _applied(place, None if check else journal):
+            journal = None
+        if earlier := InPlace(journal) if journal else find_handed_on(installed.find(place)):
             selection = select(queue, pins.find(earlier.record["version"]), without)
             if earlier.is_of(selection):
                 return earlier.report(Outcome.ALREADY_APPLIED)
@@ -79,17 +69,16 @@ def install(
                 raise earlier.refusal(selection.pin.tag)
             _remove_earlier_install(earlier, selection, discard)
         here = installed.find(place)
-        known = _identify_release(here, queue, pins, release)
+        known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
+        if release and pins.find(release) != known.pin:
+            what = f"is {known.pin.tag}, by its files, and not {release}"
+            raise Refused.of("other-release", str(here), what, "leave --release out")
         return _make_changes(select(queue, known.pin, without), here, known, check)
 
 
 def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
-    """Give the release in `site` back as it was before `install`: bytes, modes, times, byte code,
-    RECORD.
-
-    Raises Refused, with nothing changed, where that would lose edits (unless `discard` is set)
-    or cannot be done.
-    """
+    """Give the release in `site` back as it was before `install`, to bytes, modes and times. Raises
+    Refused, with nothing changed, where that would lose edits (unless `discard`)."""
     with _exclusive_access(site) as place:
         journal = _load_journal(place, pinning.load(root))
         if journal is None:
@@ -110,11 +99,10 @@ def uninstall(root: Path, site: Path, discard: bool = False) -> Report:
 
 
 def _broken_imports(journal: Journal, modules: Sequence[str]) -> Iterator[str]:
-    """A note for each module that is kept and imports one that went with the queue, as a copy of a
-    patched module does."""
+    """A note for each module that is kept and imports one that went with the queue."""
     gone = {PREFIX + change.path for change in journal.changes if not change.before}
     for name in modules:
-        lines = by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
+        lines = imports_by_line(PREFIX + name, read(journal.site, PREFIX + name) or b"")
         for line, path in sorted(each for each in lines if each[1] in gone)[:1]:
             what = f"imports {path.removeprefix(PREFIX)}, which went with the queue"
             yield f"{name}:{line} {what}: that module cannot be imported any more"
@@ -136,8 +124,7 @@ def _exclusive_access(site: Path, writes: bool = True) -> Iterator[Path]:
 
 
 def _load_journal(place: Path, pins: pinning.Pins) -> Journal | None:
-    """The folder's journal. That of another sglang than the one there now is deleted: a release was
-    installed over the patched one, or `git restore` was run."""
+    """The folder's journal. One of an sglang that was replaced since is deleted."""
     journal = undo.read(place)
     if journal is None or not journal.faults():
         return journal
@@ -165,8 +152,7 @@ def _any_file_installed(journal: Journal) -> bool:
 
 
 def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) -> Journal | None:
-    """The journal of an install that is whole, or None: what was begun is finished, in the
-    direction in which it was going."""
+    """The journal of an install that is whole, or None: what was begun is finished."""
     journal = _load_journal(place, pins)
     if journal and journal.state is State.INSTALLING:
         LOG.info("an install was cut short here; it is finished")
@@ -178,26 +164,9 @@ def _finish_interrupted(place: Path, pins: pinning.Pins, discard: bool = False) 
     return journal
 
 
-def _applied(place: Path, journal: Journal | None) -> InPlace | HandedOn | None:
-    """The queue that the sglang there carries, if any."""
-    return InPlace(journal) if journal else find_handed_on(installed.find(place))
-
-
-def _identify_release(here: Installed, queue: Queue, pins: pinning.Pins, release: str) -> Identity:
-    """Which release it is. release, Raises: as for `install`."""
-    known = installed.recognise(here, pins, lambda pin: Selection(queue, pin).touched, release)
-    if release and pins.find(release) != known.pin:
-        what = f"is {known.pin.tag}, by its files, and not {release}"
-        raise Refused.of("other-release", str(here), what, "leave --release out")
-    return known
-
-
 def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: bool) -> None:
-    """Undo an earlier install, so that the selection can follow. Later edits of others stay.
-
-    Raises Refused, with nothing changed, where their edits would be lost, or where the selection
-    would not fit what is left.
-    """
+    """Undo an earlier install, so that the selection can follow. Later edits of others stay. Raises
+    Refused, with nothing changed."""
     journal, differ = earlier.journal, earlier.differing
     if differ.ours and not discard:
         again = to_type("install", "--site-packages", journal.site, "--discard")
@@ -225,8 +194,7 @@ def _remove_earlier_install(earlier: InPlace, selection: Selection, discard: boo
 def _make_changes(
     selection: Selection, here: Installed, known: Identity, check: bool = False
 ) -> Report:
-    """Install in place; check: write nothing. Whatever fails, the files are as they were: only a
-    kill leaves the rest to the next call."""
+    """Install in place (check: write nothing). Whatever fails, the files are as they were."""
     changes, record, notes = _plan(selection, here, known)
     own = [here.site / name for name in changes if is_own(name)]
     added = sum(not path.exists() for path in own)
@@ -256,10 +224,7 @@ def _plan(
     selection: Selection, here: Installed, known: Identity
 ) -> tuple[Changes, dict[str, Any], dict[str, Any]]:
     """The changes in order, the record of the patched tree, and the journal's notes: "found", the
-    listing before; "texts", the patches as they are applied; "laid", the content of laid.json.
-
-    Raises Refused where a patch does not fit, and where a file cannot be written.
-    """
+    listing before, "texts", the patches, and "laid", of laid.json. Raises Refused."""
     files_of = partial(read, here.site)
     if known.edits.paths:
         selection = settle(selection, files_of, str(here), _resolve(known.pin.tag))
@@ -267,13 +232,13 @@ def _plan(
     planned = selection.plan(files_of, origin)
     files = {path: content for path, content in planned.files.items() if path.startswith(SGLANG)}
     after = listing_with(here.listing, files)
-    about = own_changes.described(files, files_of, after, known.edits)
+    about = described(files, files_of, after, known.edits)
     tree = {"before": hash_python(here.listing), "after": hash_python(after)}
     record = planned.record | {"tree": tree, "release": RELEASE}
     if known.edits.paths:
         record |= {"edits": known.edits.as_record(), "there": [*selection.already_present]}
     if PROVENANCE in after:
-        files |= own_changes.records(about, after)
+        files |= records(about, after)
     changes = _in_order(here, {path.removeprefix(PREFIX): files[path] for path in files}, record)
     _refuse_unwritable(here.site, changes)
     texts = [{"name": each.name, "forms": [each.diff]} for each in selection.patches]
@@ -299,12 +264,11 @@ def _pip_records(
     record: dict[str, Any],
     changes: Mapping[str, bytes | None],
 ) -> dict[str, bytes]:
-    """The files by which pip knows the package: RECORD with the files as they are now, the queue's
-    provenance beside it, and the queue in upstream's list of plugins.
+    """The files by which pip knows the package: RECORD, the queue's provenance beside it, and the
+    queue in upstream's list of plugins.
 
-    The version stays upstream's: requirements like sglang==0.5.9 must still hold, and a .dist-info
-    cannot be renamed and its files changed in one step. patch_queue.json is what tells it apart.
-    The journal is listed too: it goes with the package.
+    The version stays upstream's: requirements like sglang==0.5.9 must still hold. The journal is
+    listed too: it goes with the package.
     """
     points, name = info / wheels.ENTRY_POINTS, f"{info.name}/RECORD"
     present = {wheels.PLUGIN_LIST} if (here.site / wheels.PLUGIN_LIST).is_file() else set()
@@ -336,7 +300,9 @@ def _refuse_unwritable(site: Path, changes: Iterable[str]) -> None:
 
 def _resolve(tag: str) -> str:
     """The step for a conflict with edits of others, which keeps both sides."""
-    branch = in_clone("backport", f"--onto CHECKOUT --base {tag} BRANCH")
+    words = f"--onto CHECKOUT --base {tag} BRANCH"
+    in_clone = f"in a clone of the queue `scripts/nox backport {words}`"
+    branch = in_clone if in_wheel() else to_type("backport", words)
     return (
         "change one side so that both fit; or --without PATCH, where your tree repairs the same; or"
         f" {branch}, then `git merge BRANCH`"

@@ -43,8 +43,8 @@ OWN_VERSION = r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)"
 
 @dataclass(frozen=True)
 class Installed:
-    """One sglang in a folder of packages (or in the python/ of a checkout). info: its .dist-info,
-    None where it has none; version: as that says, "" without."""
+    """One sglang in a folder of packages (or python/ of a checkout). info: its .dist-info, if
+    any."""
 
     site: Path
     info: Path | None
@@ -79,8 +79,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Identity:
-    """Which pinned release the files are, by its Python files. notes: what a reader should know
-    about that. edits: what others edited."""
+    """The pinned release that files are. notes: what to know; edits: of others."""
 
     pin: Pin
     notes: tuple[str, ...] = ()
@@ -89,12 +88,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome for an installed sglang. record: its provenance; changed, added: the number of
-    files; notes: what to know.
-
-    others: files that others edited since, where every change of the queue is still in place;
-    before: files that others had edited before; both by their names below the folder.
-    """
+    """The outcome for an installed sglang. changed, added: numbers of files; notes: what to know;
+    others, before: files that others edited since the install, and before it."""
 
     site: Path
     outcome: Outcome
@@ -114,8 +109,8 @@ def read(site: Path, path: str) -> bytes | None:
 
 def site_packages(python: str = "") -> tuple[Path, str]:
     """(the folder that holds sglang/, the Python that imports it from there): of `python`, else of
-    the activated environment, else of the Pythons on PATH. Raises Refused for none, for several,
-    and where there is no such Python."""
+    the activated environment, else of the Pythons on PATH. Raises Refused for none and for
+    several."""
     tried = [python] if python else _pythons()
     own = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     how: dict[str, Any] = {"capture_output": True, "text": True, "cwd": "/", "env": own}
@@ -158,8 +153,7 @@ def _pythons() -> list[str]:
 
 
 def find(named: Path) -> Installed:
-    """The sglang in the folder that a user named. Raises Refused, with the folder that was probably
-    meant, where there is none."""
+    """The sglang in the folder that a user named. Raises Refused, with the one probably meant."""
     where = str(named)
     if not named.is_dir():
         raise Refused.of("no-folder", where, "there is no such folder", NAME_IT)
@@ -221,12 +215,11 @@ def _version(info: Path | None) -> str:
 def recognise(
     here: Installed, pins: Pins, ours: Callable[[Pin], Collection[str]], release: str = ""
 ) -> Identity:
-    """The pinned release that these files are, or are with edits of others.
+    """The pinned release that these files are, or are with edits of others. Files that the queue
+    does not touch must be that release's, but for a few.
 
-    release: what a user says it is made of. The files that the queue does not touch must be that
-    release's, but for a few. What it looked like its RECORD says, else the release's own archive.
-    ours: the files that the queue touches. Raises Refused where that is no pinned release, where
-    version and files contradict each other, or where it cannot be found out.
+    release: what a user says it is made of; ours: the files that the queue touches. Raises Refused
+    where it is no pinned release, or cannot be found out.
     """
     listed, named = here.recorded(), _named(here.version, pins)
     if pin := unedited(here, pins):
@@ -259,8 +252,7 @@ def unedited(here: Installed, pins: Pins) -> Pin | None:
 
 
 def _stated(here: Installed, pins: Pins) -> Pin | None:
-    """The pinned release that the package's own source names, where it has no .dist-info; else the
-    checkout's nearest tag."""
+    """The pinned release that the package's own source names, else the checkout's nearest tag."""
     versions = []
     for name in ("_version", "version") if here.info is None else ():
         text = (read(here.site, f"{SGLANG}{name}.py") or b"").decode("utf-8", "replace")
@@ -283,8 +275,7 @@ def _named(version: str, pins: Pins) -> Pin | None:
 
 
 def _sibling(version: str, pins: Pins) -> Pin | None:
-    """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12. What
-    differs then counts as edits of others."""
+    """The pinned release of the same number with another post part: 0.5.12.post1 for 0.5.12."""
     try:
         parsed = Version(version)
     except InvalidVersion:

@@ -1,9 +1,5 @@
 """The queue on an installed sglang, by an install in place, a patched wheel or git: whether all of
-it is there, which edits are of others, and the files without its changes.
-
-A patched wheel has the queue's record in its .dist-info. A branch, and the file for `git apply`,
-leave the tree's own record alone.
-"""
+it is there, which edits are of others, and the files without its changes."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..applying import own_changes
-from ..applying.matching import inverted, match
+from ..applying.apply import rows_in, undone
+from ..applying.matching import inverted, match, text_of
 from ..applying.selection import Selection
 from ..files import tree as trees
 from ..files.tree import LAID, LISTING, PREFIX, names
@@ -30,9 +26,8 @@ from .undo import Journal
 
 
 class Differing(NamedTuple):
-    """Files that are not as they were left, by their names below the folder. ours: the queue's, or
-    with a change of the queue that is not in place any more; others: with edits of others, and
-    every change of the queue is still there."""
+    """Files that are not as they were left. ours: a change of the queue is not in place any more;
+    others: every one still is."""
 
     ours: tuple[str, ...]
     others: tuple[str, ...]
@@ -41,13 +36,12 @@ class Differing(NamedTuple):
 def attribute(
     site: Path, paths: Collection[str], own: Collection[str], about: Mapping[str, Any]
 ) -> Differing:
-    """The differing paths by who made the difference. own: files that the queue changed or added;
-    about: the content of laid.json."""
-    rows = own_changes.rows_in(about)
+    """The paths by who made the difference. own: changed by the queue; about: laid.json."""
+    rows = rows_in(about)
 
     def is_ours(name: str) -> bool:
         if name in rows and (site / name).is_file():
-            return bool(own_changes.undone((site / name).read_bytes(), rows[name]))
+            return bool(undone((site / name).read_bytes(), rows[name]))
         return name in own or name in rows or f"{PREFIX}{name}".startswith(PACKAGE)
 
     ours = {name for name in paths if is_ours(name)}
@@ -91,22 +85,18 @@ class InPlace:
         )
 
     def without_changes(self) -> dict[str, bytes]:
-        """The files that others edited since, without the queue's changes. Raises Refused, naming
-        patch and file, where a change has no one place from which to take it."""
+        """The files that others edited since, without the queue's changes. Raises Refused."""
         site, problems = self.journal.site, list[Problem]()
-        changed = own_changes.rows_in(self.journal.notes["laid"])
+        changed = rows_in(self.journal.notes["laid"])
         edited = [name for name in self.differing.others if name in changed]
         files = {name: read(site, PREFIX + name) or b"" for name in edited}
         for patch in reversed(self.journal.notes["texts"]):
-            forms = [{file.path: file for file in parse_diff(form)} for form in patch["forms"]]
-            for path in forms[0]:
-                name = path.removeprefix(PREFIX)
+            for file in parse_diff(patch["forms"][0]):
+                name = file.path.removeprefix(PREFIX)
                 if name not in files:
                     continue
-                text = files[name].decode("utf-8", "surrogateescape")
-                matches = (match(text, inverted(form[path])) for form in forms)
-                exact = (made for made, places in matches if all(len(each) == 1 for each in places))
-                if (without := next(exact, None)) is not None:
+                without, places = match(text_of(files[name]), inverted(file))
+                if all(len(each) == 1 for each in places):
                     files[name] = without.encode("utf-8", "surrogateescape")
                     continue
                 what = "lines were edited since beside those of the queue, or among them"
@@ -155,8 +145,8 @@ class HandedOn:
 
 
 def find_handed_on(here: Installed) -> HandedOn | None:
-    """The queue that a wheel or git applied to an sglang; None where there is none. Raises Refused
-    where an install in place applied it and its journal is gone, so that it cannot be undone."""
+    """The queue that a wheel or git applied, if any. Raises Refused for one in place without a
+    journal."""
     try:
         file = here.info / IN_DIST_INFO if here.info else None
         record = json.loads(file.read_text(encoding="utf-8")) if file else None
@@ -181,13 +171,15 @@ def reinstall(here: Installed) -> str:
 
 
 def _tree_record(site: Path) -> dict[str, Any]:
-    """laid.json of the tree itself; empty where it has none."""
-    return own_changes.read(read(site, LAID) or b"")
+    """laid.json of the tree itself; empty where it has none, or it cannot be read."""
+    try:
+        return dict(json.loads(read(site, LAID) or b""))
+    except (ValueError, TypeError):
+        return {}
 
 
 def named_tree(site: Path) -> str:
-    """The tree as a server's first line names it and `--require` takes it, "sha256:<hex>"; empty
-    where no queue's record is there. It does not count edits of others since then."""
+    """The tree as a server's first line has it, "sha256:<hex>"; "" without a queue."""
     return str(_tree_record(site).get("tree", ""))
 
 

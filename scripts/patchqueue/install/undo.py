@@ -2,14 +2,13 @@
 the changes, and every change can be undone to the last byte.
 
 The log is a folder beside what is changed, made aside and renamed into place before the first
-change. It holds every file as it was and as it will be, and one state file: what is to change, and
-how far that has got. Each file is renamed over its forerunner, so that a reader sees the one or the
-other, and a hard link elsewhere (uv links from its cache) keeps the old bytes. The file as it was
-is kept twice: as a hard link where one can be made, so that it comes back itself, with mode, owner,
-times and links; and as a copy, should somebody write to it.
+change. It holds every file as it was and as it will be, and one state file. Each file is renamed
+over its forerunner, so that a reader sees the one or the other, and a hard link elsewhere (uv links
+from its cache) keeps the old bytes. The file as it was is kept twice: as a hard link where one can
+be made, so that it comes back itself; and as a copy, should somebody write to it.
 
-INSTALLING (renamed into place) -> each file renamed -> INSTALLED -> REMOVING -> each file renamed
-back -> REMOVED -> gone
+INSTALLING -> each file renamed -> INSTALLED -> REMOVING -> each file renamed back -> REMOVED ->
+gone
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Change:
-    """One file, by its path below the folder. before, after: the sha256 in hex, "" where there is
-    no file."""
+    """One file, by its path. before, after: its sha256, "" where there is none."""
 
     path: str
     before: str
@@ -66,8 +64,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal of one folder, without links in its path. folders: those that the changes make,
-    parents first; record: the patched tree's; notes: what the caller needs to undo the changes."""
+    """The journal of one folder. folders: those that the changes make, parents first; record: the
+    patched tree's; notes: what the caller needs to undo the changes."""
 
     site: Path
     state: State
@@ -87,8 +85,8 @@ class Journal:
         return (json.dumps(written, indent=1) + "\n").encode()
 
     def way_out(self) -> str:
-        """A path of the journal that leads, or could lead, out of the folder that it lies in; empty
-        where none does. Who may write that folder need not be who takes the changes back."""
+        """A path of the journal that leads, or could lead, out of its folder; "" for none. Who may
+        write that folder need not be who takes the changes back."""
         paths = [*(change.path for change in self.changes), *self.folders]
         named = next((path for path in paths if LEAVES_THE_TREE.search(path)), None)
         if named is not None:
@@ -124,8 +122,7 @@ def state_of(site: Path) -> str:
 
 
 def read(site: Path) -> Journal | None:
-    """The folder's journal, or None where it has none. Raises Refused where there is one that
-    cannot be understood."""
+    """The folder's journal, or None. Raises Refused for one that cannot be understood."""
     folder = site / FOLDER
     if not folder.exists() and not folder.is_symlink():
         return None
@@ -150,25 +147,17 @@ def read(site: Path) -> Journal | None:
 
 
 def own_names(changes: Mapping[str, bytes | None], site: Path) -> list[str]:
-    """The files that a finished journal consists of, by their paths below the folder: a RECORD
-    lists them, so that pip removes them with the package."""
+    """The files of a finished journal, for RECORD: pip removes them, too."""
     there = [path for path in changes if digest(site / path)]
     kept = [f"{folder}/{path}" for folder in (BEFORE, LINKS) for path in there]
     return [f"{FOLDER}/{name}" for name in [STATE, README, *kept]]
 
 
 def prepare(
-    site: Path,
-    changes: Mapping[str, bytes | None],
-    record: dict[str, Any],
-    notes: dict[str, Any],
+    site: Path, changes: Mapping[str, bytes | None], record: dict[str, Any], notes: dict[str, Any]
 ) -> Journal:
-    """Write the journal of these changes (path below `site` -> content, or None to remove it; in
-    the order in which they are to be made). The last act puts it in its place, in state INSTALLING;
-    up to then nothing outside of it has been touched.
-
-    Raises OSError, and Refused where a change would go through a link.
-    """
+    """Write the journal of these changes (path -> content, or None to remove it, in order) and put
+    it in its place, INSTALLING. Raises OSError, and Refused for a link."""
     listed = tuple(
         Change(path, digest(site / path), "" if content is None else sha256(content))
         for path, content in changes.items()
@@ -215,10 +204,9 @@ def back(
 ) -> None:
     """Undo every change, then delete the journal.
 
-    discard: also where a file has been edited since. merged: the edited files by path, with the
-    edits and without the changes. Raises Refused, before anything is touched, where
-    another file was edited, where a folder that must go holds an untracked file, or where a file of
-    the journal is damaged.
+    discard: also where a file has been edited since. merged: edited files by path, with the edits
+    and without the changes. Raises Refused, before anything is touched, where an edit would be lost
+    or the journal is damaged.
     """
     own = {change.path: change for change in reversed(journal.changes)}
     merged = {path: content for path, content in (merged or {}).items() if path in own}
@@ -237,28 +225,28 @@ def back(
     for path, before in wanted.items():
         _put(journal, path, before)
     for folder in reversed(journal.folders):
-        _remove_folder(journal.site / folder)
+        # untracked files have been ruled out: only byte code can be left
+        shutil.rmtree(journal.site / folder / "__pycache__", ignore_errors=True)
+        if (journal.site / folder).is_dir():
+            (journal.site / folder).rmdir()
     _settle(journal, wanted, "restored")
     forget(journal)
 
 
 def kept(journal: Journal, path: str, wanted: str) -> Path | None:
-    """The journal's file with this sha256: the original, unless somebody has written to it since;
-    else a copy."""
+    """The journal's file with this sha256: the original, else a copy."""
     places = (journal.path / name / path for name in (LINKS, BEFORE, AFTER))
     return next((file for file in places if wanted and digest(file) == wanted), None)
 
 
 def forget(journal: Journal) -> None:
-    """Delete the journal, and leave the files as they are. A rename would not do: overlayfs cannot
-    rename a lower layer's folder."""
+    """Delete the journal, and leave the files. overlayfs cannot rename a lower layer's folder."""
     _write(replace(journal, state=State.REMOVED))
     sweep(journal.site)
 
 
 def sweep(site: Path) -> None:
-    """Delete what a killed run left: a journal that is not in its place yet, or one whose changes
-    are undone."""
+    """Delete what a killed run left: a journal not in its place yet, or one that is undone."""
     folder, preparing = site / FOLDER, site / PREPARING
     if preparing.is_symlink():
         preparing.unlink()
@@ -295,10 +283,8 @@ def _put(journal: Journal, path: str, wanted: str) -> None:
 
 
 def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, step: str) -> None:
-    """Raise Refused where edits would be lost, or where the journal lacks a file.
-
-    wanted: the sha256 that a file is to have, by path; step: what to do if the journal lacks one.
-    """
+    """Raise Refused where edits would be lost, or where the journal lacks a file. wanted: by path,
+    the sha256 that a file is to have."""
     unlike = _unlike(journal.site, wanted)
     lost = [path for path in unlike if wanted[path] and not kept(journal, path, wanted[path])]
     if lost:
@@ -318,7 +304,9 @@ def _refuse_to_lose(journal: Journal, wanted: Mapping[str, str], discard: bool, 
 
 def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
     """Sync the changed folders to the disk. Raises Refused where a file is not as wanted."""
-    for folder in _touched(journal):
+    folders = {(journal.site / change.path).parent for change in journal.changes}
+    folders |= {(journal.site / folder).parent for folder in journal.folders}
+    for folder in sorted(filter(Path.is_dir, folders)):
         atomic.sync(folder)
     if wrong := _unlike(journal.site, wanted):
         what = f"was changed while it was being {how}: {some(wrong)}"
@@ -328,12 +316,6 @@ def _settle(journal: Journal, wanted: Mapping[str, str], how: str) -> None:
 
 def _unlike(site: Path, wanted: Mapping[str, str]) -> list[str]:
     return [path for path, each in wanted.items() if digest(site / path) != each]
-
-
-def _touched(journal: Journal) -> list[Path]:
-    folders = {(journal.site / change.path).parent for change in journal.changes}
-    folders |= {(journal.site / folder).parent for folder in journal.folders}
-    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _write(journal: Journal) -> Journal:
@@ -346,8 +328,7 @@ def _write(journal: Journal) -> Journal:
 
 
 def _keep(aside: Path, site: Path, change: Change) -> None:
-    """Keep the file as it was: a copy, and a hard link where links can be made (not across owners,
-    nor on every file system)."""
+    """Keep the file as it was: a copy, and a hard link where links can be made."""
     original, copy, link = (top / change.path for top in (site, aside / BEFORE, aside / LINKS))
     _write_like(copy, original.read_bytes(), original)
     if digest(copy) != change.before:
@@ -381,11 +362,3 @@ def _make_like(path: Path, like: Path) -> None:
     if os.geteuid() == 0 and (now.st_uid, now.st_gid) != (owner.st_uid, owner.st_gid):
         os.chown(path, owner.st_uid, owner.st_gid)
     shutil.copystat(like, path)
-
-
-def _remove_folder(path: Path) -> None:
-    """A folder that the changes made: untracked have been ruled out, so that only byte code can be
-    left in it."""
-    shutil.rmtree(path / "__pycache__", ignore_errors=True)
-    if path.is_dir():
-        path.rmdir()

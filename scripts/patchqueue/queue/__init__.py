@@ -1,5 +1,5 @@
 """What this repository holds, and its rules: headers, patches, the series with its guards, lint.
 
 Modules, low to high; none imports from its own floor or a higher one:
-header imports · patchfile · series · edit
+header · patchfile · series · edit
 """

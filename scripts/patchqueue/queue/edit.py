@@ -1,11 +1,8 @@
-"""Changes to the queue, planned in memory: guards on the series' lines, and variants.
+"""Changes to the queue, planned in memory: guards on the series' lines, and variants. Refresh and
+rebase read the queue as it would then be, prove that, and write all or none.
 
-Refresh and rebase plan such changes, read the queue as it would then be, prove that, and write all
-or none.
-
-A guard is a PEP 440 range that names whole releases, `>=0.5.20,<0.5.21`, their post releases
-included. Only where two pins share a release (0.5.12 and 0.5.12.post1) does a bound name one of
-them.
+A guard is a PEP 440 range that names whole releases, `>=0.5.20,<0.5.21`. Only where two pins share
+a release (0.5.12 and 0.5.12.post1) does a bound name one of them.
 """
 
 from __future__ import annotations
@@ -68,11 +65,8 @@ def variant(
     diff: str,
     why: str,
 ) -> Change:
-    """A patch's other text for one release, and for those behind it that its guard takes.
-
-    The guards go into `lines`. Where no other pinned release is left to the entry, its own text is
-    replaced. Raises Refused where no name is free.
-    """
+    """A patch's other text for one release, and for those behind it that its guard takes. Guards go
+    into `lines`. An entry without another pinned release gets the text itself."""
     if entry.is_for(version):
         kept, guard = split(entry.text, version, pinned)
         if not kept:
@@ -106,16 +100,8 @@ def joined(head: str, diff: str) -> bytes:
     return f"{head.strip()}\n\n{diff}".encode()
 
 
-def with_changes(queue: Queue, changes: Iterable[Change]) -> Queue:
-    """The queue as it would be read back. Raises Refused where it could not be."""
-    changed_queue, problems = tried(queue, changes)
-    if problems:
-        raise Refused(problems)
-    return changed_queue
-
-
 def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]]:
-    """The same, as far as it is readable, with what is wrong with what changed."""
+    """The queue as it would be read back, as far as it is readable, and what is wrong with it."""
     patches, overlay = dict(queue.patches), dict(queue.overlay)
     entries, problems = queue.entries, []
     for change in changes:
@@ -134,8 +120,7 @@ def tried(queue: Queue, changes: Iterable[Change]) -> tuple[Queue, list[Problem]
 
 
 def lower_bound(version: Version, pinned: Iterable[Version]) -> str:
-    """Where a guard for this version begins: at its release, or at itself where an older pin has a
-    part of that release."""
+    """Where a guard for it begins: at its release; at itself behind an older part of that."""
     older = any(other < version and other.base_version == version.base_version for other in pinned)
     return str(version) if older or version.is_prerelease else version.base_version
 

@@ -139,10 +139,6 @@ class Header:
         return next(iter(self.all(name)), "")
 
     @property
-    def is_variant(self) -> bool:
-        return bool(self.get("Variant-Of"))
-
-    @property
     def probes(self) -> tuple[Probe, ...]:
         """Raises re.error where `problems` would have named one."""
         return tuple(_probe(value) for value in self.all("Probe"))
@@ -184,8 +180,7 @@ class Header:
 
 
 def parse(text: str) -> tuple[Header, list[str]]:
-    """The header in `text` (everything before the first diff line), and what is unreadable in
-    it."""
+    """The header in `text`, and what is unreadable in it."""
     message = message_from_string(text)
     complaints = [type(defect).__name__ for defect in message.defects]
     if message.get_unixfrom():
@@ -198,13 +193,20 @@ def parse(text: str) -> tuple[Header, list[str]]:
 
 def problems(where: str, header: Header) -> list[Problem]:
     """Every way in which the header breaks the rules."""
-    kind, rules = ("variant", VARIANT_RULES) if header.is_variant else ("patch", RULES)
+    kind, rules = ("variant", VARIANT_RULES) if header.get("Variant-Of") else ("patch", RULES)
     complaints = [each for rule in rules for each in _broken(rule, where, header.all(rule.field))]
     allowed = {rule.field for rule in rules}
     for name, _ in header.fields:
         if name not in allowed:
             complaints.append(Problem("unknown-field", where, f"{name} is no field of a {kind}"))
-    return complaints or list(_bad_values(where, header))
+    try:
+        _ = complaints or (header.gaps, header.probes)
+    except InvalidSpecifier as error:
+        complaints.append(Problem("bad-field", where, f"Gap: {error}"))
+    except re.error as error:
+        what = f"Probe: {error.pattern!r} is no regular expression: {error}"
+        complaints.append(Problem("bad-field", where, what))
+    return complaints
 
 
 def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
@@ -222,16 +224,6 @@ def _broken(rule: Rule, where: str, values: Sequence[str]) -> Iterator[Problem]:
             bound = f"needs {least} or more" if len(value) < least else f"may have {most}"
             what = f"{rule.field} has {counted(len(value), 'character')}, and {bound}"
             yield Problem("bad-field", where, f"{what}: {rule.meaning}")
-
-
-def _bad_values(where: str, header: Header) -> Iterator[Problem]:
-    try:
-        _ = header.gaps, header.probes
-    except InvalidSpecifier as error:
-        yield Problem("bad-field", where, f"Gap: {error}")
-    except re.error as error:
-        what = f"Probe: {error.pattern!r} is no regular expression: {error}"
-        yield Problem("bad-field", where, what)
 
 
 def _unfold(value: str) -> str:

@@ -1,8 +1,6 @@
-"""One patch file: its header, its diffs, and every rule about its form that needs no upstream tree
-to check.
+"""One patch file: its header, its diffs, and every rule about its form that needs no upstream tree.
 
-unidiff reads the hunks; what it read is written again and must be the same, since unidiff lets text
-around a diff pass in silence.
+What unidiff read is written again and must be the same: it lets text around a diff pass in silence.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -20,7 +17,6 @@ from unidiff.patch import PatchSet
 
 from ..outcome import Problem, counted, to_type
 from . import header as headers
-from . import imports
 
 CONTEXT = 3
 PLAIN_PATH = re.compile(r"(?:python/sglang|test)/[^ \\\x00-\x1f]+")
@@ -31,12 +27,8 @@ NO_NEWLINE = "\\ No newline at end of file"
 
 @dataclass(frozen=True)
 class Hunk:
-    """old_start, new_start: 1-based first line in the file before and after this hunk; at_line: in
-    the patch file.
-
-    lines: each begins with what it is, " " context, "-" removed or "+" added, and ends with its
-    newline if it has one.
-    """
+    """old_start, new_start: 1-based first lines; at_line: in the patch file; lines: each begins
+    with " ", "-" or "+", and ends with its newline if it has one."""
 
     old_start: int
     new_start: int
@@ -97,13 +89,6 @@ class Patch:
         """The diffs, without the header."""
         return split(self.content.decode("utf-8"))[1]
 
-    @cached_property
-    def imported(self) -> frozenset[str]:
-        """The files that the added lines import, as paths in the tree."""
-        hunks = (hunk for file in self.files for hunk in file.hunks)
-        added = ([line[1:] for line in hunk.lines if line[0] == "+"] for hunk in hunks)
-        return frozenset().union(*map(imports.of_lines, added))
-
 
 def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
     """The patch with these diffs in place of its own."""
@@ -112,8 +97,7 @@ def of_files(patch: Patch, files: Iterable[FileDiff]) -> Patch:
 
 
 def split(text: str) -> tuple[str, str]:
-    """A patch file's text as (header, diff); the diff begins at the first line that only a diff can
-    have."""
+    """A patch file's text as (header, diff)."""
     match = re.search(
         r"^(?:--- |diff |Index: |index |GIT binary|Binary files|rename |old mode|new file mode)",
         text,
@@ -149,8 +133,7 @@ def read(name: str, content: bytes) -> tuple[Patch | None, list[Problem]]:
 
 
 def parse_diff(diff: str | Iterable[str], lines_before: int = 0) -> tuple[FileDiff, ...]:
-    """The diffs of a text whose form is known to be good (of a patch, or of the overlay written as
-    one)."""
+    """The diffs of a text whose form is known to be good."""
     return tuple(
         FileDiff(file.path, tuple(_hunk(hunk, lines_before) for hunk in file))
         for file in PatchSet(diff)
@@ -187,10 +170,7 @@ def _hunk(hunk: Any, lines_before: int) -> Hunk:
 
 
 def _form(where: str, diff: str, first_line: int) -> Iterator[Problem]:
-    """Problems of the diff's form: it must be just what `render` makes of it.
-
-    That proves the rest to be paths and lines, of which the rules below tell.
-    """
+    """Problems of the diff's form: it must be just what `render` makes of it."""
     at, line = first_line, ""
 
     def lines() -> Iterator[str]:
@@ -251,8 +231,7 @@ def _ends(where: str, file: FileDiff) -> Iterator[Problem]:
 
 
 def _context(at: str, hunk: Hunk) -> Iterator[Problem]:
-    """Three lines of context on both sides at most; fewer where the releases that share the text
-    agree on no more."""
+    """Three lines of context on both sides at most; fewer where releases agree on no more."""
     if (not hunk.old and hunk.old_start == 0) or (not hunk.new and hunk.new_start == 0):
         what = "fills an empty file, and `quilt pop`" if hunk.new else "empties the file, and quilt"
         yield Problem("new-or-deleted-file", at, f"{what} then deletes it")

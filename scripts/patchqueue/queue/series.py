@@ -3,19 +3,20 @@ need; and the rules about it as a whole."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from ..files.tree import SGLANG, is_part_of_tree
+from ..files.tree import PREFIX, SGLANG, is_part_of_tree
 from ..outcome import Problem
-from . import imports, patchfile
+from . import patchfile
 from .header import Header
 from .patchfile import Patch
 
@@ -27,6 +28,9 @@ OVERLAY_PATCH = "overlay.patch"
 PACKAGE = "python/sglang/srt/prefill_graph/"  # the overlay's own package
 # generated for each tree: what it was made of, without a date or a place
 PROVENANCE = PACKAGE + "provenance.json"
+IMPORT = re.compile(
+    r"(?m)^[ \t]*(?:from\s+(\.*)([\w.]*)\s+import\s+(?:\(([^)]*)|(.*))|import\s+(.*))"
+)
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,7 @@ class Entry:
 
     @property
     def base(self) -> str:
-        """The name that all variants of this patch share: `nsa/route-indexer@0.5.8.patch` ->
-        `nsa/route-indexer.patch`."""
+        """The name that all variants share: `nsa/route@0.5.8.patch` -> `nsa/route.patch`."""
         return re.sub(r"@[^/]*\.patch$", ".patch", self.name)
 
     def is_for(self, version: Version) -> bool:
@@ -51,9 +54,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Queue:
-    """Everything that the project applies to a release. patches: each text as its file has it;
-    overlay: path in the tree -> content; profile: the one whose patches it has, "" for all; whole:
-    no patch is left out."""
+    """Everything that the project applies to a release. overlay: path in the tree -> content;
+    profile: the one whose patches it has, "" for all; whole: no patch is left out."""
 
     entries: tuple[Entry, ...]
     patches: dict[str, Patch]
@@ -94,14 +96,13 @@ class Queue:
         return replace(self, entries=tuple(kept), profile=profile, whole=False)
 
     def overlay_for(self, patches: Iterable[Patch]) -> dict[str, bytes]:
-        """The overlay files that the lines of these patches import and that their headers name, and
-        those that these import."""
+        """The overlay files that these patches import or name, and what these import."""
         needed: set[str] = set()
         for patch in patches:
             named = self.header(patch.name).overlay
-            needed |= patch.imported
+            needed |= imported(patch)
             needed |= {path for path in self.overlay for name in named if is_named(name, path)}
-        brought = imports.closure(needed, self.overlay)
+        brought = closure(needed, self.overlay)
         return {path: content for path, content in self.overlay.items() if path in brought}
 
     def unnamed_overlay(self) -> list[str]:
@@ -110,8 +111,7 @@ class Queue:
 
 
 def read(root: Path) -> tuple[Queue, list[Problem]]:
-    """The queue below `root`, as far as it is readable, and everything that is wrong with the
-    series itself."""
+    """The queue below `root`, as far as it is readable, and what is wrong with the series."""
     try:
         # not read_text: it turns CRLF into LF unseen
         text = (root / FILE).read_bytes().decode("utf-8")
@@ -219,8 +219,7 @@ def overlapping(queue: Queue, version: Version) -> list[Problem]:
 
 
 def lint(root: Path, queue: Queue) -> list[Problem]:
-    """Problems of the queue as a whole that need no upstream tree: of variants, names, tests and
-    the overlay. Those of one patch's form are in patchfile.py."""
+    """Problems of the queue as a whole: of variants, names, tests and the overlay."""
     checks = (_variants(queue), _names(root, queue), _overlay(root, queue))
     return [problem for problems in checks for problem in problems]
 
@@ -295,10 +294,7 @@ def _overlay_text(where: str, content: bytes) -> Iterator[Problem]:
 
 
 def as_patch(files: Mapping[str, bytes]) -> bytes:
-    """New files as one patch in quilt's own form, so that `quilt pop -a` takes them away again.
-
-    Every file must be UTF-8, not empty, and end with a line end (lint sees to it).
-    """
+    """New files as one patch in quilt's own form. Lint sees to it that every file can be in one."""
     parts = []
     for path, content in sorted(files.items()):
         lines = content.decode("utf-8").removesuffix("\n").split("\n")
@@ -311,3 +307,66 @@ def as_patch(files: Mapping[str, bytes]) -> bytes:
 def is_named(name: str, path: str) -> bool:
     """Whether a name in a header means the overlay file: itself, or a folder that holds it."""
     return path == name or (name.endswith("/") and path.startswith(name))
+
+
+def closure(named: Iterable[str], overlay: Mapping[str, bytes]) -> frozenset[str]:
+    """The overlay files `named`, those that they import, and the packages of all these."""
+    reached: set[str] = set()
+    waiting = set(named) & overlay.keys()
+    while waiting:
+        reached |= waiting
+        folders = {
+            f"{folder}/__init__.py" for path in waiting for folder in PurePosixPath(path).parents
+        }
+        imported = folders.union(*(imports_of(path, overlay[path]) for path in waiting))
+        waiting = (imported & overlay.keys()) - reached
+    return frozenset(reached)
+
+
+@functools.cache  # every selection of patches asks for the same files
+def imports_of(path: str, content: bytes) -> frozenset[str]:
+    """The files that the module `path` may import, as paths in the tree, if they are there."""
+    return frozenset(file for _, file in imports_by_line(path, content))
+
+
+def imports_by_line(path: str, content: bytes) -> Iterator[tuple[int, str]]:
+    """(line, file) of each import in the module `path`, as `imports_of` has the files."""
+    text = content.decode("utf-8", "replace") if path.endswith(".py") else ""
+    package = path.removeprefix(PREFIX).split("/")[:-1]
+    for match in IMPORT.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield from ((line, file) for file in _imported(match, package))
+
+
+def imported(patch: Patch) -> frozenset[str]:
+    """The same of a patch's added lines: absolute imports alone."""
+    hunks = (hunk.lines for file in patch.files for hunk in file.hunks)
+    added = ("".join(line[1:] for line in lines if line[0] == "+") for lines in hunks)
+    return frozenset().union(*map(_absolute_imports, added))
+
+
+@functools.cache
+def _absolute_imports(text: str) -> frozenset[str]:
+    matches = (match for match in IMPORT.finditer(text) if not match[1])
+    return frozenset(file for match in matches for file in _imported(match, []))
+
+
+def _imported(match: re.Match[str], package: list[str]) -> Iterator[str]:
+    """The files that one import may mean. package: the folders of the module that has it."""
+    dots, module, parenthesised, listed, plain = match.groups()
+    if plain is not None:
+        for name in re.findall(r"(?:^|,)\s*([\w.]+)", plain):
+            yield from _files(name.split("."), [])
+        return
+    above = package[: len(package) + 1 - len(dots)] if dots else []
+    yield from _files([*above, *module.split(".")], re.findall(r"\w+", parenthesised or listed))
+
+
+def _files(module: list[str], names: Collection[str]) -> set[str]:
+    """Where a module, and those of `names` that are modules in it, would lie."""
+    stem = PREFIX + "/".join(filter(None, module))
+    return {
+        f"{path}{end}"
+        for path in (stem, *(f"{stem}/{name}" for name in names))
+        for end in (".py", "/__init__.py")
+    }

@@ -35,13 +35,9 @@ class Wheel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pin(Struct, frozen=True, forbid_unknown_fields=True):
-    """One pinned revision, as the file has it.
-
-    tree: tree hash of the release: of its Python files, which each of its wheels and its git tag
-    have (see files/tree.py).
-    patched: the same of the release with the whole queue on it; empty where it is not known yet.
-    resolve_as_of: the revision's environment is resolved as the package index stood on this day.
-    """
+    """One pinned revision, as the file has it. tree: of the release (see files/tree.py); patched:
+    the same with the whole queue on it; resolve_as_of: the day as of which its environment is
+    resolved."""
 
     version: Version
     tag: Tag
@@ -68,8 +64,7 @@ class File(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Pins:
-    """All pins, oldest first; the one that is meant when none is named; those that are tested when
-    none is named."""
+    """All pins, oldest first; those that are meant, and tested, when none is named."""
 
     all: tuple[Pin, ...]
     default: Pin
@@ -90,42 +85,30 @@ class Pins:
 
     def find(self, name: str) -> Pin:
         """The pin that a user calls `name`: "v0.5.9", "0.5.9", or an installed "0.5.9+cu130".
-
-        Raises Refused with the known names when there is none.
-        """
-        unknown, pinned = "unknown-release", " ".join(pin.tag for pin in self.all)
-        try:
-            # parses the leading v too; a local part (+cu130) does not matter
-            version = Version(Version(name).public)
-        except InvalidVersion:
-            what, step = f"this is not a version; pinned are {pinned}", self.default.tag
-            raise Refused.of(unknown, repr(name), what, f"name one of these, as {step}") from None
-        if pin := self.of(version):
+        Raises Refused."""
+        pinned = " ".join(pin.tag for pin in self.all)
+        wanted = version(name, f"; pinned are {pinned}", self.default.tag)
+        if pin := self.of(wanted):
             return pin
-        if near := [pin.tag for pin in self.near(version)]:
+        what, step = f"this release is not pinned; pinned are {pinned}", "name one of these"
+        if near := [pin.tag for pin in self.near(wanted)]:
             what = f"this release is not pinned; did you mean {' or '.join(near)}?"
-            raise Refused.of(unknown, repr(name), what, f"the same command with {near[-1]}")
-        other = f"{to_type('rebase', version)} says what the queue does on another release"
-        what, step = (
-            f"this release is not pinned; pinned are {pinned}",
-            f"name one of these; {other}",
-        )
-        raise Refused.of(unknown, repr(name), what, step)
+            step = f"the same command with {near[-1]}"
+        step += f"; {to_type('rebase', wanted)} says what the queue does on another release"
+        raise Refused.of("unknown-release", repr(name), what, step)
 
 
-def version(name: str) -> Version:
-    """The version that a user calls `name`, pinned or not; a local part (+cu130) does not matter.
-    Raises Refused where it is none."""
+def version(name: str, known: str = "", example: str = "0.5.24") -> Version:
+    """The version that a user calls `name`, pinned or not. Raises Refused where it is none."""
     try:
-        return Version(Version(name).public)
+        return Version(Version(name).public)  # of a leading v too, and without +cu130
     except InvalidVersion:
-        what, step = "this is not a version", "name one, as 0.5.24"
+        what, step = f"this is not a version{known}", f"name one, as {example}"
         raise Refused.of("unknown-release", repr(name), what, step) from None
 
 
 def load(root: Path) -> Pins:
-    """Read and check upstream/pins.toml below `root`. Raises Refused naming the entry and the
-    field."""
+    """upstream/pins.toml below `root`, checked. Raises Refused naming the entry and the field."""
     try:
         content = (root / FILE).read_bytes()
     except OSError:
@@ -156,8 +139,7 @@ def check(entry: Any, number: int = 0) -> Pin:
 
 
 def with_patched(text: str, trees: Mapping[Version, str]) -> str:
-    """The file's text with these trees as `patched` of their releases. A release that it does not
-    have is left out."""
+    """The file's text with these trees as `patched` of their releases."""
     import tomlkit  # which a wheel of the tool does not require: it writes no pins
 
     file = tomlkit.parse(text)
@@ -168,8 +150,7 @@ def with_patched(text: str, trees: Mapping[Version, str]) -> str:
 
 
 def add(root: Path, pin: Pin) -> Pin:
-    """Write one more release into the file, which is made where there is none. Raises Refused where
-    the file is broken, or has the version already."""
+    """Write one more release into the file, which is made where there is none. Raises Refused."""
     wheels = "".join(f'    {{file = "{w.file}", sha256 = "{w.sha256}"}},\n' for w in pin.wheels)
     entry = (
         f'[[revision]]\nversion = "{pin.version}"\ntag = "{pin.tag}"\nreleased = {pin.released}\n'

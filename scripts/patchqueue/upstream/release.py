@@ -1,10 +1,9 @@
 """The files of any release, pinned or not: of a wheel, of a checkout, or as the package index has
-them; a release pinned by all its wheels, which must hold one and the same tree; and a release that
-carries edits of others, known by the files that they left alone.
+them; a release pinned by all its wheels, which must hold one tree; and a release with edits of
+others, known by the files that they left alone.
 
-Forks and RL frameworks pin a release and patch it. Two pinned releases that follow each other have
-at most three quarters of their Python files in common (measured on all pins); a fork keeps nearly
-all of them.
+Two pinned releases that follow each other have at most three quarters of their Python files in
+common; a fork keeps nearly all of them.
 """
 
 from __future__ import annotations
@@ -22,18 +21,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from ..files import run
-from ..files.tree import (
-    GENERATED,
-    SGLANG,
-    differing,
-    hash_python,
-    is_part_of_tree,
-    names,
-    sha256,
-)
+from ..files.tree import GENERATED, SGLANG, differing, hash_python, is_part_of_tree, names, sha256
 from ..outcome import Refused, some, to_type
-from . import index, source
 from . import pins as pinning
+from . import source
 from .pins import Pin, Pins
 from .source import Archive
 
@@ -60,8 +51,8 @@ class Release:
 
 
 def find(pins: Pins, version: Version, origin: Path | None) -> Release:
-    """A release, pinned or not. origin: a wheel of it, a folder of wheels, or a checkout or an
-    unpacked wheel, whose files are taken as they are. Raises Refused where they cannot be had."""
+    """A release. origin: a wheel, a folder of wheels, a checkout or an unpacked wheel. Raises
+    Refused."""
     wheels = _wheels(origin, version) if origin else []
     if origin and origin.is_dir() and not wheels:
         LOG.info(f"sglang {version} from {origin}: its files as they stand")
@@ -81,10 +72,9 @@ def _wheels(folder: Path, version: Version) -> list[Path]:
 
 
 def newer(pins: Pins) -> list[Version]:
-    """The releases that the package index has and that are newer than the newest pin, oldest first;
-    no pre-releases."""
+    """The releases on the package index that are newer than all pins, oldest first."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-watch-") as space:
-        versions = map(Version, index.published(Path(space)))
+        versions = map(Version, source.published(Path(space)))
     return sorted(
         version
         for version in versions
@@ -99,7 +89,7 @@ def nearest_tag(path: Path) -> str:
     above = {"GIT_CEILING_DIRECTORIES": str(path.resolve().parent)}  # no repository above it
     words = ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
     try:
-        said = run.git(path, *words, more=run.NO_CONFIGURATION | above).stdout
+        said = run.git(path, *words, more=above).stdout
     except run.Failed:
         return ""
     return said.decode("utf-8", "replace").strip()
@@ -122,11 +112,7 @@ def of_folder(version: Version, folder: Path) -> Release:
 
 
 def add_pin(root: Path, name: str, origin: Path | None) -> Pin:
-    """Pin version `name` from the package index (or from a folder of its wheels, `origin`).
-
-    Raises Refused, with pins.toml untouched, when it is pinned already, when no wheel is available,
-    or when its wheels differ in more than compiled parts.
-    """
+    """Pin a version from the package index, or from a folder of its wheels. Raises Refused."""
     version = pinning.version(name)
     pinning.refuse_pinned(root, version)
     if origin and not origin.is_dir():
@@ -179,14 +165,12 @@ def _look_into(wheel: Path) -> tuple[dict[str, str], datetime.date]:
 
 def _offered(version: Version, folder: Path) -> Iterator[Path]:
     """The release's wheels as they come. Raises Refused with the cause where none is available."""
-    configured = index.settings(folder)
     LOG.info(f"asking for the wheels of sglang {version}")
-    names, broken = index.wheels(str(version), folder, configured)
-    for name in names:
+    for name in source.offered(version, folder):
         LOG.info(f"fetching {name}")
-        done = index.download(str(version), name, folder, *(["--no-index"] if broken else []))
+        done = source.download(str(version), name, folder)
         if not (folder / name).is_file():
-            raise Refused.of("not-fetched", name, index.why(done, folder), index.STEP)
+            raise Refused.of("not-fetched", name, source.why(done, folder), source.STEP)
         yield folder / name
 
 
@@ -196,8 +180,7 @@ SHARE = 8  # one in so many of the release's files may be edited beside ours
 
 @dataclass(frozen=True)
 class Edits:
-    """Edits of others in a release: paths in git's layout, sorted. removed: files that it has no
-    more."""
+    """Edits of others in a release: paths in git's layout, sorted."""
 
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -214,11 +197,9 @@ class Edits:
 
 
 def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool) -> Edits:
-    """The differences from the release's listing.
-
-    whole: it lists every file that belongs there. Else Python files alone count as added and as
-    removed: a wheel and a git tag differ in other files.
-    """
+    """The differences from the release's listing. whole: it lists every file that belongs there;
+    else Python files alone count as added and as removed, as a wheel and a git tag differ in
+    others."""
     paths = [path for path in differing(release, present) if path != GENERATED]
     counted = [path for path in paths if whole or path.endswith(".py")]
     return Edits(
@@ -231,8 +212,7 @@ def between(release: Mapping[str, str], present: Mapping[str, str], whole: bool)
 def refuse_other(
     where: str, pin: Pin, release: Mapping[str, str], edits: Edits, ours: Collection[str]
 ) -> None:
-    """Raise Refused where so many files that the queue does not touch were edited or removed that
-    the files are another release's."""
+    """Raise Refused where so many files differ that they are another release's."""
     free = [path for path in release if path.endswith(".py") and path not in ours]
     unlike = {*edits.changed, *edits.removed}.intersection(free)
     if len(unlike) <= max(FEW, len(free) // SHARE):
