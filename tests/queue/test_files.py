@@ -4,6 +4,7 @@ of the caller's environment reaches a program."""
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from test_install import in_child
 
 from patchqueue.files import atomic, record, run
 from patchqueue.files.atomic import locked
+from patchqueue.outcome import Refused
 
 
 def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
@@ -65,19 +67,43 @@ def test_a_pipe_and_a_terminal_take_the_content_and_stay(tmp_path):
     assert os.read(ours, 7) == b"content" and (tmp_path / "out").is_char_device()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
+def test_devices_stay(tmp_path):
+    null, disk = tmp_path / "null", tmp_path / "disk"
+    os.mknod(null, 0o020666, os.makedev(1, 3))
+    atomic.write(null, b"content")
+    assert null.is_char_device()
+    os.mknod(disk, 0o060600, os.makedev(7, 255))
+    with pytest.raises(Refused, match="no file"):
+        atomic.write(disk, b"content")
+    assert disk.is_block_device()
+
+
+def test_a_socket_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        with pytest.raises(Refused, match="no file"):
+            atomic.write(tmp_path / "socket", b"content")
+    assert (tmp_path / "socket").is_socket()
+
+
 @pytest.mark.parametrize("to", ["pipe", "file"])
 def test_standard_output_is_printed_to(tmp_path, to):
-    """Behind what was printed there before, and not in its place."""
+    """Behind what was printed there before, and not in its place. By a link as /dev/stdout is one:
+    that of the machine is not put at risk."""
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     code = (
-        "from patchqueue.files import atomic;"
-        "print('before', flush=True); atomic.write(atomic.OUTPUT, b'content\\n')"
+        "import sys; from pathlib import Path; from patchqueue.files import atomic;"
+        "print('before', flush=True); atomic.write(Path(sys.argv[1]), b'content\\n')"
     )
     file = tmp_path / "out"
     with open(file, "ab") as out:
         out.write(b"of others\n")
         out.flush()
         given = out if to == "file" else subprocess.PIPE
-        done = subprocess.run([sys.executable, "-c", code], stdout=given, check=True)
+        words = [sys.executable, "-c", code, str(tmp_path / "stdout")]
+        done = subprocess.run(words, stdout=given, check=True)
     found = file.read_bytes().removeprefix(b"of others\n") if to == "file" else done.stdout
     assert found == b"before\ncontent\n"
 

@@ -12,12 +12,14 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ..outcome import Refused
 
 LOG = logging.getLogger(__name__)
 
-OUTPUT = Path("/dev/stdout")  # what this process prints to, a file too
+OUTPUT = Path("/dev/stdout")  # of this process
 MANIFEST = "files.json"
 # of patches/, series and what else a rebase writes
 JOURNAL = Path("work/.patchqueue/rebase.journal")
@@ -28,11 +30,12 @@ QUEUE_LOCK = Path("work/.patchqueue/rebase.lock")
 def write(path: Path, content: bytes) -> None:
     """Write a file: whoever reads it finds the old content or the new, whenever this is killed.
 
-    A link is followed, and stays. What is no plain file, as a pipe or OUTPUT, takes the content as
-    it comes.
-    """
-    is_output = path == OUTPUT
+    A link is followed, and stays. A pipe, a terminal and /dev/null take the content as it comes.
+    Raises Refused for a disk or a socket."""
+    is_output = _is_output(path)  # a file, too: no other one may take its place
     if is_output or (path.exists() and not path.is_dir() and not path.is_file()):
+        if not (is_output or path.is_fifo() or path.is_char_device()):
+            raise Refused.of("no-file", str(path), "is a device, and no file", "name a file")
         with open(1 if is_output else path, "wb", closefd=not is_output) as file:
             file.write(content)
         return
@@ -46,6 +49,13 @@ def write(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def _is_output(path: Path) -> bool:
+    """Whether a file is what this process prints to, as /dev/stdout is."""
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(1))
+    return False
 
 
 def _aside(path: Path) -> Path:
@@ -84,8 +94,7 @@ def sync(folder: Path) -> None:
 
 
 def write_all(root: Path, files: Mapping[str, bytes], journal: Path) -> None:
-    """Write `files` (path below root -> content), in order. journal: a folder of the writer's
-    own."""
+    """Write `files` (by path below root), in order. journal: a folder of the writer's own."""
     recover(root, journal)
     aside = journal.with_name(journal.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)
