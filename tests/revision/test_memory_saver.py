@@ -155,6 +155,7 @@ def test_a_failed_capture_leaves_the_region(memory, capture):
     assert memory.library.region is None and memory.capturing is None
 
 
+@pytest.mark.patch("piecewise/pause-with-memory-saver")
 @PIECEWISE
 def test_pieces_are_paused(memory, monkeypatch):
     """The release's own backend, whose compiled piece is stood in for."""

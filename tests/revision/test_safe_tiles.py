@@ -90,6 +90,11 @@ def test_chunks_are_those_of_the_tiles(sizes, on):
         assert rows == (tiles.CHUNK if measured else tiles.SAFE_CHUNK)
 
 
+@pytest.mark.patch(
+    "breakable/capture-layer-stack",
+    "breakable/capture-recurrent-layers",
+    "breakable/capture-mamba2-through-hook",
+)
 def test_a_mixer_breaks_on_a_gpu_without_measurements_and_names_the_switch(on, monkeypatch):
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     weight = SimpleNamespace(weight=torch.zeros(96, 1, 4))
