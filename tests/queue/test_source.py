@@ -3,6 +3,7 @@ too."""
 
 import io
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -132,6 +133,7 @@ def served(tmp_path, monkeypatch):
 def test_a_release_that_the_index_lacks_is_asked_for_once(project, served):
     name, text = refused(release.add_pin, project.root, "9.9.7", None)
     assert name == "not-fetched" and "there is no version of sglang==9.9.7" in text
+    assert re.search(r"Asked: http://127.0.0.1:\d+/? \[", text)
     assert len(served) == 1
     assert release.add_pin(project.root, "9.9.2", None).tag == "v9.9.2"
 

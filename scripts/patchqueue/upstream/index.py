@@ -121,7 +121,7 @@ def wheels(version: str, folder: Path, configured: Mapping[str, str]) -> tuple[l
         causes = re.findall(r"(?m)^\s*cause: (.*)$", failure.said)  # hints come behind the last
         cause = causes[-1] if causes else str(failure)
         if "No solution found" in failure.said:
-            what = f"no wheel of it is available: {cause}"
+            what = f"no wheel of it is available: {cause} Asked: {asked(configured)}"
             raise Refused.of("not-fetched", f"sglang {version}", what, STEP) from None
     broken = f"the package index cannot be reached: {cause}; asked: {asked(configured)}"
     try:
