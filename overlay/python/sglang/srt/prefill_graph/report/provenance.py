@@ -248,7 +248,7 @@ def lines(found: Verification) -> Iterator[str]:
         kept = found.files - sum(fault is not ADDED for _, fault in found.others)
         yield f"{kept} files are as the queue made them"
     else:
-        yield f"{len(found.faults)} files are not as the queue made them ({found.files} compared):"
+        yield f"not as the queue made them: {len(found.faults)} of {found.files} files:"
         yield from (f"  {fault:8} {name}" for name, fault in found.faults)
     if found.before:
         yield f"edits of others from before ({len(found.before)}):"
