@@ -114,15 +114,12 @@ def _uninstall(options: argparse.Namespace) -> int:
         f" {counted(report.changed, 'file')} restored, {report.added} removed,"
         f" {time.monotonic() - started:.1f} s"
     )
-    _show_list("edits of others, made since the install, were kept:", report.others)
+    if report.others:
+        kept = (f"  {name}" for name in report.others)
+        OUT.print("edits of others, made since the install, were kept:", *kept, sep="\n")
     _show_notes(report)
     OUT.print(f"next: start the server anew; {_install_in(report)} patches it again")
     return 0
-
-
-def _show_list(title: str, names: Sequence[str]) -> None:
-    if names:
-        OUT.print(title, *(f"  {name}" for name in names), sep="\n")
 
 
 def _show_tree(report: Report) -> None:
