@@ -96,10 +96,11 @@ def _patches():
 
 def _lacking(items):
     """(test, patch that the tree lacks), for each test of which it has no patch. A test is of those
-    that its marker names; without one, of all that name its file, but for those that a marker of
-    another test there names."""
+    that its nearest marker names; without one, of all that name its file, but for those that a
+    marker of another test there names."""
     present, lacked = _patches()
-    own = [{name for mark in item.iter_markers("patch") for name in mark.args} for item in items]
+    marks = (item.get_closest_marker("patch") for item in items)
+    own = [{*mark.args} if mark else set() for mark in marks]
     marked = {(item.path, name) for item, names in zip(items, own) for name in names}
     for item, names in zip(items, own) if present else ():
         of_file = {name for name, tests in lacked.items() if item.path.name in tests}
