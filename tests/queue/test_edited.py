@@ -209,7 +209,7 @@ def test_a_change_that_the_tree_has_already_is_left_out(edited, site, tool):
         inplace.uninstall(edited.root, site)
 
 
-def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch):
+def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch, tool):
     """Another release than the one that the files are is refused, named or not."""
     edited.release("9.9.3", fakes.release_of("9.9.3") | {"sglang/srt/new.py": "new = 1\n"})
     with unchanged(site):
@@ -223,6 +223,8 @@ def test_the_release_is_named_where_nothing_names_it(edited, site, monkeypatch):
         patch.setattr(edits, "FEW", 0)  # so many files differ that the rest says nothing
         name, text = refused(inplace.install, edited.root, site, release=fakes.TAG)
         assert name == "unlike-release" and PAGE in text
+    words = "install", "--site-packages", site, "--release", fakes.TAG
+    assert f"{' '.join(map(str, words))}` does that" in tool(edited, *words, "--check")[1]
     report = inplace.install(edited.root, site, release=fakes.TAG)
     assert report.before == (PAGE, "sglang/version.py")
 

@@ -144,6 +144,33 @@ def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_pat
     assert re.search(r"SKIPPED \[1\] \S*test_0.py:\d+: for >=10, not for 9.9.1\n", said)
 
 
+OF_EACH = """
+@pytest.mark.patch("steps/kept")
+def test_kept(): pass
+@pytest.mark.patch("steps/left")
+def test_left(): assert not "passed"
+def test_rest(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [("", "2 passed, 2 skipped"), ("sha256:1", "2 failed, 2 passed")],
+    ids=["part", "whole"],
+)
+def test_part_of_the_queue_is_asked_for_what_it_has(tmp_path, queue, said):
+    """One file says which of its tests are of a patch that the tree lacks, the other does not."""
+    fakes.write(tmp_path / "series", "steps/kept@9.patch # >=9\nsteps/left.patch # >=9\n")
+    for name, tests in (("kept", "test_0.py"), ("left", "test_0.py, tests/revision/test_1.py")):
+        fakes.write(tmp_path / f"patches/steps/{name}.patch", f"Test: tests/revision/{tests}\n")
+    made = {"queue": queue, "patches": [{"name": "steps/kept@9.patch"}]}
+    record = tmp_path / "run/tree/python/sglang/srt/prefill_graph/provenance.json"
+    fakes.write(record, json.dumps(made))
+    found = spread_run(tmp_path / "run", OF_EACH, 'def test_left(): assert not "passed"')
+    assert said in found
+    assert ("of steps/left, which this tree lacks" in found) is (not queue)
+
+
 def test_the_workflow_tests_every_release_that_has_an_environment():
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")

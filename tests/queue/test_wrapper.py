@@ -65,10 +65,11 @@ def test_every_session_is_a_word(call):
     ],
 )
 def test_a_word_that_is_no_session_is_refused_at_once(call, word, meant):
-    done = call(word)
-    assert (done.returncode, done.stdout) == (2, "") and "`scripts/nox` lists" in done.stderr
     near = f" (did you mean {meant}?)" if meant else ""
-    assert f"there is no command '{word}'{near}" in done.stderr
+    for words in ((word,), ("-s", "apply", word)):
+        done = call(*words)
+        assert (done.returncode, done.stdout) == (2, "") and "`scripts/nox` lists" in done.stderr
+        assert f"there is no command '{word}'{near}" in done.stderr
 
 
 def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
@@ -99,8 +100,8 @@ def test_an_environment_that_does_not_run_here_is_made_anew(call, tmp_path, monk
     fakes.program(tmp_path / "python.nox", NOX)
     monkeypatch.setenv("PYTHON", str(python))
     for said in ("making the tools' environment", ""):
-        done = fakes.run(folder / "scripts/nox", "-s", "x")
-        assert (done.returncode, done.stdout) == (0, "<-s>\n<x>\n"), done.stderr
+        done = fakes.run(folder / "scripts/nox", "-s", "lint")
+        assert (done.returncode, done.stdout) == (0, "<-s>\n<lint>\n"), done.stderr
         assert done.stderr.startswith(said) and bool(done.stderr) == bool(said)
 
 
@@ -109,8 +110,8 @@ def test_an_environment_behind_a_link_stays(call, tmp_path):
     (tmp_path / "copy/.nox").mkdir(parents=True)
     for name in (".nox/tools", "scripts", "noxfile.py"):
         (tmp_path / "copy" / name).symlink_to(tmp_path / "queue" / name)
-    done = call("-s", "x", folder="copy")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "<-s>\n<x>\n", "")
+    done = call("-s", "lint", folder="copy")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<-s>\n<lint>\n", "")
 
 
 def test_without_an_index_the_wrapper_says_what_failed(call, tmp_path, monkeypatch):
@@ -148,6 +149,7 @@ def test_clean_says_what_goes_and_deletes_when_told_so(call, tmp_path, monkeypat
     said = call("clean").stdout
     assert said.count(str(tmp_path)) == 4 and "scripts/nox clean --yes" in said
     assert (tmp_path / "cache").is_dir()
+    assert call("clean", "--yess").returncode == 2
     assert call("clean", "--yes").returncode == 0
     left = sorted(path.name for path in (tmp_path / "queue").iterdir())
     assert left == ["lab", "noxfile.py", "scripts"] and not (tmp_path / "cache").exists()

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from unittest import mock
@@ -37,6 +38,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "revision(SPECIFIERS): the releases of sglang that the test is for, as in series"
     )
+    config.addinivalue_line("markers", "patch(NAME, ...): the patches that the test is of")
     config.option.reportchars += "s"  # list what is for other releases
     missing = [
         name for name in ("PATCHQUEUE_TREE", "PATCHQUEUE_REVISION") if not os.environ.get(name)
@@ -71,7 +73,46 @@ def _is_for(item, version):
     return True
 
 
+ENTRY = re.compile(r"(?m)^(\S+?)(?:@\S+)?\.patch *# (.*)$")  # of series: a patch, and its releases
+
+
+def _patches():
+    """(the patches of a tree of part of the queue, those that it lacks: each with the files of
+    tests that its header names). The tree of the whole queue has none of either. A branch that
+    brought these tests along has no series, and lacks none that names a file here."""
+    record = _tree() / "python/sglang/srt/prefill_graph/provenance.json"
+    made = json.loads(record.read_text()) if record.is_file() else {"queue": "whole"}
+    if made["queue"]:
+        return set(), {}
+    root = Path(__file__).parents[2]
+    present = {re.split(r"@|\.patch$", patch["name"])[0] for patch in made["patches"]}
+    version, series = Version(os.environ["PATCHQUEUE_REVISION"]), root / "series"
+    entries = ENTRY.findall(series.read_text()) if series.is_file() else ()
+    lacked = {name for name, guard in entries if SpecifierSet(guard).contains(version)} - present
+    texts = {name: (root / f"patches/{name}.patch").read_text() for name in lacked}
+    headers = {name: text.partition("\n---")[0] for name, text in texts.items()}
+    return present, {name: re.findall(r"test_\w+\.py", header) for name, header in headers.items()}
+
+
+def _lacking(items):
+    """(test, patch that the tree lacks), for each test of which it has no patch. A test is of those
+    that its nearest marker names; without one, of all that name its file, but for those that a
+    marker of another test there names."""
+    present, lacked = _patches()
+    marks = (item.get_closest_marker("patch") for item in items)
+    own = [{*mark.args} if mark else set() for mark in marks]
+    marked = {(item.path, name) for item, names in zip(items, own) for name in names}
+    for item, names in zip(items, own) if present else ():
+        of_file = {name for name, tests in lacked.items() if item.path.name in tests}
+        others = {name for name in of_file if (item.path, name) not in marked}
+        wanted = (names & lacked.keys() if lacked else names) if names else others
+        if wanted and names.isdisjoint(present):
+            yield item, min(wanted)
+
+
 def pytest_collection_modifyitems(items):
+    for item, patch in _lacking(items):
+        item.add_marker(pytest.mark.skip(reason=f"of {patch}, which this tree lacks"))
     version = Version(os.environ["PATCHQUEUE_REVISION"])
     for item in items:
         if not _is_for(item, version):

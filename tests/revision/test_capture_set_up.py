@@ -36,6 +36,7 @@ def set_up(caplog):
     return run
 
 
+@pytest.mark.patch("breakable/return-result-when-no-size-fits")
 @pytest.mark.revision(">=0.5.17")
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
     """It read `.runner` off an eager runner, and the server died at start: a short context, few
@@ -106,6 +107,7 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backen
     )
 
 
+@pytest.mark.patch("breakable/refuse-uncovered-mamba2")
 def test_a_mixer_without_its_break_is_refused_by_name(unbroken, set_up):
     """The first rank alone says so."""
     captured, [text] = set_up(unbroken)
@@ -154,6 +156,7 @@ def runner(breaks, backend="full"):
 # --- memory that is left
 
 
+@pytest.mark.patch("prefill-graph/warn-of-little-memory")
 @pytest.mark.parametrize(
     "before, after, rank, warns",
     [(9.0, 4.2, 0, True), (80.0, 78.0, 0, False), (9.0, 4.5, 0, False), (9.0, 4.2, 1, False)],

@@ -14,7 +14,14 @@ with late.modules():
     from sglang.srt.prefill_graph.captured import layers, mamba2, tables
     from sglang.srt.prefill_graph.kernels import ssd
 
-pytestmark = pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*")
+pytestmark = [
+    pytest.mark.revision(">=0.5.9,!=0.5.14.*,!=0.5.19.*,!=0.5.20.*,!=0.5.21.*"),
+    pytest.mark.patch(
+        "breakable/capture-layer-stack",
+        "breakable/capture-recurrent-layers",
+        "breakable/capture-mamba2-through-hook",
+    ),
+]
 
 # Chunks of 16 rows, requests of three, of one, and of parts of one. Interpreted kernels are slow:
 # each case is as small as what it shows.

@@ -39,6 +39,7 @@ def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_p
     assert {word: getattr(args, word) for word in known} == known
 
 
+@pytest.mark.patch("breakable/pause-with-memory-saver", "breakable/run-on-older-releases")
 @pytest.mark.revision(">=0.5.9")
 @pytest.mark.parametrize("mode", [modes.BREAKABLE, modes.PIECEWISE])
 def test_every_setting_runs_in_the_releases_modes(mode):

@@ -31,6 +31,7 @@ def in_place(positions, query, key):
     return query, key
 
 
+@pytest.mark.patch("nsa/turn-index-keys-once")
 @pytest.mark.revision(">=0.5.5,<0.5.19")
 def test_a_key_is_turned_once(monkeypatch):
     """That of a prompt that needs no queries."""
@@ -83,6 +84,7 @@ def write_back(key, rotated):
     return key * 2
 
 
+@pytest.mark.patch("nsa/skip-rope-pointer-check")
 @GUARDED
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_full_graph_compile_writes_the_rotated_keys_back(in_place):

@@ -55,6 +55,7 @@ def told(monkeypatch, gate: torch.Tensor, meta) -> tuple[bool, torch.Size]:
     return kernel.given["beta_is_raw"], kernel.given["g"].shape
 
 
+@pytest.mark.patch("breakable/activate-kda-beta")
 @pytest.mark.revision(">=0.5.22")
 @pytest.mark.parametrize("shape", [(1, TOKENS, HEADS, SIZE), (1, TOKENS, DIM)])
 def test_the_graph_says_of_beta_what_eager_prefill_says(monkeypatch, shape):

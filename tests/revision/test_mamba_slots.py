@@ -65,6 +65,7 @@ def test_a_flush_writes_no_state_and_a_request_gets_an_empty_one(pool):
 
 
 @pytest.mark.revision("<0.5.10")
+@pytest.mark.patch("mamba2/free-slot-of-waiting-request")
 @pytest.mark.parametrize("answer", ["NO_TOKEN", "OTHER"])
 def test_a_request_that_finds_no_room_keeps_no_slot(pool, monkeypatch, answer):
     """The next try may find its beginning evicted, and would start from what the slot holds."""

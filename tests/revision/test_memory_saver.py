@@ -24,6 +24,7 @@ with late.modules():
     from sglang.srt.utils import torch_memory_saver_adapter
 
 BREAKABLE = pytest.mark.revision(">=0.5.9")  # before 0.5.11 the overlay's own
+OF_GRAPH = pytest.mark.patch("breakable/pause-with-memory-saver", "breakable/run-on-older-releases")
 PIECEWISE = pytest.mark.revision("<0.5.22")
 BACKENDS = pytest.mark.revision(">=0.5.14")
 SECOND_ALL_REDUCE = pytest.mark.revision(">=0.5.10,<0.5.16")  # then its C++ decides
@@ -106,6 +107,7 @@ def two_layers(memory, break_at, seen):
     return static, forward
 
 
+@OF_GRAPH
 @BREAKABLE
 def test_segments_are_paused_and_breaks_are_not(memory, capture):
     """What a break allocates is the allocator's ordinary memory: paused, it would be missing under
@@ -121,6 +123,7 @@ def test_segments_are_paused_and_breaks_are_not(memory, capture):
         assert seen[0].eq(10 * (value + 1) + 1).all()
 
 
+@OF_GRAPH
 @BREAKABLE
 @pytest.mark.parametrize("variable, enabled", [("0", True), (None, True), ("1", False)])
 def test_nothing_changes_without_both(memory, capture, monkeypatch, variable, enabled):
@@ -133,6 +136,7 @@ def test_nothing_changes_without_both(memory, capture, monkeypatch, variable, en
     assert memory.regions == {POOL: {None}, device.DEFAULT_POOL: {None}}
 
 
+@OF_GRAPH
 @BREAKABLE
 def test_segments_neither_collect_garbage_nor_empty_the_cache(memory, capture, monkeypatch):
     """torch.cuda.graph does both: a graph of 32 layers and 30 sizes has 1000 segments."""
@@ -145,6 +149,7 @@ def test_segments_neither_collect_garbage_nor_empty_the_cache(memory, capture, m
     assert (len(collected), len(memory.library.freed_inside)) == (1, 1), "they are back afterwards"
 
 
+@OF_GRAPH
 @BREAKABLE
 def test_a_failed_capture_leaves_the_region(memory, capture):
     def forward():
@@ -155,6 +160,7 @@ def test_a_failed_capture_leaves_the_region(memory, capture):
     assert memory.library.region is None and memory.capturing is None
 
 
+@pytest.mark.patch("piecewise/pause-with-memory-saver")
 @PIECEWISE
 def test_pieces_are_paused(memory, monkeypatch):
     """The release's own backend, whose compiled piece is stood in for."""

@@ -19,6 +19,7 @@ WITH_NETS = pytest.mark.revision(">=0.5.6")  # which have a split op of gated de
 COMPARES_MODES = pytest.mark.revision(">=0.5.11")
 
 
+@pytest.mark.patch("prefill-graph/find-layer-stack")
 @pytest.mark.parametrize(
     "model, reason",
     [

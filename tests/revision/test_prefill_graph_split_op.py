@@ -13,7 +13,10 @@ with late.modules():
     from sglang.srt.prefill_graph.compat import features
     from sglang.srt.prefill_graph.piecewise import split_op
 
-pytestmark = pytest.mark.revision(">=0.5.5,<0.5.13")
+pytestmark = [
+    pytest.mark.revision(">=0.5.5,<0.5.13"),
+    pytest.mark.patch("nemotron-h/split-mamba2", "breakable/capture-layer-stack"),
+]
 NUMBERS = itertools.count()
 
 

@@ -22,6 +22,7 @@ ROWS = 256  # of the buffer for all ranks; row n holds expert n
 RANK, SIZE = 1, 64  # of two, whose prefills of 50 and 40 tokens are padded to 64
 
 
+@pytest.mark.patch("moe/keep-routed-experts-beside-shared")
 @pytest.mark.revision(">=0.5.14,<0.5.23")
 def test_a_routers_choice_fits_a_buffer_with_room_for_shared_experts():
     cache = base.BaseDeviceCache(

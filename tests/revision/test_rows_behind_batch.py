@@ -134,6 +134,7 @@ def check(output, given, tokens):
     assert found[tokens:].eq(0).all()
 
 
+@pytest.mark.patch("piecewise/zero-rows-behind-batch", "piecewise/zero-padded-attention-rows")
 @OPS
 @TOKENS
 @SHAPES
@@ -148,6 +149,7 @@ def test_attention_leaves_zero(monkeypatch, shape, tokens):
     check(output, given, tokens)
 
 
+@pytest.mark.patch("piecewise/zero-rows-behind-batch", "piecewise/zero-padded-attention-rows")
 @OPS
 @WITH_HEADS
 @TOKENS

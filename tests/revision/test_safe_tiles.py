@@ -11,7 +11,15 @@ with late.modules():
     from sglang.srt.prefill_graph.captured import mamba2
     from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
+pytestmark = [
+    pytest.mark.revision(">=0.5.9,<0.5.24"),
+    pytest.mark.patch(
+        "mamba2/scan-in-place",
+        "breakable/capture-layer-stack",
+        "breakable/capture-recurrent-layers",
+        "breakable/capture-mamba2-through-hook",
+    ),
+]
 
 SHARED = {  # bytes that one program may take on a GPU, by compute capability
     (8, 0): 163 << 10,
@@ -95,6 +103,11 @@ def test_chunks_are_those_of_the_tiles(sizes, on):
         assert rows == (tiles.CHUNK if measured else tiles.SAFE_CHUNK)
 
 
+@pytest.mark.patch(
+    "breakable/capture-layer-stack",
+    "breakable/capture-recurrent-layers",
+    "breakable/capture-mamba2-through-hook",
+)
 def test_a_mixer_breaks_on_a_gpu_without_measurements_and_names_the_switch(on, monkeypatch):
     monkeypatch.delenv("SGLANG_MAMBA2_SCAN", raising=False)
     weight = SimpleNamespace(weight=torch.zeros(96, 1, 4))

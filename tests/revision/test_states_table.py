@@ -18,7 +18,10 @@ with late.modules():
     from sglang.srt.prefill_graph.kernels import mamba2_scan, tiles
     from sglang.srt.prefill_graph.model import layers as model_layers
 
-pytestmark = pytest.mark.revision(">=0.5.9,<0.5.24")
+pytestmark = [
+    pytest.mark.revision(">=0.5.9,<0.5.24"),
+    pytest.mark.patch("breakable/break-beside-attention"),
+]
 
 PAGE = Path(__file__).parents[2] / "docs/graphs.md"
 SETTINGS = {  # a column: what is set of the server's arguments

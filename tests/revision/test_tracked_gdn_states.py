@@ -24,6 +24,7 @@ PAGES = {
 }
 
 
+@pytest.mark.patch("gdn/keep-states-of-large-pages")
 @LARGE_PAGES
 def test_every_state_is_that_of_whole_pages():
     for case, found in interpreted.run("host.references.compare_tracked_gdn", PAGES).items():

@@ -96,10 +96,15 @@ def assert_left(found, case):
 @pytest.mark.parametrize("case", CASES)
 def test_states_are_those_of_the_requests_own_tokens(case, compared):
     """Those that are left, and those that requests go on with. Largest differences in float32;
-    outputs are of order 1, states of order 10. No layer asks which requests leave a state: the
-    metadata of the batch says so, and on a GPU each question makes the host wait."""
+    outputs are of order 1, states of order 10."""
     found = compared[case]
     assert_left(found, CASES[case])
     output, conv, ssm = found["own"]
     assert output < 1e-4 and conv < 1e-5 and ssm < 1e-3, found
-    assert found["waits"] == []
+
+
+@pytest.mark.patch("mamba2/track-mask-once")
+@pytest.mark.parametrize("case", CASES)
+def test_no_layer_asks_which_requests_leave_a_state(case, compared):
+    """The metadata of the batch says so, and on a GPU each question makes the host wait."""
+    assert compared[case]["waits"] == []

@@ -128,8 +128,9 @@ def _install(options: argparse.Namespace) -> int:
         OUT.print(f"{release}: {made}, {time.monotonic() - started:.1f} s")
     _show_edits(report)
     if options.check:
-        words = ["--only", options.only] if options.only else []
-        words += [word for patch in options.without for word in ("--without", patch)]
+        given = [("--only", options.only), ("--release", options.release)]
+        given += [("--without", patch) for patch in options.without]
+        words = [word for each in given if each[1] for word in each]
         OUT.print(f"next: {_install_in(report, *words)} does that")
         return 0
     if named := named_tree(report.site):
