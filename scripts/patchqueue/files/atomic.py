@@ -1,5 +1,5 @@
-"""Files written whole or not at all, durably, by one writer at a time, who holds a lock. Several are
-written aside, made good by one rename, then moved; behind a kill, `recover` does the rest."""
+"""Files written whole or not at all, durably, by one writer at a time, who holds a lock. Several
+are written aside, made good by one rename, then moved; behind a kill, `recover` does the rest."""
 
 from __future__ import annotations
 
