@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import fakes
@@ -25,6 +26,7 @@ def ran(project, monkeypatch, tool):
     been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
+    monkeypatch.setattr(testing, "build", lambda *_: None)
     monkeypatch.setattr(testing, "test_tool", lambda *_: done.append("tool") or 0)
 
     def test_release(_, pin, *words):
@@ -107,6 +109,13 @@ def test_a_release_that_fails_is_named_and_the_next_is_tested(pythons, capfd):
     *_, first, one, second, other, failed, passed = capfd.readouterr().out.splitlines()
     assert (first.split()[0], one, second.split()[0], other) == (TAG, "tested", "v9.9.3", "tested")
     assert (failed, passed) == (f"{TAG}: failed (pytest exit code 1) ", "v9.9.3: passed ")
+
+
+def test_environments_are_built_while_the_tool_is_tested(pythons, monkeypatch):
+    project, built = pythons("exit 0"), threading.Event()
+    monkeypatch.setattr(testing, "build", lambda *_: built.set() or testing.Environment("true", {}))
+    monkeypatch.setattr(testing, "test_tool", lambda *_: not built.wait(20))
+    assert cli.main(["--root", str(project.root), "test", "--tool", TAG]) == 0
 
 
 def spread_run(folder: Path, *files: str) -> str:

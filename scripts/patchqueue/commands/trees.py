@@ -8,6 +8,8 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -22,7 +24,7 @@ from ..environments.lock import compile_lock
 from ..files.run import find_quilt
 from ..outcome import Outcome, Refused, counted, to_type
 from ..upstream import pins as pinning
-from ..upstream.pins import Pin, Pins
+from ..upstream.pins import Pin
 from ..upstream.release import add_pin
 from ..upstream.source import cache_folder
 from . import terminal
@@ -135,7 +137,10 @@ def _show_releases(report: CheckReport) -> None:
 
 def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    is_tool_tested, chosen = _chosen(options, pins)
+    is_tool_alone = options.tool and not options.releases
+    is_tool_tested = options.tool or not (options.releases or options.expression)
+    default = pins.tested or [pins.default]
+    chosen = [] if is_tool_alone else chosen_releases(options, pins, default)
     if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
         what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
         step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
@@ -147,8 +152,11 @@ def _test(options: argparse.Namespace) -> int:
     words = ["-k", options.expression] if options.expression else []
     if is_tool_tested:
         _begin("the tool")
-        if testing.test_tool(options.root, words):
-            return 1
+        with ThreadPoolExecutor(1) as meanwhile:  # an environment is gigabytes from the index
+            meanwhile.map(partial(testing.build, options.root), chosen)
+            if testing.test_tool(options.root, words):
+                meanwhile.shutdown(cancel_futures=True)
+                return 1
     # a second process for a few tests imports torch and sglang once more
     workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
     results = []
@@ -156,18 +164,9 @@ def _test(options: argparse.Namespace) -> int:
         _begin(pin.tag)
         results.append((pin, *testing.test_release(options.root, pin, words, workers)))
     for pin, code, is_edited in results:
-        failed = Text(f"failed (pytest exit code {code})", "red")
-        edits = "(the tree has edits of yours)" if is_edited else ""
-        OUT.print(f"{pin.tag}:", failed if code else Text("passed", "green"), edits)
+        said = Text(f"failed (pytest exit code {code})", "red") if code else Text("passed", "green")
+        OUT.print(f"{pin.tag}:", said, "(the tree has edits of yours)" if is_edited else "")
     return 1 if any(code for _, code, _ in results) else 0
-
-
-def _chosen(options: argparse.Namespace, pins: Pins) -> tuple[bool, list[Pin]]:
-    """Whether the tool is tested, and which releases are."""
-    if options.tool and not options.releases:
-        return True, []
-    is_tool_tested = options.tool or not (options.releases or options.expression)
-    return is_tool_tested, chosen_releases(options, pins, pins.tested or [pins.default])
 
 
 def _begin(title: str) -> None:
