@@ -1,5 +1,4 @@
-"""The tests of the tool: hermetic (own home, own cache, no package index) and small (a release of a
-few lines)."""
+"""The tests of the tool: hermetic (own home, own cache, no index), on a small release."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ settings.load_profile("queue")
 
 @pytest.fixture(scope="session")
 def quilt_home() -> Path | None:
-    """Where the machine's own cache has quilt unpacked; None where quilt is on PATH. Asked for
-    before anything is redirected."""
+    """Where the machine's own cache has quilt; None where quilt is on PATH."""
     cache = source.cache_folder()
     return None if run.find_quilt(cache).command == "quilt" else cache / "quilt"
 
@@ -56,8 +54,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, quilt_home: Path | None) 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_synced() -> Iterator[None]:
-    """A disk syncs for minutes in all, and no test turns the power off: who is killed leaves what
-    he wrote. test_files.py counts the calls."""
+    """A disk syncs for minutes in all, and no test turns the power off."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -65,8 +62,7 @@ def nothing_synced() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def known_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """uv's notes of what the interpreter is, one folder of its cache: else each test's first call
-    starts Python to ask."""
+    """uv's notes of what the interpreter is: else each test's first call asks Python."""
     cache = tmp_path_factory.mktemp("uv-cache")
     words = ["--no-config", "--cache-dir", str(cache), "python", "find", sys.executable]
     subprocess.run([run.find_uv(), *words], check=True, capture_output=True)
@@ -147,8 +143,7 @@ def measured(applied: fakes.Project) -> fakes.Project:
 
 @pytest.fixture
 def project(tmp_path: Path, template: Path) -> fakes.Project:
-    """A good project with its release cached and no work tree yet. It takes a fifth of the time of
-    one with a tree."""
+    """A good project with its release cached and no work tree yet: in a fifth of the time."""
     return copied(template, tmp_path, "work")
 
 
@@ -168,8 +163,7 @@ def real_cache() -> Path:
 def real_release(
     real_cache: Path, hermetic: None, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[pins.Pin], source.Source]:
-    """A pinned release of sglang; skipped where the machine's cache, which `scripts/nox check`
-    fills, lacks it."""
+    """A pinned release of sglang; skipped where `scripts/nox check` has not cached it."""
     monkeypatch.setenv("PATCHQUEUE_CACHE", str(real_cache))
 
     def fetch(pin: pins.Pin) -> source.Source:
@@ -196,8 +190,7 @@ def unpacked_release(
 
 @pytest.fixture(scope="session")
 def engine_bytecode(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte code of what the fake engines import: else each run compiles it, and Python's own
-    modules, for a folder of its own."""
+    """Byte code of what the fake engines import: else each run compiles it for itself."""
     session = tmp_path_factory.getbasetemp()
     folder = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "bytecode"
     folder.mkdir(exist_ok=True)  # one for all processes: Python renames each file into place

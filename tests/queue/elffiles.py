@@ -42,8 +42,7 @@ def linked(
     offers: Sequence[str] = (),
     code: bytes = b"",
 ) -> bytes:
-    """A library that needs others and wants functions of them, offers its own, and has fat binaries
-    `code`."""
+    """A library that needs others, wants functions of them, offers its own, and has `code`."""
     strings, at = b"\0", {}
     for name in (*needed, *wants, *offers):
         at[name] = len(strings)

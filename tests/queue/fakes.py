@@ -1,10 +1,11 @@
-"""A tiny sglang release and a project with a queue for it, made in a temporary folder: small, fast,
-no network."""
+"""A tiny sglang release and a project with a queue for it, in a temporary folder."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import io
+import itertools
 import json
 import os
 import re
@@ -36,6 +37,8 @@ from patchqueue.wheels import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION, TAG = "9.9.1", "v9.9.1"
+WHEEL = f"sglang-{VERSION}-py3-none-any.whl"
+Files = Mapping[str, str]  # path -> content
 LABEL = f"pcg.{QUEUE}"  # behind the + of a patched version
 RUNNER = "python/sglang/srt/runner.py"
 COUNT, CUT = "steps/count-once-more.patch", "steps/name-the-cut.patch"
@@ -62,6 +65,11 @@ def numbered(count: int, name: str = "step") -> str:
     return "".join(f"{name}_{n} = {n}\n" for n in range(1, count + 1))
 
 
+def added(text: str, at: int = 20) -> str:
+    """The text with a line more behind that one."""
+    return text.replace(f"step_{at} = {at}\n", f"step_{at} = {at}\nadded_step = {at}\n")
+
+
 RELEASE = {  # member of the wheel -> content
     "sglang/__init__.py": "",
     "sglang/version.py": '__version__ = "9.9.1"\n',
@@ -84,15 +92,12 @@ RELEASE = {  # member of the wheel -> content
 
 def release_of(version: str) -> dict[str, str]:
     """The release's files as another version would have them."""
-    return {
-        name.replace("9.9.1", version): content.replace("9.9.1", version)
-        for name, content in RELEASE.items()
-    }
+    texts = RELEASE.items()
+    return {name.replace(VERSION, version): text.replace(VERSION, version) for name, text in texts}
 
 
 def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
-    """A wheel with these members and a fixed date: the same bytes every time. sglang's wheels list
-    their folders, too."""
+    """A wheel with these members: the same bytes every time, folders among them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         folders = {f"{folder}/": "" for name in files for folder in PurePosixPath(name).parents}
@@ -104,15 +109,10 @@ def write_wheel(path: Path, files: Mapping[str, str]) -> Path:
 
 def diff(path: str, before: str, after: str) -> str:
     """`diff -U3` of one file, in quilt's form."""
-    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
-
-
-def _lines(text: str) -> list[str]:
-    parts = text.split("\n")
-    return [f"{part}\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    old, new = ([*io.StringIO(text, newline="\n")] for text in (before, after))
+    lines = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
+    mark = "\n\\ No newline at end of file\n"
+    return "".join(line if line.endswith("\n") else line + mark for line in lines)
 
 
 HEADER = {
@@ -127,27 +127,19 @@ HEADER = {
 
 
 def header(**changes: str | list[str] | None) -> str:
-    """A header that is right but for `changes` (Upstream_Status stands for Upstream-Status; None
-    leaves a field out)."""
+    """A header that is right but for `changes`, with _ for -; None leaves a field out."""
     fields: dict = HEADER | {name.replace("_", "-"): value for name, value in changes.items()}
-    rows = [
-        (name, value)
+    return "".join(
+        f"{name}: {value}\n"
         for name, values in fields.items()
         for value in (values if isinstance(values, list) else [values])
-    ]
-    return "".join(f"{name}: {value}\n" for name, value in rows if value is not None)
-
-
-def patch_text(
-    path: str = RUNNER, before: str = numbered(40), after: str | None = None, **changes
-) -> str:
-    """A whole patch; without `after` it adds a line behind the 20th."""
-    after = (
-        before.replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
-        if after is None
-        else after
+        if value is not None
     )
-    return f"{header(**changes)}\n{diff(path, before, after)}"
+
+
+def patch_text(path: str = RUNNER, before: str = numbered(40), after: str = "", **changes) -> str:
+    """A whole patch; without `after` it adds a line behind the 20th."""
+    return f"{header(**changes)}\n{diff(path, before, after or added(before))}"
 
 
 def variant_text(of: str = COUNT) -> str:
@@ -205,9 +197,7 @@ class Project:
         assert old in text, f"{old!r} is not in {name}"
         path.write_bytes(text.replace(old, new).encode())
 
-    def release(
-        self, version: str = VERSION, files: Mapping[str, str] | None = None, **changes: str
-    ) -> Path:
+    def release(self, version: str = VERSION, files: Files | None = None, **changes: str) -> Path:
         """Make a wheel of a release, and pin it. changes: as of `newer`, without `files`."""
         name = f"sglang-{version}-py3-none-any.whl"
         wheel = write_wheel(self.wheels / name, files) if files else self.newer(version, **changes)
@@ -215,8 +205,7 @@ class Project:
         return wheel
 
     def newer(self, version: str = "9.9.2", **changes: str | None) -> Path:
-        """A wheel of another release, where pip finds it. changes: files of sglang/srt/ by their
-        stem, None where one is gone."""
+        """A wheel of another release, with other files of sglang/srt/ (None: without it)."""
         files = release_of(version)
         for stem, content in changes.items():
             files[f"sglang/srt/{stem}.py"] = content
@@ -229,8 +218,7 @@ class Project:
             source.fetch(each, self.wheels)
 
     def place(self) -> None:
-        """Write the tree that the queue makes of every release; their wheels are in the cache, or
-        come into it."""
+        """Write the tree that the queue makes of every release, each in the cache."""
         self.warm()
         check.write(self.root, self.pins.all)
 
@@ -247,9 +235,7 @@ class Project:
     def unapply(self) -> apply.Report:
         return apply.unapply(self.root, self.pin)
 
-    def checkout(
-        self, folder: Path, tag: str | None = TAG, files: Mapping[str, str] = RELEASE
-    ) -> Path:
+    def checkout(self, folder: Path, tag: str | None = TAG, files: Files = RELEASE) -> Path:
         """The release as a git checkout with upstream's layout; a further call is a commit."""
         for name, content in files.items():
             if name.startswith("sglang/") and name != "sglang/_version.py":
@@ -280,6 +266,12 @@ def git(folder: Path, *arguments: str) -> str:
     return run("git", *words, *arguments, cwd=folder, check=True).stdout
 
 
+def unpack(bundle: Path, there: Path, *packages: Path, **options):
+    """Unpack a bundle on a host whose Python has these packages."""
+    known = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, packages))}
+    return run(bundle / "unpack", there, env=known, **options)
+
+
 def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, and keep what it says."""
     return subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
@@ -293,21 +285,15 @@ def author(home: Path) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of each file below the folder."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def exactly(*places: Path) -> dict[str, object]:
-    """All files and folders there: bytes, times and inodes of files (a restored file is the file
-    itself), modes and owners of both."""
+    """All that is there: bytes, times and inodes of files, modes and owners of folders too."""
     found: dict[str, object] = {}
-    walked = (
-        (top, [*folders, *files]) for place in places for top, folders, files in os.walk(place)
-    )
-    below = (os.path.join(top, name) for top, names in walked for name in names)
+    walked = (step for place in places for step in os.walk(place))
+    below = (os.path.join(top, name) for top, *names in walked for name in itertools.chain(*names))
     for path in filter(os.path.lexists, map(str, (*places, *below))):
         status, is_file = os.lstat(path), os.path.isfile(path)
         file = is_file and (Path(path).read_bytes(), status.st_mtime_ns, status.st_ino)
@@ -389,8 +375,7 @@ def to_repository(project: Project, home: Path) -> None:
 
 
 def as_clone(root: Path) -> None:
-    """Give a project what the sessions run: noxfile.py, scripts/, and an environment that is made
-    already, the one that runs this."""
+    """Give a project what the sessions run: noxfile.py, scripts/, and this environment."""
     shutil.copy(ROOT / "noxfile.py", root)
     (root / "scripts").mkdir()
     for name in ("nox", "requirements.txt"):
@@ -437,9 +422,8 @@ def program(path: Path, line: str) -> Path:
 
 def in_child(call) -> int:
     """Run it in a forked process: its exit status, negative for the signal that ended it."""
-    child = os.fork()
+    child, code = os.fork(), 1
     if child == 0:
-        code = 1
         try:
             call()
             code = 0
@@ -463,9 +447,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def killed_at(
-    number: int, monkeypatch: pytest.MonkeyPatch, die: Callable[[], None] = interrupt
-) -> None:
+def killed_at(number: int, monkeypatch: pytest.MonkeyPatch, die=interrupt) -> None:
     """The process dies at the number-th rename."""
     calls = []
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakes import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
 # what a block of commands says it is; other blocks show files and logs
 SHELLS = ("sh", "bash", "dockerfile")
@@ -15,8 +18,7 @@ PROGRAMS += ("pre-commit",)
 
 @dataclass(frozen=True)
 class Shown:
-    """One command, without the comment behind it. named: it stands in a sentence, which may mean
-    the command as such."""
+    """One command, without its comment. named: in a sentence, which may mean it as such."""
 
     page: str
     command: str
@@ -24,8 +26,7 @@ class Shown:
 
 
 def shown(page: Path) -> Iterator[Shown]:
-    """Every command of a page: each line of its blocks of commands, and each that stands in a
-    sentence."""
+    """Every command of a page: each line of its shell blocks, and each in a sentence."""
     text = page.read_text(encoding="utf-8")
     for language, block in BLOCK.findall(text):
         whole = re.sub(r"\\\n *", "", block)
@@ -40,13 +41,10 @@ def shown(page: Path) -> Iterator[Shown]:
 
 
 def sessions(command: str) -> tuple[list[str], list[str]]:
-    """The sessions that a call of nox asks for, and the words that they get; no session where it
-    calls something else."""
+    """The sessions that a call of nox asks for, and their words; of other calls none."""
     words = shlex.split(command)
-    place = next(
-        (place for place, word in enumerate(words) if re.fullmatch(r"(\S*/)?nox", word)), None
-    )
-    words = [] if place is None else words[place + 1 :]
+    places = [place for place, word in enumerate(words) if re.fullmatch(r"(\S*/)?nox", word)]
+    words = words[places[0] + 1 :] if places else []
     if words[:1] != ["-s"]:
         return words[:1], words[1:]
     end = words.index("--") if "--" in words else len(words)

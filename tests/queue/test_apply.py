@@ -1,5 +1,4 @@
-"""Apply and take off again: what is there afterwards is right in every byte, and nothing of the
-user's is ever lost."""
+"""Apply and take off again: each byte is right, and nothing of the user's is lost."""
 
 import fcntl
 import json
@@ -45,7 +44,7 @@ def test_apply_makes_the_tree(project):
     report = project.apply()
     assert report.outcome is Outcome.APPLIED and report.path == project.tree
     for name, content in {
-        RUNNER: numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n"),
+        RUNNER: fakes.added(numbered(40)),
         "python/sglang/srt/cut.py": RELEASE["sglang/srt/cut.py"] + "\nsix = 6",
         STEPS: '"""Steps of our own."""\n',
     }.items():
@@ -222,8 +221,7 @@ def test_killed_at_any_moment_the_next_run_is_right(project, template, moment):
 
 
 def test_a_second_run_says_that_it_waits_even_for_a_child(applied, said):
-    """The lock is held as long as any process of the first run lives, as when only the parent is
-    killed."""
+    """The lock is held while any process of the first run lives."""
     with worktree.WorkTree(applied.root, TAG).locked() as lock:
         child = subprocess.Popen(["sleep", "0.5"], pass_fds=[lock])
     started = time.monotonic()

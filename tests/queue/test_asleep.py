@@ -21,8 +21,7 @@ def planned(out, model, mode, *words):
 
 
 def engine(steps, token=3, stale=(), used=None):
-    """An engine's result: the same token in each step, another in `stale` ones; used: MiB after a
-    step, else 1000."""
+    """An engine's result: one token in each step, another in `stale` ones; used: MiB after."""
     asked = {}
     for number, step in enumerate(steps):
         began = 10.0 * number
@@ -47,29 +46,23 @@ def steps(asleep):
     return asleep.STEPS
 
 
-BOUND = "answers as after 'other weights'"
+EAGER, BOUND = "agrees with eager prefill", "answers as after 'other weights'"
 
 
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
         ({}, []),
-        (
-            {"stale": ["woken"]},
-            ["woken: agrees with eager prefill", "woken: answers as after 'start'"],
-        ),
+        ({"stale": ["woken"]}, [f"woken: {EAGER}", "woken: answers as after 'start'"]),
         (
             {"stale": ["other weights"]},
             [
-                "other weights: agrees with eager prefill",
+                f"other weights: {EAGER}",
                 *(f"{late}: {BOUND}" for late in ("other tensors", "captured anew")),
                 f"captured again: {BOUND}",
             ],
         ),
-        (
-            {"stale": ["captured anew"]},
-            ["captured anew: agrees with eager prefill", f"captured anew: {BOUND}"],
-        ),
+        ({"stale": ["captured anew"]}, [f"captured anew: {said}" for said in (EAGER, BOUND)]),
         *(
             ({"used": {step: 1065}}, [f"{step}: the graph's memory was given up"])
             for step in ("nap", "sleep")

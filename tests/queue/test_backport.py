@@ -1,5 +1,4 @@
-"""The queue as commits on a user's checkout: the right trees, the same hashes, and nothing of the
-user's touched."""
+"""The queue as commits on a user's checkout: right trees, the same hashes, no more."""
 
 import datetime
 import os
@@ -215,9 +214,7 @@ def test_message_and_trailers(project, checkout):
     }
 
 
-def test_the_same_hashes_again_whatever_the_users_settings(
-    project, checkout, tmp_path, monkeypatch
-):
+def test_the_same_hashes_again_whatever_a_users_settings(project, checkout, tmp_path, monkeypatch):
     first = make(project, checkout)
     again = make(project, checkout)
     assert (again.outcome, again.commits) == (Outcome.ALREADY_APPLIED, first.commits)

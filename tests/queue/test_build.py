@@ -1,6 +1,5 @@
-"""Patched wheels: what is in them and what they say of themselves, and the queue's name in
-upstream's list of plugins. The files of a release of the queue: the same bytes twice, nothing else
-under a tagged number; and pip and uv take a wheel from its page of links."""
+"""Patched wheels: what is in them, and the queue's name in upstream's list of plugins. The files of
+a release of the queue: the same bytes twice; and pip and uv take a wheel from its page of links."""
 
 import base64
 import csv
@@ -185,10 +184,8 @@ def test_a_wheel_names_what_it_is_made_of(project):
     bill = json.loads(found[f"{INFO}{wheels.BILL}"])
     component = bill["metadata"]["component"]
     (upstream,) = component["pedigree"]["ancestors"]
-    assert (component["purl"], upstream["purl"]) == (
-        "pkg:pypi/sglang@9.9.1%2Bpcg.2",
-        "pkg:pypi/sglang@9.9.1",
-    )
+    assert component["purl"] == "pkg:pypi/sglang@9.9.1%2Bpcg.2"
+    assert upstream["purl"] == "pkg:pypi/sglang@9.9.1"
     assert upstream["hashes"] == [{"alg": "SHA-256", "content": made.record["source"]["sha256"]}]
     named = [one["resolves"][0]["id"] for one in component["pedigree"]["patches"]]
     assert named == ["steps/count-once-more.patch", "steps/name-the-cut.patch"]
@@ -273,10 +270,9 @@ def wheel(project: fakes.Project, extra: dict[str, bytes]) -> dict[str, bytes]:
 
 def test_a_wheel_names_it_and_its_record_is_right(project, tmp_path):
     made = wheel(project, dict.fromkeys(BOTH, b""))
-    found = made[f"{INFO}entry_points.txt"]
+    name, found = f"{INFO}entry_points.txt", made[f"{INFO}entry_points.txt"]
     assert found == f"{SCRIPTS}\n[{wheels.PLUGIN_GROUP}]\n{LINE}".encode()
     rows = {row[0]: row for row in csv.reader(made[f"{INFO}RECORD"].decode().splitlines())}
-    name = f"{INFO}entry_points.txt"
     assert rows[name] == wheels.record_row(name, found)
     texts = {name: content.decode() for name, content in made.items()}
     path = fakes.write_wheel(tmp_path / "made.whl", texts)

@@ -1,10 +1,9 @@
-"""Bundles: equal content packs equally, parts come together again, a description that is wrong is
-named. The release's own package, made out of a patched one: byte for byte, or not at all."""
+"""Bundles: equal content packs equally, a wrong description is named. The release's own package,
+made out of a patched one: byte for byte, or not at all."""
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import fakes
 import gpumodules
 import pytest
-from fakes import contents
+from fakes import contents, unpack
 from packaging.version import Version
 
 from bundle import assemble as bundle
@@ -39,10 +38,8 @@ def test_equal_content_packs_equally_whenever_it_was_written(folder, tmp_path):
         packing.archive(tmp_path / name, [(source, "tree")])
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one", "r:xz") as archive:
-        assert {entry.name: entry.mode for entry in archive} == {
-            "tree/b.py": 0o644,
-            "tree/deep/a.so": 0o755,
-        }
+        modes = {entry.name: entry.mode for entry in archive}
+    assert modes == {"tree/b.py": 0o644, "tree/deep/a.so": 0o755}
 
 
 @pytest.fixture
@@ -52,11 +49,6 @@ def engines(tmp_path, monkeypatch):
     place = launch.Place((tmp_path / "there/tree", tmp_path / "there/site"), tmp_path / "out")
     place.scratch.mkdir(parents=True)
     return place
-
-
-def unpack(bundle_folder: Path, there: Path, **how) -> subprocess.CompletedProcess[str]:
-    words = [bundle_folder / "unpack", there]
-    return subprocess.run(words, capture_output=True, text=True, **how)
 
 
 def write(out: Path, folder: Path) -> list[dict]:
@@ -92,8 +84,7 @@ def test_unpack_joins_the_parts_and_refuses_a_damaged_one(folder, tmp_path):
 
 
 def test_a_tree_unpacked_again_runs_as_it_is_now(folder, tmp_path, engines):
-    """An archive keeps no dates: byte code of the tree before would pass for that of a file with
-    the same length."""
+    """An archive keeps no dates: byte code of the tree before would pass for the new one's."""
     for value in (1, 2):
         (folder / "b.py").write_text(f"b = {value}\n")
         write(tmp_path / "bundle", folder)
@@ -106,8 +97,7 @@ def test_unpack_compiles_what_engines_import(folder, tmp_path, engines):
     (folder / "deep/template.py").write_text("def {name}():\n")
     fakes.write(tmp_path / "host/torch/__init__.py")
     write(tmp_path / "bundle", folder)
-    known = {**os.environ, "PYTHONPATH": str(tmp_path / "host")}
-    done = unpack(tmp_path / "bundle", tmp_path / "there", env=known)
+    done = unpack(tmp_path / "bundle", tmp_path / "there", tmp_path / "host")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(engines.bytecode.rglob("tree/b.*.pyc"))
     assert list(engines.bytecode.rglob("host/torch/__init__.*.pyc"))
@@ -134,8 +124,7 @@ def test_flash_attention_is_packed_where_it_is_asked_for(project):
 def ran(code: str, *folders: Path) -> str:
     """What Python says of this code, with packages of these folders."""
     path = os.pathsep.join(map(str, folders))
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True)
+    done = fakes.run(sys.executable, "-c", code, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -218,15 +207,12 @@ def test_the_release_comes_back_byte_for_byte_and_the_patched_tree_stays(
     (tree / f"sglang-9.9.1+{fakes.LABEL}.dist-info/INSTALLER").write_text("uv")
     before = contents(tree)
     found = maker.make(tree, laid, tmp_path / "out")
-    assert contents(tmp_path / "out") == {
-        name: text.encode() for name, text in fakes.RELEASE.items()
-    }
+    released = {name: text.encode() for name, text in fakes.RELEASE.items()}
+    assert contents(tmp_path / "out") == released
     assert found == project.pin.tree == hash_python(list_package(tmp_path / "out"))
     assert contents(tree) == before
-    same = "sglang/srt/kernels.so"
-    assert (tmp_path / "out" / same).stat().st_ino == (tree / same).stat().st_ino, (
-        "what the queue leaves alone is linked"
-    )
+    one, other = (folder / "sglang/srt/kernels.so" for folder in (tmp_path / "out", tree))
+    assert one.samefile(other), "what the queue leaves alone is linked"
 
 
 def test_a_tree_that_is_not_the_release_is_refused(patched, maker, tmp_path):

@@ -1,11 +1,9 @@
-"""A bundle that carries torch, or another engine for a host without an index: which libraries come
-along, and the whole way with small wheels."""
+"""A bundle that carries torch, or another engine for a host without an index."""
 
 import argparse
 import ctypes
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import gpumodules
 import msgspec
 import pytest
 from elffiles import CODE, PTX, fat_binary, linked
-from fakes import ROOT, TAG
+from fakes import ROOT, TAG, unpack
 from served import Site
 
 from bundle import carried, host, peer
@@ -76,9 +74,11 @@ def wheel(folder: Path, package: str, files: dict[str, bytes], requires: str = "
     return fakes.write_wheel(folder / f"{own}-py3-none-any.whl", files)
 
 
-def cuda(version: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
-    """The packages of a CUDA, with a function in each library. nccl: its version, and more
-    functions of it."""
+Package = tuple[str, dict[str, bytes], str]  # its name and version, its files, what it requires
+
+
+def cuda(version: int, nccl: str) -> list[Package]:
+    """The packages of a CUDA, a function in each library. nccl: its version, and functions."""
     suffix, place = ("", "cu13/lib") if version == 13 else ("-cu12", "{}/lib")
     runtime, fft = ("13", "12") if version == 13 else ("12", "11")
     libraries = {
@@ -102,7 +102,7 @@ def cuda(version: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
     return made
 
 
-def torch(version: str, number: int, nccl: str) -> list[tuple[str, dict[str, bytes], str]]:
+def torch(version: str, number: int, nccl: str) -> list[Package]:
     """torch for a CUDA, with that CUDA's packages."""
     libraries = cuda(number, nccl)
     fft = "12" if number == 13 else "11"
@@ -123,9 +123,7 @@ HOST_TORCH = torch("2.11.0", 13, "2.28")
 NEWER, OLDER = torch("2.14.1", 13, "2.30 ncclNew"), torch("2.9.1", 12, "2.27")
 
 
-def vision(
-    number: int, wants: str = "libcublas.so.13", requires: str = ""
-) -> tuple[str, dict[str, bytes], str]:
+def vision(number: int, wants: str = "libcublas.so.13", requires: str = "") -> Package:
     """torchvision, as made for one torch; wants: a CUDA library that it calls."""
     library = linked([wants], ["cublasSetStream"], (), CODES)
     about = f"number = {number}\n".encode()
@@ -164,8 +162,7 @@ def served(project, monkeypatch, packages, **how) -> Iterator:
 
 @pytest.fixture
 def index(project, monkeypatch):
-    """An index with two releases' torch and the host's, and a project whose release is for
-    `NEWER`."""
+    """An index with two releases' torch and the host's; the project's release is for `NEWER`."""
     made = [*HOST_TORCH, *NEWER, *OLDER]
     made += [(f"sglang=={fakes.VERSION}", {}, "torch==2.14.1 plain"), ("dill==1", {}, "")]
     plain = {"plain.py": b"kept = 1\n", "plain.so": linked((), (), (), CODES)}
@@ -179,13 +176,6 @@ def index(project, monkeypatch):
 def pack(index, tool):
     """Pack a bundle of that index: exit code, standard output, standard error."""
     return lambda *words: tool(index, "bundle", *words)
-
-
-def unpack(bundle_folder: Path, there: Path, packages: Path) -> subprocess.CompletedProcess[str]:
-    """Unpack on a host whose Python has these packages."""
-    environment = {**os.environ, "PYTHONPATH": str(packages)}
-    words = [bundle_folder / "unpack", there]
-    return subprocess.run(words, env=environment, capture_output=True, text=True)
 
 
 def is_trimmed(library: Path) -> bool:
@@ -260,8 +250,7 @@ def require(index, monkeypatch, requires: str) -> None:
 
 
 def test_releases_of_one_torch_share_its_archive(index, host_packages, monkeypatch, tmp_path, pack):
-    """What is made for it, as torchvision, may differ, and comes with their other packages; where
-    a release names no version, it is the newest that is for the torch that is carried."""
+    """What is made for it, as torchvision, may differ; the newest that is for that torch comes."""
     found = []
     for number, wanted in ((1, "==1"), (2, "!=3")):
         require(index, monkeypatch, f"torch==2.14.1 plain torchvision{wanted}")
@@ -280,7 +269,7 @@ def test_releases_of_one_torch_share_its_archive(index, host_packages, monkeypat
     [
         (
             "torch==2.14.1 plain torchvision==3",
-            "packages made for torch want libcusolver.so.12, which torch",
+            "for torch want libcusolver.so.12, which torch",
         ),
         ("plain", "[no-torch]\n    next: pack it without --carry-torch"),
     ],
@@ -309,7 +298,7 @@ def test_without_the_option_nothing_of_torch_is_packed_and_nothing_zeroed(index,
     assert THEIRS in (tmp_path / "there/site/plain.so").read_bytes()
 
 
-def installed(folder: Path, packages: list[tuple[str, dict[str, bytes], str]]) -> Path:
+def installed(folder: Path, packages: list[Package]) -> Path:
     for package, files, requires in packages:
         with zipfile.ZipFile(wheel(folder.with_name("wheels"), package, files, requires)) as made:
             made.extractall(folder)
@@ -336,17 +325,14 @@ def test_another_cuda_is_carried_whole_but_for_what_no_run_calls(tmp_path):
     assert not (site / "nvidia/__init__.py").exists()
 
 
-@pytest.mark.parametrize(
-    ("sm", "said"), [(90, "assembled --version\n"), (100, "")], ids=["the first", "its own"]
-)
+@pytest.mark.parametrize(("sm", "said"), [(90, "assembled --version\n"), (100, "")])
 def test_one_assembler_goes_by_both_names(tmp_path, sm, said):
     site = installed(tmp_path / "site", NEWER)
     carried.lay(site, {}, sm)
     folder = site / "triton/backends/nvidia/bin"
     (folder / "ptxas").chmod(0o755)
     if said:
-        words = [folder / "ptxas-blackwell", "--version"]
-        assert subprocess.run(words, capture_output=True, text=True).stdout == said
+        assert fakes.run(folder / "ptxas-blackwell", "--version").stdout == said
     else:
         assert (folder / "ptxas-blackwell").read_bytes() == b"a second one\n"
 
@@ -373,8 +359,7 @@ EARLY, LATE = "2026-07-25T02:00:00Z", "2026-07-30T00:00:00Z"
 
 @pytest.fixture
 def peers(project, monkeypatch):
-    """An index with three releases of vllm, two of them for another torch, and a package that has
-    a later version than the release."""
+    """An index with three releases of vllm, two for another torch, and a later package."""
     code, more = linked((), (), (), CODES), linked(["libcusolver.so.12"], (), (), CODES)
     own = {"vllm/__init__.py": b"", "vllm/kernels.so": code, "vllm/vllm-rs": b"x" * 99}
     made = [
@@ -407,7 +392,7 @@ def test_a_peer_is_packed_as_of_its_release_less_what_the_host_has(peers, tmp_pa
     assert is_trimmed(there / "site/vllm/kernels.so")
     assert not (there / "site/vllm/vllm-rs").exists() and not (there / "site/torch").exists()
     words = ["python3", ROOT / "tests/gpu/gain.py", "--out", tmp_path / "out", "--limit", "none"]
-    said = subprocess.run([*words, "--peer", f"vllm={there}"], capture_output=True, text=True)
+    said = fakes.run(*words, "--peer", f"vllm={there}")
     assert "argument --limit: invalid float" in said.stderr, "its folder is taken as it is unpacked"
 
 
@@ -417,9 +402,8 @@ def torch_parts(index, tag: str) -> list[Path]:
 
 def lock_torch(index, version: str) -> None:
     """Let the pinned release require this torch, on the index and in its lock."""
-    index.write(
-        f"upstream/locks/{fakes.VERSION}.txt", f"torch=={version} \\\n    --hash=sha256:0\n"
-    )
+    text = f"torch=={version} \\\n    --hash=sha256:0\n"
+    index.write(f"upstream/locks/{fakes.VERSION}.txt", text)
     publish(index, f"torch=={version} plain")
 
 

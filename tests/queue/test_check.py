@@ -1,5 +1,5 @@
 """Broken input of every kind, and each rule about the queue as a whole: named with its place, and
-nothing written. How a patch can stand to a pristine release, which check says for every pin."""
+nothing written. How a patch can stand to a pristine release."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import fakes
 import pytest
-from fakes import COUNT, CUT, RELEASE, RUNNER, TAG, Project, header, patch_text, unchanged
+from fakes import COUNT, CUT, RELEASE, RUNNER, TAG, WHEEL, Project, header, patch_text, unchanged
 
 from patchqueue.applying.selection import probe, select
 from patchqueue.outcome import Outcome
@@ -21,9 +21,8 @@ from patchqueue.upstream import source
 
 FIRST, LAST = f"patches/{COUNT}", f"patches/{CUT}"
 LEFT, PINS = "patches/steps/left.patch", "upstream/pins.toml"
-WHEEL = "sglang-9.9.1-py3-none-any.whl"
 STEPS, GONE = "python/sglang/srt/steps/", "python/sglang/gone.py"
-MERGED = RELEASE["sglang/srt/runner.py"].replace("= 20\n", "= 20\nadded_step = 20\n")
+MERGED = fakes.added(RELEASE["sglang/srt/runner.py"])
 Break = Callable[[Project], object]
 
 

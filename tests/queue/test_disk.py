@@ -1,5 +1,4 @@
-"""A full disk, and places that cannot be written: one sentence, the path and what to do, in every
-command that writes."""
+"""A full disk, and places that cannot be written: one sentence, the path, what to do."""
 
 import errno
 import os
@@ -95,8 +94,7 @@ def test_pip_and_git_on_a_full_disk(project, tmp_path, monkeypatch):
 
 
 def closed(folder: Path, number: int):
-    """An audit hook: in `folder` nothing is made or changed. A full disk is met in the middle of a
-    file, and names no path."""
+    """An audit hook: in `folder` nothing is changed. A full disk is met within a file, unnamed."""
 
     def hook(event: str, arguments: tuple) -> None:
         writes = event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
@@ -110,8 +108,7 @@ def closed(folder: Path, number: int):
 
 
 def run_in(folder: Path, number: int, words: list[str], said: Path) -> int:
-    """Run a command in a forked process, to which `folder` is closed: its exit code. What it says
-    of that is in the file `said`."""
+    """Run a command in a process to which `folder` is closed: its exit code. It says `said`."""
 
     def command() -> None:
         with said.open("w") as errors, redirect_stdout(StringIO()), redirect_stderr(errors):
@@ -146,6 +143,10 @@ def no_cache(project, folder):
     no_tree(project, folder)
 
 
+def installed(project, folder):
+    fakes.install(folder)
+
+
 def installed_and_patched(project, folder):
     fakes.install(folder)
     inplace.install(project.root, folder)
@@ -164,21 +165,14 @@ COMMANDS = {  # what is prepared, what is closed, and the words
     "refresh": (edited, "root", ("refresh",)),
     "check": (another_overlay, "root", ("check", "--write")),
     "pin": (lambda project, _: project.newer(), "root", ("pin", "9.9.2", "--from", "{wheels}")),
-    "install": (
-        lambda _, to: fakes.install(to),
-        "folder",
-        ("install", "--site-packages", "{folder}"),
-    ),
+    "install": (installed, "folder", ("install", "--site-packages", "{folder}")),
     "uninstall": (installed_and_patched, "folder", ("uninstall", "--site-packages", "{folder}")),
     "patches": (nothing, "folder", ("patches", "--out", "{folder}/all.patch")),
 }
 
 
-NAMES = {
-    errno.EROFS: "read-only",
-    errno.ENOSPC: "disk-full",
-    errno.EIO: "(?:system-error|not-done|no-folder)",
-}
+NAMES = {errno.EROFS: "read-only", errno.ENOSPC: "disk-full"}
+NAMES |= {errno.EIO: "(?:system-error|not-done|no-folder)"}
 
 
 @pytest.mark.parametrize("number", NAMES, ids=errno.errorcode.get)

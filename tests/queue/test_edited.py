@@ -1,5 +1,5 @@
 """Trees that carry edits of others: each kind is laid, or refused by both sides; what was found
-comes back byte for byte; and a tree tells whose edits are whose."""
+comes back byte for byte."""
 
 import os
 import re
@@ -51,12 +51,11 @@ def alone(tmp_path) -> Path:
 
 @dataclass(frozen=True)
 class Kind:
-    """A foreign edit. said: a part of the refusal, "" where it is laid;
-    since: what comes of it where the queue was there first ("" taken off, else the problem)."""
+    """A foreign edit."""
 
     make: Callable[[Path], None]
-    said: str = ""
-    since: str = ""
+    said: str = ""  # a part of the refusal, "" where it is laid
+    since: str = ""  # the problem where the queue was there first, "" where that is taken off
 
 
 def differing(site: Path) -> Differing:
@@ -92,27 +91,26 @@ def with_other_line_ends(site: Path) -> None:
     (site / PATCHED).write_bytes((site / PATCHED).read_bytes().replace(b"\n", b"\r\n"))
 
 
+SINCE = "edits were made"
 KINDS = {
     "before our hunks": Kind(replaced(PATCHED, "step_3 = 3\n", "step_3 = 33\nmine = 1\n")),
     "behind our hunks": Kind(replaced(PATCHED, "step_30 = 30\n", "mine = 1\n")),
     "inside our hunks": Kind(
         replaced(PATCHED, "step_20 = 20\n", "step_20 = 20 + mine\n"),
         "hunk 1: line 20 reads 'step_20 = 20 + mine'; the queue's patch needs 'step_20 = 20'",
-        since="edits were made",
+        SINCE,
     ),
     "right beside our hunks": Kind(replaced(PATCHED, "step_17 = 17\n", "mine = 1\n")),
     "a line between ours": Kind(
         replaced(PATCHED, "step_19 = 19\n", "step_19 = 19\nmine = 1\n"),
         "hunk 1: line 20 reads 'mine = 1'; the queue's patch needs 'step_20 = 20'",
-        since="edits were made",
+        SINCE,
     ),
     "a file of ours gone": Kind(
         lambda site: (site / CUT).unlink(), "cut.py: the queue changes this file, and the tree has"
     ),
     "moved lines": Kind(changed(with_a_block_moved)),
-    "lines twice": Kind(
-        changed(lambda text: text + text), "is at 2 places: lines 18, 58", since="edits were made"
-    ),
+    "lines twice": Kind(changed(lambda text: text * 2), "is at 2 places: lines 18, 58", SINCE),
     "a new file": Kind(edit("sglang/srt/mine.py", "mine = 1\n")),
     "a new file with a name of ours": Kind(
         named_as_ours,
@@ -387,11 +385,9 @@ def test_a_change_counts_as_often_as_it_was_laid(before, after, now, lines):
     assert undone(now, rows_in(about)["f.py"]) == lines
 
 
-@pytest.mark.parametrize(
-    ("lines", "at"), [("abcdef", 2), ("abXdef", 2), ("cYdeab", 1), ("", 0), ("zz", 0)]
-)
-def test_where_most_of_the_lines_stand(lines, at):
-    assert nearest(list(lines), list("cde")) == at
+def test_where_most_of_the_lines_stand():
+    for lines, at in {"abcdef": 2, "abXdef": 2, "cYdeab": 1, "": 0, "zz": 0}.items():
+        assert nearest(list(lines), list("cde")) == at, lines
 
 
 def test_edits_are_of_others_by_both_readers(edited, site):

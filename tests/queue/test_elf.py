@@ -88,19 +88,17 @@ def test_a_library_that_is_linked_still_loads(tmp_path):
     assert ctypes.CDLL(str(file)).made() == 100
 
 
+NINE = fat_binary((CODE, 90, b"a" * 9))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"no library", "it is no ELF file"),
         (b"\x7fELF\x02\x01", "requires a buffer"),
+        (library({".nv_fatbin": NINE[:-1]}, ()), "ends outside its section"),
         (
-            library({".nv_fatbin": fat_binary((CODE, 90, b"a" * 9))[:-1]}, ()),
-            "ends outside its section",
-        ),
-        (
-            library(
-                {".nv_fatbin": fat_binary((CODE, 90, b"a" * 9)).replace(b"\x09\0", b"\x0a\0")}, ()
-            ),
+            library({".nv_fatbin": NINE.replace(b"\x09\0", b"\x0a\0")}, ()),
             "is longer than its fat binary",
         ),
     ],

@@ -1,14 +1,13 @@
-"""The table of experiments that run.py has: each row from its words to what it writes, without the
-engines."""
+"""The table of run.py's experiments: each row from its words to what it writes."""
 
 import contextlib
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fakes
 import gpumodules
 import pytest
 import test_asleep
@@ -16,13 +15,8 @@ import test_judged
 from gpumodules import GPU
 
 LOG = "Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.10 GB. avail mem=60.00 GB."
-ROWS = subprocess.run(
-    [sys.executable, "-c", "import experiments; print(*experiments.EXPERIMENTS)"],
-    cwd=GPU,
-    capture_output=True,
-    text=True,
-    check=True,
-).stdout.split()
+LIST = "import experiments; print(*experiments.EXPERIMENTS)"
+ROWS = fakes.run(sys.executable, "-c", LIST, cwd=GPU, check=True).stdout.split()
 SERVERS = test_judged.SERVERS
 KNOWN = {"tp_size", "dp_size", "enable_dp_attention", "enable_return_routed_experts"}
 KNOWN |= {"enable_return_hidden_states", "enable_mixed_chunk", "context_length"}
@@ -88,9 +82,8 @@ def answered(job) -> dict:
         return made | test_asleep.engine(job.plan["steps"])
     if question == "images":
         images = importlib.import_module("images")
-        return made | test_judged.image_engine(
-            images, {images.TEXT} if "breakable" in job.name else ()
-        )
+        replayed = {images.TEXT} if "breakable" in job.name else ()
+        return made | test_judged.image_engine(images, replayed)
     cases = importlib.import_module("cases")
     names = job.plan.get("passes") or cases.passes(job.plan["mode"])
     return made | {"passes": {name: passed(cases.of_pass(name)) for name in names}, "prefills": []}
@@ -182,8 +175,7 @@ def test_a_run_of_no_model_does_not_pass(monkeypatch, tmp_path):
 def test_the_runners_need_the_standard_library_alone(words):
     """A host may have nothing but a bundle, whose packages its engines have."""
     script, *more = words
-    command = [sys.executable, "-I", "-S", str(GPU / script), *more]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = fakes.run(sys.executable, "-I", "-S", GPU / script, *more)
     assert done.returncode == 0, done.stderr
 
 

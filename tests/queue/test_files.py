@@ -1,9 +1,7 @@
-"""Files, locks, records and programs: written whole or not at all, one writer at a time, and what
-of the caller's environment reaches a program."""
+"""Files, locks, records and programs: written whole or not at all, by one at a time."""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fakes
 import pytest
-from test_install import in_child
 
 from patchqueue.files import atomic, record, run
 from patchqueue.files.atomic import locked
@@ -90,8 +87,7 @@ def test_a_socket_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("to", ["pipe", "file"])
 def test_standard_output_is_printed_to(tmp_path, to):
-    """Behind what was printed there before, and not in its place. By a link as /dev/stdout is one:
-    that of the machine is not put at risk."""
+    """Behind what was printed there before. By a link: the machine's own is not at risk."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     code = (
         "import sys; from pathlib import Path; from patchqueue.files import atomic;"
@@ -108,15 +104,9 @@ def test_standard_output_is_printed_to(tmp_path, to):
     assert found == b"before\ncontent\n"
 
 
-def test_what_a_killed_write_left_goes_with_the_next(tmp_path, monkeypatch):
+def test_what_a_killed_write_left_goes_with_the_next(tmp_path):
     folder = tmp_path / "folder"
-
-    def die(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", die)
-        assert in_child(lambda: atomic.write(folder / "file", b"new")) == -signal.SIGKILL
+    fakes.kill_at(1, lambda: atomic.write(folder / "file", b"new"))
     assert len(os.listdir(folder)) == 1
     living = folder / f".file.{os.uname().nodename}.1.new"
     others = folder / ".file.another-host.999999999.new"
@@ -144,8 +134,7 @@ def test_one_writer_at_a_time_holds_a_lock_and_who_waits_says_so(tmp_path, name,
 
 
 def test_what_is_written_is_read_back_a_line_for_each_name():
-    value = {"a": [1, {"b": None}], "c\n": {"d": "e\n"}}
-    text = record.text_of(value)
+    text = record.text_of(value := {"a": [1, {"b": None}], "c\n": {"d": "e\n"}})
     assert json.loads(text) == value and text.count("\n") == len(value) + 2
 
 
@@ -154,12 +143,7 @@ STEERING = {
     run.UV: ("UV_INDEX", "UV_FIND_LINKS", "UV_EXCLUDE_NEWER", "VIRTUAL_ENV"),
     run.QUILT: ("QUILTRC", "QUILT_PATCHES_PREFIX", "POSIXLY_CORRECT", "ENV"),
 }
-KEPT = {
-    run.GIT: "GIT_SSL_CAINFO",
-    run.UV: "UV_INDEX_URL",
-    run.QUILT: "EDITOR",
-    run.DIFF: "TMPDIR",
-}
+KEPT = {run.GIT: "GIT_SSL_CAINFO", run.UV: "UV_INDEX_URL", run.QUILT: "EDITOR", run.DIFF: "TMPDIR"}
 
 
 @pytest.mark.parametrize("tool", KEPT, ids=lambda tool: tool.name)

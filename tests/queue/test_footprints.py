@@ -1,5 +1,5 @@
-"""A run is about today's queue while the files on which it depended are the same: planted errors
-outside of its footprint change nothing, and inside of it both the run and the row fail."""
+"""A run is about today's queue while the files on which it depended are the same: errors planted
+inside of its footprint alone change that."""
 
 import lzma
 import os

@@ -1,5 +1,4 @@
-"""The form of a patch file and of its header: what is accepted, and every kind of problem by name
-and line."""
+"""The form of a patch file and of its header: what is accepted; each problem by its line."""
 
 import re
 
@@ -50,17 +49,10 @@ EXAMPLES = {  # field -> (accepted, refused)
         ],
     ),
     "Gap": (
-        [
-            None,
-            "<9.9: the runner does not exist",
-            ["<9.8: too old for it", ">10: does it otherwise"],
-        ],
+        [None, "<9.9: there is no runner", ["<9.8: too old for it", ">10: does it otherwise"]],
         ["too old for it", "<9.9: short", "soon: the runner does not exist"],
     ),
-    "Overlay": (
-        ["none", None, "python/sglang/a.py", "python/sglang/a/, test/b.py"],
-        ["a b", "a,b"],
-    ),
+    "Overlay": (["none", None, "python/sglang/a.py", "python/sglang/a/, test/b/"], ["a b", "a,b"]),
     "Needs": (
         ["a/b.patch", "a/b.patch, c/d.patch", None],
         ["a/b", "a/b@0.5.9.patch", "a/b.patch c/d.patch"],
@@ -252,10 +244,7 @@ PAGE = RELEASE["sglang/srt/page.py"]
         ({}, [(RUNNER, "a\nb", "a\nb\nc")]),  # no line end before nor after
         # lines that look like --- and +++
         ({}, [(RUNNER, numbered(9), numbered(9).replace("step_5 = 5\n", "-- a/b\n++ b/c\n"))]),
-        (
-            {"Description": "Not a diff:\n --- a/b\n index\n .\n rename to"},
-            [(RUNNER, "a\n", "b\n")],
-        ),
+        ({"Description": "No diff:\n --- a/b\n index\n .\n rename to"}, [(RUNNER, "a\n", "b\n")]),
         ({}, [(RUNNER, PAGE, PAGE.replace("second", "2nd"))]),
     ],
 )
@@ -274,8 +263,7 @@ TEXTS = st.lists(
 
 @given(before=TEXTS, after=TEXTS)
 def test_every_diff_of_difflib_is_read_or_named(before, after):
-    """Whatever the lines look like: what diff writes has a good form, unless it fills or empties a
-    file."""
+    """Whatever the lines look like; a diff that fills or empties a file has no good form."""
     made = diff(RUNNER, before, after)
     patch, problems = read(f"{header()}\n{made}")
     known = "new-or-deleted-file" if not after or not before else ""
@@ -289,8 +277,6 @@ def test_a_patch_cut_anywhere_is_refused(cut):
     assert read(GOOD[:cut])[1]
 
 
-@given(
-    at=st.integers(GOOD.index("@@"), len(GOOD) - 1), character=st.sampled_from("\n\r\0\t -+@\\x")
-)
-def test_no_damage_to_a_hunk_raises(at, character):
-    read(GOOD[:at] + character + GOOD[at + 1 :])
+@given(at=st.integers(GOOD.index("@@"), len(GOOD) - 1), put=st.sampled_from("\n\r\0\t -+@\\x"))
+def test_no_damage_to_a_hunk_raises(at, put):
+    read(GOOD[:at] + put + GOOD[at + 1 :])

@@ -294,8 +294,7 @@ def test_the_floor_counts_what_a_token_passes(gpu):
 
 
 def test_attention_kernels_are_those_of_the_model_that_is_timed(gpu, tmp_path):
-    """Qwen3-Next has 256 values a head: without its own modules, the first engine compiled them in
-    its time."""
+    """Qwen3-Next has 256 values a head: its first engine compiled its modules in its time."""
     kernels, launch = load("kernels"), load("launch")
     python = fakes.program(tmp_path / "python", 'echo "$@"')
     place = launch.Place((), tmp_path, str(python))
@@ -332,8 +331,7 @@ def traffic(gpu, monkeypatch):
     """tests/gpu/traffic.py, with small loads."""
     module = load("traffic")
     small = dict(SECONDS=1, LONG_REQUESTS=2, LONG_PROMPT=40, NODE_REQUESTS=3, NODE_PROMPT=50)
-    small |= dict(TURNS=9, PREFIX=30)
-    for name, value in small.items():
+    for name, value in (small | dict(TURNS=9, PREFIX=30)).items():
         monkeypatch.setattr(module, name, value)
     return module
 

@@ -1,5 +1,4 @@
-"""tests/gpu, on an engine that needs no GPU: what is right passes, and each planted fault is caught
-and named."""
+"""tests/gpu, on an engine that needs no GPU: each planted fault is caught and named."""
 
 import argparse
 import importlib
@@ -66,8 +65,7 @@ def started(
 
 
 def run(out: Path, *words: str, rows: Sequence[str] = (), **how) -> tuple[int, dict, str]:
-    """One run of some rows of the table on the fake engine: exit code, what it wrote (of several
-    rows the last one's facts, with the runs of all), what it said."""
+    """Some rows on the fake engine: exit code, the last one's facts with all runs, what it said."""
     with started(out, *rows, *words, **how) as process:
         said, _ = process.communicate(timeout=300)
     names = [f"{row}.json" for row in rows] or ["evidence.json"]
@@ -197,8 +195,7 @@ def test_a_run_that_is_ended_ends_its_engines_and_writes_what_it_has(tmp_path):
 
 
 def alive(folder: Path) -> list[int]:
-    """The processes of a run that still are there; ended ones that nobody has waited for do not
-    count."""
+    """The processes of a run that still are there, less those that nobody has waited for."""
     found = []
     for file in folder.glob("*.pid"):
         status = Path(f"/proc/{file.stem}/stat")
@@ -216,9 +213,7 @@ def alive(folder: Path) -> list[int]:
         ("dies", "eager", "not run", "its reference did not run"),
     ],
 )
-def test_a_run_on_several_gpus_ends_whatever_becomes_of_an_engine(
-    tmp_path, fault, where, graph, why
-):
+def test_a_run_on_several_gpus_ends_whatever_becomes_of_engines(tmp_path, fault, where, graph, why):
     modes = ("eager", "piecewise", "breakable")
     words = ("--model", MODEL, "--mode", *modes, "--width", "1", "--engine-limit", "4")
     # only GPUs that are allowed; where the reference dies nothing else is started
@@ -269,7 +264,7 @@ def verdict(compare, mine: dict, reference: dict, **limits):
 
 
 NAN = float("nan")
-FAR_BEHIND, NAN_BEHIND = [-1.0] * 9 + [-9.0] * 2, [-1.0] * 9 + [NAN]
+FAR, NAN_BEHIND = [-1.0] * 9 + [-9.0] * 2, [-1.0] * 9 + [NAN]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +277,7 @@ FAR_BEHIND, NAN_BEHIND = [-1.0] * 9 + [-9.0] * 2, [-1.0] * 9 + [NAN]
         (answer([1] * 9 + [2]), answer([1] * 9 + [9], margin=0.31), "STRICT", False),
         # nothing is compared behind such a tie, and what is compared must be enough
         (
-            answer([1] * 9 + [2, 3], FAR_BEHIND),
+            answer([1] * 9 + [2, 3], FAR),
             answer([1] * 9 + [9, 4], margin=0.1),
             "STRICT",
             True,
@@ -351,8 +346,7 @@ def test_a_control_that_moves_more_than_any_graph_may_fails(compare, router, far
 
 
 def asked(compare, kinds: dict[str, tuple[int, int]], of: int = 8) -> tuple[dict, dict]:
-    """(answers, the reference's) of kind: (prompts, how many of them are wrong from the first token
-    on)."""
+    """(answers, the reference's) of kind: (prompts, how many are wrong from the start on)."""
 
     def answers(token: int, which: int) -> dict:
         names = [f"{kind}-{n}" for kind, counts in kinds.items() for n in range(counts[which])]
@@ -368,8 +362,7 @@ FEW_WRONG = dict(single=3, fill=11, batch=3, chunked=2, prefix=2, memory=1)
 
 
 def control_of(compare, **moved: int):
-    """Eager prefill against itself: 1499 tokens, of which one in each of `moved` prompts of a kind
-    is far off."""
+    """Eager prefill against itself: a token in each of `moved` prompts of 1499 is far off."""
     kinds = {kind: (count, 0) for kind, (count, _) in NONE_WRONG.items() if kind != "size"}
     mine, right = asked(compare, kinds | {"fill": (54 + 80, 0)})
     for kind, count in moved.items():
@@ -544,8 +537,7 @@ MOVED = 4  # tokens that the reference moves by itself, asked prompt by prompt
 
 
 def judged(judging, far_again: int, model: str) -> dict:
-    """judging.checks of a piecewise engine whose answers are the reference's, but for `far_again`
-    tokens when asked again."""
+    """judging.checks of a piecewise engine that moves `far_again` tokens when asked again."""
 
     def asked(name: str, far: int = 0) -> dict:
         made = {}
@@ -570,8 +562,7 @@ def judged(judging, far_again: int, model: str) -> dict:
     [(0, "llama", True), (1, "llama", False), (1, "qwen3-next", True), (40, "qwen3-next", False)],
 )
 def test_what_is_asked_again_has_the_limits_of_its_mode(judging, far, model, good):
-    """The same requests meet in other batches then: eager prefill's own control says how much that
-    moves."""
+    """Requests meet in other batches then: eager prefill's control says how much that moves."""
     assert judged(judging, far, model)["answers the same when asked again"].good is good
 
 

@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,9 +138,7 @@ def test_a_control_must_fail(checks, good, shown):
         ("qwen3-next", "0.5.13.post1", "rows-of-ranks", "dp-returns", False),
     ],
 )
-def test_a_control_must_fail_where_the_release_is_wrong(
-    checks, model, version, without, setting, fails
-):
+def test_a_control_fails_where_a_release_is_wrong(checks, model, version, without, setting, fails):
     plan = {"of": model, "setting": setting}
     assert checks.must_fail(plan, {"version": version, "without": without}) is fails
 
@@ -168,8 +165,6 @@ def test_a_patched_version_comes_where_its_release_does():
 
 FOLLOW = "def follow(a, b=1): raise ValueError\n"
 EAGER = "sglang/srt/prefill_graph/compat/eager"
-
-
 RULE = "def chunk_gated_delta_rule(q, use_cp='auto'):\n    return q, use_cp\n"
 
 
@@ -199,7 +194,7 @@ def test_what_the_watch_changes_in_an_engine(tmp_path, code, variables, said):
     known = os.environ | {"PYTHONPATH": f"{GPU / 'watch'}{os.pathsep}{tmp_path}"}
     known |= {"PREFILL_WATCH": str(tmp_path / "watch")}
     known |= {f"PREFILL_{name}": value for name, value in variables.items()}
-    done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True, text=True)
+    done = fakes.run(sys.executable, "-c", code, env=known)
     assert done.stdout == f"{said}\n", done.stderr
 
 
@@ -334,6 +329,5 @@ def test_log_probabilities_are_not_asked_of_a_graph_that_serves_none(
     ],
 )
 def test_a_report_is_asked_of_releases_that_make_one(checks, report, wanted):
-    """Later releases' servers leave none, nor does a tree of another make. Where nothing is known,
-    one is missing."""
+    """Later releases leave none, nor do other trees. Where nothing is known, one is missing."""
     assert checks.graphs.reports(report) is wanted

@@ -1,5 +1,4 @@
-"""Running tests/gpu on a host: on the built wheel's own files, with the packages given, and nothing
-where it cannot."""
+"""Running tests/gpu on a host: on the built wheel's files, and nothing where it cannot."""
 
 import json
 import os

@@ -1,6 +1,5 @@
-"""Install in place and take it off again: the bytes of the work tree, then every byte, mode and
-time of the release; a kill at any moment leaves what the next call makes good; and what is not
-known is refused."""
+"""Install in place and take it off again: the bytes of the work tree, then all of the release's; a
+kill at any moment leaves what the next call makes good; and what is not known is refused."""
 
 import csv
 import hashlib
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -143,8 +141,7 @@ def test_byte_code_of_changed_modules_goes_and_comes_back(site, do):
     (site / "sglang/srt/steps/__pycache__/__init__.cpython-312.pyc").write_bytes(b"of ours")
     do["uninstall"]()
     assert contents(code) == before and not (site / "sglang/srt/steps").exists()
-    with killed("forward"):  # a server was started before the recovery
-        assert in_child(do["install"]) == -signal.SIGKILL
+    killed(do, "forward")  # a server was started before the recovery
     (code / "runner.cpython-313.pyc").write_bytes(b"of the release")
     do["install"]()
     assert not list(code.glob("runner.*"))
@@ -337,8 +334,7 @@ def test_refused_and_nothing_is_taken_off(site, do, make, name, place, verbs, op
 
 @pytest.mark.parametrize("damaged", ["links", "before"])
 def test_one_damaged_pre_image_is_no_harm(site, do, damaged):
-    """As where somebody edits the same file in another environment that uv has linked to the same
-    cache."""
+    """As where somebody edits that file in another environment that is linked to the cache."""
     pristine = contents(site)
     do["install"]()
     (site / undo.FOLDER / damaged / PATCHED).write_text("damaged\n")
@@ -446,17 +442,14 @@ def test_notes_of_a_journal_name_no_file_to_write(site, do, tmp_path):
         do["uninstall"]()
 
 
-@pytest.mark.parametrize(
-    "name", [f"{undo.FOLDER}/journal.json.new", f"{undo.FOLDER}/after/{PATCHED}"]
-)
+@pytest.mark.parametrize("name", ["journal.json.new", f"after/{PATCHED}"])
 def test_links_in_a_journal_are_not_written_through(site, do, tmp_path, name):
     before, secret = (site / PATCHED).read_text(), tmp_path / "secret"
     do["install"]()
-    with open(site / PATCHED, "a") as file:  # which the journal takes over
-        file.write("mine = 1\n")
+    edit(PATCHED, (site / PATCHED).read_text() + "mine = 1\n")(site)  # the journal takes it over
     secret.write_text("secret\n")
-    (site / name).parent.mkdir(parents=True, exist_ok=True)
-    (site / name).symlink_to(secret)
+    (site / undo.FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
+    (site / undo.FOLDER / name).symlink_to(secret)
     do["uninstall"]()
     assert secret.read_text() == "secret\n"
     assert (site / PATCHED).read_text() == before + "mine = 1\n"
@@ -625,8 +618,7 @@ def test_a_release_that_was_put_over_it_is_left_alone(project, site, do, verb, s
         return
     assert contents(site / "sglang") == before and not (site / undo.FOLDER).exists()
     # over a killed install: the journal says how it was, and that is another release
-    with killed("forward"):
-        assert in_child(do["install"]) == -signal.SIGKILL
+    killed(do, "forward")
     project.release("9.9.2")
     before = put_over(site, "9.9.2")
     assert do["uninstall"]().outcome is Outcome.ALREADY_APPLIED
@@ -650,8 +642,7 @@ def test_a_journal_without_faults_is_kept_where_the_python_files_are_a_releases(
 
 
 def test_a_checkout_that_is_installed_editable(project, tmp_path):
-    """The folder that the refusal of its site-packages names can be patched; git sees what was
-    done."""
+    """The folder that the refusal of its site-packages names can be patched; git sees it."""
     checkout = project.checkout(tmp_path / "checkout")
     folder = checkout / "python"
     edit("sglang/_version.py", "__version__ = version = '0.0.0.dev1+g123'\n")(folder)
@@ -672,22 +663,17 @@ WRITES |= {"os.utime", "shutil.rmtree", "shutil.copystat", "open", "fcntl.flock"
 
 
 def killed_at(number: int, site: Path, call) -> bool:
-    """Run the call, and kill it right before the n-th thing that it does to a file below `site`
-    (0-based). Whether it came that far."""
+    """Whether a kill came before the n-th thing that the call does to a file below `site`."""
 
     def die_in_time():
         seen = -1
 
         def hook(event: str, arguments: tuple) -> None:
             nonlocal seen
-            reads = event == "open" and not (arguments[2] or 0) & (
-                os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
-            )
-            if (
-                event in WRITES
-                and not reads
-                and any(str(argument).startswith(str(site)) for argument in arguments)
-            ):
+            written = os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
+            if event not in WRITES or (event == "open" and not (arguments[2] or 0) & written):
+                return
+            if any(str(argument).startswith(str(site)) for argument in arguments):
                 seen += 1
                 if seen == number:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -709,8 +695,7 @@ def own_files(site: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def states(site, do) -> tuple[dict, dict, dict]:
-    """The site as it is before and after an install: (everything before, files before, files
-    after)."""
+    """Everything in the site before an install; the files before, and after it."""
     pristine, before = exactly(site), own_files(site)
     do["install"]()
     after = own_files(site)
@@ -736,9 +721,7 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
         ), f"step {number} left a file that is neither"
         assert before.keys() & after.keys() <= found.keys(), f"step {number} left a file missing"
         if found[PATCHED] == after[PATCHED]:
-            assert found == after, (
-                f"at step {number} a server would call itself patched before it is"
-            )
+            assert found == after, f"at step {number} a server says too early that it is patched"
         mixed += found not in (before, after)
         do[then]()
         if then == "install":
@@ -749,19 +732,17 @@ def test_killed_at_every_step(site, do, states, monkeypatch, verb, then):
     assert number > 25 and mixed > 3, "the kills do not reach the renames"
 
 
-@contextmanager
-def killed(name: str):
-    """Within it, the process is killed in place of this step of an install or uninstall."""
+def killed(do, name: str) -> None:
+    """An install that is killed in place of this step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(undo, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        yield
+        assert in_child(do["install"]) == -signal.SIGKILL
 
 
 @pytest.fixture
 def underway(site, do):
     """An install that was killed before its first rename."""
-    with killed("forward"):
-        assert in_child(do["install"]) == -signal.SIGKILL
+    killed(do, "forward")
     assert undo.state_of(site) == "installing"
 
 
@@ -815,10 +796,8 @@ def test_a_state_is_on_the_disk_before_what_follows_it(site, do, monkeypatch):
 
 def test_edits_in_a_killed_install_are_refused(site, do):
     """Which of its files are whole is not known yet."""
-    with killed("_settle"):
-        assert in_child(do["install"]) == -signal.SIGKILL
-    with open(site / PATCHED, "a") as file:
-        file.write("mine = 1\n")
+    killed(do, "_settle")
+    edit(PATCHED, (site / PATCHED).read_text() + "mine = 1\n")(site)
     with unchanged(site):
         name, text = refused(do["uninstall"])
         assert name == "edited-install" and PATCHED in text
@@ -826,8 +805,7 @@ def test_edits_in_a_killed_install_are_refused(site, do):
 
 @pytest.mark.parametrize("verb", ["install", "uninstall"])
 def test_killed_at_random_moments(site, do, states, verb):
-    """SIGKILL to the whole process group, 25 moments spread over the whole running time, from a
-    fixed seed."""
+    """SIGKILL to the whole process group, 25 moments over the whole time, from a fixed seed."""
     pristine, before, after = states
     dice = random.Random(25)
     if verb == "uninstall":
@@ -850,10 +828,8 @@ def test_killed_at_random_moments(site, do, states, verb):
         except ProcessLookupError:  # not yet a leader of its own group
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found = own_files(site)
-        assert all(
-            content in (before.get(name), after.get(name)) for name, content in found.items()
-        )
+        found = own_files(site).items()
+        assert all(content in (before.get(name), after.get(name)) for name, content in found)
         do["install" if number % 2 else "uninstall"]()
         assert own_files(site) in (before, after)
     do["uninstall"]()
@@ -877,16 +853,14 @@ def test_two_at_once(project, site, do):
 
 
 def test_a_real_release(unpacked_release):
-    """The tree that the replay makes, which `--verify` there confirms, with the queue's name in
-    upstream's list of plugins; and back."""
+    """The tree of the replay, which `--verify` confirms, and the name in upstream's list."""
     pin, site = unpacked_release("0.5.23")
     before, info = exactly(site), "sglang-0.5.23.dist-info"
     report = inplace.install(ROOT, site)
     assert report.record["tree"] == {"before": pin.tree, "after": pin.patched}
     assert trees.hash_python(trees.list_package(site)) == pin.patched
-    assert undo.read(site).changes[-1].path == inplace.LAST, (
-        "a server would call itself patched before it is"
-    )
+    last = undo.read(site).changes[-1].path
+    assert last == inplace.LAST, "a server would call itself patched before it is"
     found = verified(site)
     assert found["intact"] and (found["version"], found["tree"]) == ("0.5.23", pin.patched)
     assert test_build.named(site) == [CALLED]
@@ -954,9 +928,8 @@ def test_install_finds_the_sglang_of_the_environment(project, site, tmp_path, to
 def test_the_launch_line_is_the_page_s():
     """docs/choose.md has the same table, and the same notes of models that need something else."""
     text = (ROOT / "docs/choose.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| .+ \|$", text
-    )
+    row = r"(?m)^\| (0\.5\.\S+(?: – 0\.5\.\d+)?) \| (.+?) \| (.+?) \| .+ \| .+ \|$"
+    rows = re.findall(row, text)
     (sparse,) = re.findall(r"\| DeepSeek-V3.2, GLM-5 \| (\S+) to (\S+) \| `(.+?)`", text)
     assert len(rows) == 6
     for releases, breakable, piecewise in rows:

@@ -1,5 +1,4 @@
-"""What tests/gpu takes of two engines' answers, by images, agree, the questions and a log; and of
-compiled kernels."""
+"""What tests/gpu takes of two engines' answers and logs, and of compiled kernels."""
 
 import json
 import re
@@ -14,8 +13,7 @@ images = gpumodules.fixture("images")
 
 
 def image_engine(images, replayed, off=()):
-    """An engine's result: every call gets an answer of its own; prefills of kinds in `replayed`
-    launched graphs; off: the names of calls that got another answer."""
+    """An engine's result: calls of kinds in `replayed` on graphs, those in `off` otherwise."""
     answers, prefills = {}, []
     for number, call in enumerate(images.asks()):
         value, count = 3 + number + 1000 * (call.name in off), call.new_tokens
@@ -50,9 +48,9 @@ def test_text_on_graphs_and_images_without_are_good(images, replayed, off, wrong
 
 def test_an_image_that_changes_nothing_is_a_fault(images):
     one = image_engine(images, {images.TEXT})
-    one["answers"]["image-other-2"] = one["answers"]["image-other-1"]
     eager = image_engine(images, ())
-    eager["answers"]["image-other-2"] = eager["answers"]["image-other-1"]
+    for each in (one["answers"], eager["answers"]):
+        each["image-other-2"] = each["image-other-1"]
     assert image_faults(images, one, eager) == [
         "eager: another image changes the answer",
         "breakable: another image changes the answer",
@@ -84,8 +82,7 @@ agree, machine_code = map(gpumodules.fixture, ("agree", "machine_code"))
 
 
 def answers(*tokens, off=0.0):
-    """One pass of one call for each number of tokens: calls of one prompt, but for the last one,
-    which has two."""
+    """One pass: a call of one prompt for each token, and one of two prompts."""
 
     def answer(token):
         return {"tokens": [token] * 8, "logprobs": [-1.0 + off] * 8, "best": [[-1.0, -3.0]] * 8}
@@ -123,9 +120,7 @@ def test_the_patched_answers_are_held_against_every_reference(off, good, agree):
         ("llama", "untouched", 0.025, False),
     ],
 )
-def test_other_kernels_may_be_apart_as_far_as_rounding_takes_them(
-    agree, model, reference, off, good
-):
+def test_other_kernels_may_be_apart_as_far_as_rounding_goes(agree, model, reference, off, good):
     names = (reference, agree.PATCHED, agree.AGAIN)
     passes = {name: answers(3, 4) for name in names} | {reference: answers(3, 4, off=off)}
     assert [check.good for check in agree.compared(model, passes)] == [good, True]
@@ -194,8 +189,7 @@ class Server:
 
 
 class Decoded(Server):
-    """For next_turn: keeps the first `keeps` tokens of prompts and answers. forgets: it goes on
-    from another state."""
+    """For next_turn: keeps beginnings with answers. forgets: goes on from another state."""
 
     def __init__(self, keeps: int = 256, forgets: bool = False) -> None:
         self.keeps, self.forgets, self.known = keeps, forgets, set()
@@ -226,10 +220,7 @@ class Mixed(Decoded):
 
 
 MIXED = [{"mode": "MIXED"}] * 40 + [{"mode": "EXTEND"}] * 10
-SERVERS = {
-    "next_turn": Decoded,
-    "mixed_states": Mixed,
-}
+SERVERS = {"next_turn": Decoded, "mixed_states": Mixed}
 CONTROL = "answers otherwise without queue, as it must"
 # the name of a question, the words of its server, and what is at fault there
 FAULTS = [

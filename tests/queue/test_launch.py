@@ -1,5 +1,4 @@
-"""tests/gpu/launch.py: the order in which engines start, and those that take too long say where
-they are."""
+"""tests/gpu/launch.py: the order of engines, and where those are that take too long."""
 
 import json
 import subprocess
@@ -53,8 +52,7 @@ def test_an_engine_over_its_limit_leaves_its_stacks_in_its_log(launch, tmp_path)
 
 
 def test_each_copy_of_flashinfer_has_compiled_kernels_of_its_own(launch, tmp_path, monkeypatch):
-    """Two bundles of one version share none; two folders that lead to one copy do, unless what the
-    kernels are built with is another one."""
+    """Two bundles share none; two folders of one copy do, if built with the same things."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv(launch.COMPILED, raising=False)
     for name in ("one", "other"):
@@ -86,9 +84,8 @@ def test_the_first_of_each_kind_goes_ahead(launch, tmp_path):
         assert told[leader]["ready"] < told[follower]["began"] < told[leader]["ended"]
     three = {"first": "a", "second": "a", "other": "b"}
     told = _told(launch, tmp_path / "three", three, width=2)
-    assert told["other"]["began"] < told["first"]["ready"] < told["second"]["began"], (
-        "a follower takes no room while it waits"
-    )
+    began = [told[name]["began"] for name in ("other", "second")]
+    assert began[0] < told["first"]["ready"] < began[1], "a follower that waits takes no room"
     alike = {"first": "a", "second": "a"}
     told = _told(launch, tmp_path / "alike", alike, width=2, lead=False)
     assert told["second"]["began"] < told["first"]["ready"]
@@ -99,10 +96,8 @@ def _told(launch, folder, kinds, **words) -> dict[str, dict[str, float]]:
     folder.mkdir()
     script = folder / "engine.py"
     script.write_text(ENGINE)
-    jobs = [
-        launch.Job(name, script, {"out": str(folder / f"{name}.json")}, 20, kind=kind)
-        for name, kind in kinds.items()
-    ]
+    plans = {name: {"out": str(folder / f"{name}.json")} for name in kinds}
+    jobs = [launch.Job(name, script, plans[name], 20, kind=kinds[name]) for name in kinds]
     place = launch.Place((GPU / "watch",), folder)
     launch.run_all(place, jobs, deadline=time.time() + 30, say=print, **words)
     return {job.name: json.loads(Path(job.plan["out"]).read_text()) for job in jobs}

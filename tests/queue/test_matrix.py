@@ -3,9 +3,9 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 
+import fakes
 import pytest
 from fakes import ROOT
 from msgspec.structs import replace
@@ -56,9 +56,8 @@ def proofs(feature=NEMOTRON, tag="v0.5.9", **changes) -> list[Row]:
 
 
 STATES = matrix.State
-FAILED, STALE, NOT_RUN, NOT_APPLICABLE = (
-    STATES[name] for name in ("FAILED", "STALE", "NOT_RUN", "NOT_APPLICABLE")
-)
+FAILED, STALE = STATES.FAILED, STATES.STALE
+NOT_RUN, NOT_APPLICABLE = STATES.NOT_RUN, STATES.NOT_APPLICABLE
 OLD = {"queue": "sha256:0"}
 
 
@@ -141,8 +140,7 @@ def test_what_has_no_reference_is_inconclusive_and_not_stale(queue):
 
 @pytest.mark.parametrize("attentions", [("fa3", "flashinfer"), ("flashinfer", "fa3")])
 def test_a_stale_cell_reports_the_latest_run(queue, attentions):
-    """0.5.18 was proven on an H200, and its cells reported a fault that an H100's run had found the
-    day before."""
+    """0.5.18 was proven on an H200, and its cells reported a fault of the day before."""
     before, after = attentions
     rows = [
         *proofs(verdict="failed", queue="sha256:0", date="2026-11-25", attention=before),
@@ -215,8 +213,7 @@ def test_what_tests_gpu_says_of_itself_is_so():
         "import sys; sys.path.insert(0, 'tests/gpu'); import harness, json, models, modes;"
         " print(json.dumps([[*models.MODELS], [*modes.ALL], harness.identity()]))"
     )
-    words = [sys.executable, "-c", asked]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = fakes.run(sys.executable, "-c", asked, cwd=ROOT, check=True)
     said = harness.load(ROOT)
     known = [list(said.models), list(said.modes), harness.identity(ROOT)]
     assert json.loads(done.stdout) == known

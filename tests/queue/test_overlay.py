@@ -34,8 +34,7 @@ def docstring(path: Path) -> str:
 
 
 def rows(path: Path) -> list[list[str]]:
-    """The names that a docstring lists in its first table, low to high: those of one row are on one
-    floor."""
+    """The names that a docstring lists in its first table, low to high, by row."""
     table = docstring(path).partition(":\n\n")[2].partition("\n\n")[0]
     return [names.split(", ") for names in re.findall(r"(?m)^    (\w+(?:, \w+)*)  ", table)]
 
@@ -100,8 +99,7 @@ def test_a_release_gets_no_file_that_nothing_reaches(pin):
 
 
 def assigned(text: str) -> list[str]:
-    """The lines that give an attribute of upstream's ServerArgs a value, by the names that it goes
-    by."""
+    """The lines that give an attribute of upstream's ServerArgs a value, by whatever name."""
     holder = r"(?:(?:\w+\.)*(?:server_args|args)|get_(?:global_)?server_args\(\))"
     found = [
         rf"^\s*{holder}(?:\.\w+)+(?:\[[^\]]*\])*\s*(?::[^=]+)?[-+*/|&]?=(?!=)",
@@ -111,30 +109,27 @@ def assigned(text: str) -> list[str]:
         # another name, under which this would not see it
         r"^\s*\w+\s*=\s*(?:\w+\.)*server_args\s*$",
     ]
-    return [
-        line.strip() for line in text.splitlines() if any(re.search(one, line) for one in found)
-    ]
+    lines = text.splitlines()
+    return [line.strip() for line in lines if any(re.search(one, line) for one in found)]
 
 
-@pytest.mark.parametrize(
-    "pin", [pin for pin in PINS if pin.version >= Version("0.5.16")], ids=lambda pin: pin.tag
-)
+LATER = [pin for pin in PINS if pin.version >= Version("0.5.16")]
+
+
+@pytest.mark.parametrize("pin", LATER, ids=lambda pin: pin.tag)
 def test_nobody_assigns_to_resolved_server_args(pin):
-    """ServerArgs.__setattr__ of these releases: what has been resolved is changed by override()
-    alone."""
+    """Of these releases override() alone may: ServerArgs.__setattr__."""
     selected = queue().select(pin.version)
     texts = {path: content.decode() for path, content in queue().overlay_for(selected).items()}
-    texts |= {
-        f"{patch.name} {n}": text for patch in selected for n, text in enumerate(added(patch))
-    }
+    for patch in selected:
+        texts |= {f"{patch.name} {n}": text for n, text in enumerate(added(patch))}
     assert not {name: lines for name, text in texts.items() if (lines := assigned(text))}
 
 
 def test_an_assignment_to_server_args_is_seen():
     """On earlier releases, which have no such rule, the overlay has some."""
-    seen = {
-        path.stem for path in FOLDER.rglob("*.py") if assigned(path.read_text(encoding="utf-8"))
-    }
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.py")}
+    seen = {name for name, text in texts.items() if assigned(text)}
     assert {"resolving", "runner", "nsa", "sparse"} <= seen
 
 
@@ -193,11 +188,7 @@ def test_a_profile_applies_and_has_all_that_it_uses(pin, profile, real_release):
 
 @pytest.mark.parametrize(
     ("line", "lacking"),
-    [
-        ("a.recount()", {"recount"}),
-        ("a.count(limit=1)", {"limit"}),
-        ("unheard()", {"unheard"}),
-    ],
+    [("a.recount()", {"recount"}), ("a.count(limit=1)", {"limit"}), ("unheard()", {"unheard"})],
 )
 def test_what_another_profile_brings_is_missing(line, lacking):
     released = {"python/sglang/a.py": b"def count(): pass\n", "python/sglang/b.py": b"import a\n"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import fakes
 import pytest
 import tomlkit
-from fakes import ROOT
+from fakes import ROOT, contents
 
 from patchqueue import RELEASE
 
@@ -53,28 +53,22 @@ def patchqueue(packages, tmp_path, monkeypatch):
 def test_it_installs_and_takes_off(patchqueue, tmp_path):
     site = fakes.install(tmp_path / "site-packages")
 
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
-
-    before, there = files(), ("--site-packages", str(site))
+    before, there = contents(site), ("--site-packages", str(site))
     done = patchqueue("install", *there)
     assert done.returncode == 0, done.stderr
-    assert "2 patches, 2 files changed" in done.stdout and files() != before
+    assert "2 patches, 2 files changed" in done.stdout and contents(site) != before
     again = patchqueue("install", *there)
     assert again.returncode == 0 and again.stdout.startswith("already applied"), again.stderr
-    assert patchqueue("uninstall", *there).returncode == 0 and files() == before
+    assert patchqueue("uninstall", *there).returncode == 0 and contents(site) == before
 
 
-def test_uvx_leaves_no_program_so_that_its_call_is_shown(
-    patchqueue, packages, tmp_path, monkeypatch
-):
+def test_uvx_leaves_no_program_so_its_call_is_shown(patchqueue, packages, tmp_path, monkeypatch):
     info, git = packages / "sglang_patch_queue-2.dist-info", {"vcs": "git"}
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang-patch-queue\nVersion: 2\n")
     monkeypatch.setenv("UV", "/usr/bin/uv")
-    assert (
-        "Example: uvx --from sglang-patch-queue patchqueue in" in patchqueue("install", "-h").stdout
-    )
+    example = "Example: uvx --from sglang-patch-queue patchqueue in"
+    assert example in patchqueue("install", "-h").stdout
     origin = {"url": "https://a:secret@b.org/c.git", "vcs_info": git | {"requested_revision": "x"}}
     (info / "direct_url.json").write_text(json.dumps(origin))
     site = fakes.install(tmp_path / "site-packages")

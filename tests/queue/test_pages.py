@@ -1,8 +1,7 @@
 """Every command that a page shows is run as it stands there, in a home with a small clone of the
-queue; or its words are checked.
+queue; or its words are checked, by the parsers of the tool and of tests/gpu.
 
-RUN has the commands that are run, UNRUN why others are not. The parsers of the tool and of
-tests/gpu read the words of every command on a page.
+RUN has the commands that are run, UNRUN why others are not.
 """
 
 import json
@@ -10,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ import pages
 import pytest
 from fakes import ROOT
 from packaging.utils import parse_wheel_filename
+from pages import PAGES
 
 from patchqueue import RELEASE
 from patchqueue.files.run import find_quilt
@@ -31,7 +30,6 @@ from patchqueue.upstream import pins, source
 from patchqueue.upstream.release import add_pin
 from patchqueue.wheels import LABEL
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS = [shown for page in PAGES for shown in pages.shown(page)]
 
 # What the small clone has: releases that the pages name, each of a few lines.
@@ -42,8 +40,7 @@ TO_COME = ("rebase", "pin")  # sessions about releases that are not
 
 
 class World:
-    """A reader's home: a clone in ~/queue, a checkout in ~/sglang, an installed sglang in ~/site,
-    and programs in ~/bin."""
+    """A reader's home: a clone in ~/queue, ~/sglang, an installed sglang in ~/site, and ~/bin."""
 
     def __init__(self, home: Path):
         self.home, self.queue = home, home / "queue"
@@ -54,13 +51,7 @@ class World:
         """What the command prints, typed into a shell in ~/queue or another folder."""
         variables = os.environ | {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}"}
         variables.pop("VIRTUAL_ENV", None)  # of the tests' own environment
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder or self.queue,
-            env=variables,
-            capture_output=True,
-            text=True,
-        )
+        done = fakes.run("bash", "-c", command, cwd=folder or self.queue, env=variables)
         assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -106,44 +97,29 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quilt_home: Path | No
 
 
 def _programs(world: World) -> None:
-    """The reader's own nox, quilt, pip, uv and python: those at hand, told that this host has
-    Python 3.12 and ~/site."""
+    """The reader's own programs, told that this host has Python 3.12 and ~/site."""
     engine, found = find_quilt(source.cache_folder()), world.home / "bin"
-    settings = " ".join(
-        f"{name}={shlex.quote(value)}" for name, value in engine.variables.items() if name != "PATH"
-    )
-    path = f"PATH={shlex.quote(engine.variables['PATH'])}" if "PATH" in engine.variables else ""
+    settings = " ".join(f"{name}={shlex.quote(text)}" for name, text in engine.variables.items())
     # by its whole path: where quilt is installed, the name alone would find this program again
-    text = f'{path} {settings} exec {shutil.which(engine.command)} "$@"'
-    fakes.program(found / "quilt", text)
+    fakes.program(found / "quilt", f'{settings} exec {shutil.which(engine.command)} "$@"')
     host = f"--target {world.site} --upgrade --python-version 3.12 --only-binary :all:"
     fakes.program(found / "nox", f'exec "{sys.executable}" -m nox "$@"')
-    fakes.program(
-        found / "pip",
-        f'exec "{sys.executable}" -m pip "$@" {host} --platform manylinux_2_34_x86_64',
-    )
+    pip = f'exec "{sys.executable}" -m pip "$@" {host} --platform manylinux_2_34_x86_64'
+    fakes.program(found / "pip", pip)
     own = f'exec "{sys.executable}" -m uv "$@"'
     # the tool asks another uv where it has none of its own, and not to install
-    fakes.program(
-        found / "uv",
-        f'[ "$2" = install ] || {own}\n{own} --offline {host} --python-platform'
-        " x86_64-manylinux_2_34",
-    )
+    there = f"--offline {host} --python-platform x86_64-manylinux_2_34"
+    fakes.program(found / "uv", f'[ "$2" = install ] || {own}\n{own} {there}')
     fakes.program(found / "python", f'PYTHONPATH="{world.site}" exec "{sys.executable}" "$@"')
     # uvx builds the tool of a repository, with packages that no test fetches: here it is this one
     tool = f'PYTHONPATH="{ROOT}/scripts" exec "{sys.executable}" -m patchqueue "$@"'
-    fakes.program(
-        found / "uvx", f'[ "$1 $2 $3" = "--from git+REPOSITORY patchqueue" ] && shift 3 && {tool}'
-    )
+    asked = '[ "$1 $2 $3" = "--from git+REPOSITORY patchqueue" ]'
+    fakes.program(found / "uvx", f"{asked} && shift 3 && {tool}")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command as a page shows it. says: what it must print; where: the reader's folder, in their
-    home.
-
-    put: what they write for a word that stands for something of theirs.
-    """
+    """A command as a page shows it. says: what it prints; put: what is written for a word."""
 
     command: str
     says: str
@@ -177,6 +153,11 @@ def resolve(world: World) -> None:
     path = world.queue / "work/rebase-0.5.24/python/sglang/srt/runner.py"
     solved, text = "step_20 = 21\nadded_step = 20\n", path.read_text()
     path.write_text(re.sub(r"(?s)<<<<<<< .*?>>>>>>> [^\n]*\n", solved, text))
+
+
+def see_the_site(world: World) -> None:
+    (folder,) = world.queue.glob(".venv/lib/*/site-packages")
+    (folder / "site.pth").write_text(f"{world.site}\n")
 
 
 def is_so(claim: Callable[[World], bool]) -> Deed:
@@ -225,6 +206,7 @@ LEFT_OUT = Step(
     put={"attention/plan-prefill-on-host": "steps/name-the-cut"},
 )
 BREAKS = "overlay/python/sglang/srt/prefill_graph/breakable/breaks.py"
+OWN = f"0.5.9+{fakes.LABEL}"
 PATCHED = f"sglang 0.5.9, queue release {RELEASE}, 2 patches"
 WHEEL = f"dist/sglang-{{}}+{fakes.LABEL}-cp312-cp312-manylinux_2_34_x86_64.whl"
 
@@ -289,20 +271,13 @@ RUN: dict[str, list[Step | Deed]] = {
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
         lambda world: fakes.git(world.sglang, "switch", "-q", "--detach", "v0.5.11"),
         LEFT_OUT,
-        nox(
-            "patches v0.5.11 --out dist/graphs-0.5.11.patch",
-            "dist/graphs-0.5.11.patch: 2 patches for v0.5.11",
-        ),
+        nox("patches v0.5.11 --out dist/graphs-0.5.11.patch", ".patch: 2 patches for v0.5.11"),
         Step("cd ~/sglang && git apply --check ~/queue/dist/graphs-0.5.11.patch", ""),
         Step("cd ~/sglang && git apply ~/queue/dist/graphs-0.5.11.patch", ""),
         is_so(lambda world: "added_step" in (world.sglang / NEW).read_text()),
         lambda world: fakes.git(world.sglang, "clean", "-fdq"),
         lambda world: fakes.git(world.sglang, "switch", "-fq", "--detach", "v0.5.9"),
-        Step(
-            "cd ~/sglang && ~/queue/scripts/nox backport --onto . …",
-            "mine made",
-            put={"…": "mine"},
-        ),
+        Step("cd ~/sglang && ~/queue/scripts/nox backport --onto . …", "made", put={"…": "mine"}),
         is_so(lambda world: "mine" in fakes.git(world.sglang, "branch")),
     ],
     "pull requests": [
@@ -335,10 +310,7 @@ RUN: dict[str, list[Step | Deed]] = {
             f" {WHEEL.format('0.5.11')}",
             f"+ sglang==0.5.11+{fakes.LABEL}",
         ),
-        nox(
-            "build v0.5.9",
-            f"dist/sglang-0.5.9+{fakes.LABEL}-py3-none-any.whl: version 0.5.9+{fakes.LABEL}",
-        ),
+        nox("build v0.5.9", f"dist/sglang-{OWN}-py3-none-any.whl: version {OWN}"),
     ],
     "a page of links": [
         nox("build v0.5.9 --release", f"dist/release-{RELEASE}: 1 wheel, 1 patch file"),
@@ -361,11 +333,7 @@ RUN: dict[str, list[Step | Deed]] = {
             "+ sglang==0.5.11",
             put={"sglang==0.5.11": f"../../wheels/sglang-0.5.11-{BUILT}.whl"},
         ),
-        lambda world: (
-            next(world.queue.glob(".venv/lib/*/site-packages"))
-            .joinpath("site.pth")
-            .write_text(f"{world.site}\n")
-        ),
+        see_the_site,
         Step(
             "uvx --from git+REPOSITORY patchqueue install --python .venv/bin/python",
             "2 patches, 2 files changed",
@@ -417,9 +385,7 @@ def test_the_last_line_of_an_image_sees_another_sglang(world):
     """A later step may install one that Python finds first: the build has to end."""
     world.run("scripts/nox install --site-packages ~/site")
     other = fakes.install(world.home / "other", fakes.release_of("0.5.11"), "0.5.11")
-    (line,) = [
-        shown.command for shown in COMMANDS if re.match("RUN python .*--verify", shown.command)
-    ]
+    (line,) = [one.command for one in COMMANDS if re.match("RUN python .*--verify", one.command)]
     typed = line.replace("/sgl-workspace/sglang/python", str(world.site)).split()[2:]
     ask = shlex.join([sys.executable, *typed])
     world.run(f"PYTHONPATH={world.site} {ask}")
@@ -509,12 +475,9 @@ def test_the_words_of_a_command_are_its_own(command):
 
 @pytest.mark.parametrize(("script", "words"), GPU_CALLS)
 def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
-    """A wrong word behind them is all that its parser complains of; or a folder of another engine,
-    which is not there."""
+    """Their parser complains of a wrong word behind them alone, or of a folder not there."""
     command = [sys.executable, str(ROOT / "tests/gpu" / script), *shlex.split(words)]
-    done = subprocess.run(
-        [*command, "--no-such-word"], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = fakes.run(*command, "--no-such-word", cwd=tmp_path)
     said = done.stderr.strip().splitlines()[-1]
     wanted = "there is no folder" if "--peer" in words else "arguments: --no-such-word"
     assert done.returncode == 2 and wanted in said
@@ -522,8 +485,7 @@ def test_the_words_of_a_gpu_script_are_its_own(script, words, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_wheels_and_days_on_a_page_are_those_of_a_build(page):
-    """Whatever names a wheel of the queue names one that `build` makes; where a day is named with
-    it, it is the release's."""
+    """A wheel that is named is one that `build` makes; a day with it is its release's."""
     known, text, days = pins.load(ROOT), page.read_text(encoding="utf-8"), set()
     for name in re.findall(r"sglang-[\w.+-]+\.whl", text):
         _, version, _, tags = parse_wheel_filename(name)

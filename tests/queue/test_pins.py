@@ -4,13 +4,10 @@ import multiprocessing
 
 import fakes
 import pytest
-from fakes import RELEASE, refused, unchanged
+from fakes import RELEASE, WHEEL, refused, unchanged
 
 from patchqueue.files.tree import hash_python
 from patchqueue.upstream import pins, release, source
-
-WHEEL = "sglang-9.9.1-py3-none-any.whl"
-
 
 BAD = [  # what replaces what in a good pins.toml, and what the refusal says
     ('default = "9.9.1"', "", "default"),

@@ -1,8 +1,6 @@
-"""The project itself: its budgets, its functions' lengths, the texts of the real queue, and
-compare_releases.py."""
+"""The project itself: budgets, functions' lengths, the queue's texts, compare_releases.py."""
 
 import ast
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ from pathlib import Path
 import compare_releases
 import pytest
 import tomlkit
-from fakes import ROOT
+from fakes import ROOT, git
 from test_cli import parsers
 
 from patchqueue.applying.apply import load_queue
@@ -25,21 +23,12 @@ MEASURES: dict[str, tuple[str, Callable[[bytes], int]]] = {  # by table: a suffi
 }
 
 
-def git(root: Path, *words: str) -> bytes:
-    """What git prints."""
-    return subprocess.run(["git", *words], cwd=root, capture_output=True, check=True).stdout
-
-
 def sizes(root: Path, table: str, part: str) -> dict[str, int]:
     """The files of a part that git has or would add: name -> size in the table's unit."""
     suffix, measure = MEASURES[table]
     names = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--", part)
-    chosen = [
-        name
-        for name in names.decode().splitlines()
-        if name.endswith(suffix) and (root / name).is_file()
-    ]
-    return {name: measure((root / name).read_bytes()) for name in chosen}
+    files = [(name, root / name) for name in names.splitlines() if name.endswith(suffix)]
+    return {name: measure(file.read_bytes()) for name, file in files if file.is_file()}
 
 
 def counts(root: Path) -> dict[str, int]:
@@ -119,10 +108,8 @@ def test_few_texts_of_a_patch_make_the_same_changes(kinds, most):
         return file.path, tuple(line for line in lines if line[0] in kinds)
 
     queue = load_queue(ROOT)
-    texts = Counter(
-        (queue.base(name), tuple(map(changes, patch.files)))
-        for name, patch in queue.patches.items()
-    )
+    items = queue.patches.items()
+    texts = Counter((queue.base(name), tuple(map(changes, one.files))) for name, one in items)
     again = {text[0]: count for text, count in texts.items() if count > 1}
     assert sum(again.values()) - len(again) <= most, again
 
@@ -131,12 +118,8 @@ def test_a_patch_that_no_pull_request_can_carry_is_not_pending():
     """Pull requests are laid on the newest pin and later; what ended before can never be one."""
     queue, newest = load_queue(ROOT), pins.load(ROOT).all[-1]
     sent = {queue.base(patch.name) for patch in queue.select(newest.version)}
-    pending = {
-        queue.base(name)
-        for name in queue.patches
-        if queue.header(name).get("Upstream-Status") == "Pending"
-    }
-    assert pending - sent == set()
+    status = {queue.base(name): queue.header(name).get("Upstream-Status") for name in queue.patches}
+    assert "Pending" not in {said for name, said in status.items() if name not in sent}
 
 
 BEFORE = '''

@@ -21,8 +21,7 @@ WORDS = 'body = "Why."\n'
 
 @pytest.fixture
 def sent(project: fakes.Project, tmp_path: Path) -> fakes.Project:
-    """A project with two patches to send, one with a test, and its release as a checkout in
-    sglang/."""
+    """A project with two patches to send, one with a test, and its release in sglang/."""
     fakes.author(tmp_path / "home")
     project.write(f"pull-requests/{COUNT}/{TEST}", "assert 1\n")
     project.checkout(tmp_path / "sglang")
@@ -35,7 +34,7 @@ def send(project: fakes.Project, *words: str, base: str = "HEAD") -> pull_reques
 
 
 def git(project: fakes.Project, *words: str) -> str:
-    return fakes.run("git", *words, cwd=project.root.parent / "sglang", check=True).stdout
+    return fakes.git(project.root.parent / "sglang", *words)
 
 
 def parts(request: pull_requests.PullRequest) -> list[tuple[str, bool]]:
@@ -60,7 +59,7 @@ def commit(project: fakes.Project, **files: str) -> None:
     for stem, content in files.items():
         (project.root.parent / "sglang/python/sglang/srt" / f"{stem}.py").write_text(content)
     git(project, "add", "-A")
-    git(project, "-c", "commit.gpgSign=false", "commit", "-q", "-m", "upstream goes on")
+    git(project, "commit", "-q", "-m", "upstream goes on")
 
 
 def test_a_branch_for_each_patch(sent):
@@ -304,9 +303,8 @@ def test_what_takes_the_overlays_place_is_the_overlays_own(name):
     """So that a repair of the one is not forgotten in the other."""
     [overlay] = (ROOT / "overlay").rglob(f"{name}.py")
     bodies = (unwrapped(ast.parse(path.read_text())).body for path in (overlay, BROUGHT[name]))
-    ours, theirs = (
-        {node.name: ast.dump(node) for node in body if hasattr(node, "name")} for body in bodies
-    )
+    named = ([node for node in body if hasattr(node, "name")] for body in bodies)
+    ours, theirs = ({node.name: ast.dump(node) for node in body} for body in named)
     assert {name for name in theirs if theirs[name] != ours.get(name)} <= OTHERWISE
 
 

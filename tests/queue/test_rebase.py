@@ -40,7 +40,7 @@ def rows(project: fakes.Project) -> dict[str, tuple[Outcome, str]]:
     [
         (
             fakes.numbered(40, "other"),
-            ": hunk 1: line 18 reads 'other_18 = 18'; the queue's patch needs ",
+            ": hunk 1: line 18 reads 'other_18 = 18'; the queue's patch",
         ),
         ("# new\n" + 2 * fakes.numbered(40), ": hunk 1: its text is at 2 places"),
         (None, ": upstream has no such file there"),
@@ -120,17 +120,21 @@ def guards_of(project: fakes.Project) -> dict[str, str]:
     return {entry.name: entry.text for entry in load_queue(project.root).entries}
 
 
-@pytest.fixture
-def conflict(project) -> Path:
-    """The throw-away repository with count-once-more in conflict."""
-    project.newer(runner=RIVAL)
+def begun(project: fakes.Project, **changes: str | None) -> Path:
+    """The throw-away repository of a rebase onto a release with these changes."""
+    project.newer(**changes)
     assert run(project, NEXT) == 0
     return project.root / REBASED
 
 
+@pytest.fixture
+def conflict(project) -> Path:
+    """The throw-away repository with count-once-more in conflict."""
+    return begun(project, runner=RIVAL)
+
+
 def applies(project: fakes.Project, **changes: str) -> None:
-    """Pinned, the release takes the queue, by quilt too, and refresh would write no patch
-    otherwise."""
+    """Pinned, the release takes the queue, by quilt too, and refresh writes no other patch."""
     project.release(NEXT, **changes)
     project.warm()
     assert project.apply(tag=NEXT).outcome in (Outcome.APPLIED, Outcome.EMPTY)
@@ -141,15 +145,11 @@ def applies(project: fakes.Project, **changes: str) -> None:
 
 def test_a_conflict_is_laid_out_in_a_repository_of_its_own(project):
     fakes.git(project.root, "init", "-q")  # the project is a checkout itself, as it always is
-    project.newer(runner=RIVAL)
     before = queue_of(project)
-    assert run(project, NEXT) == 0
-    folder = project.root / REBASED
-    assert re.search(
-        r"<<<<<<< .*\nstep_20 = 200\n\|{7} .*\nstep_20 = 20\n=======\nstep_20 = 20\nadded_step ="
-        r" 20\n>>>>>>> ",
-        (folder / fakes.RUNNER).read_text(),
-    )
+    folder = begun(project, runner=RIVAL)
+    theirs = r"<<<<<<< .*\nstep_20 = 200\n\|{7} .*\nstep_20 = 20\n"
+    ours = r"=======\nstep_20 = 20\nadded_step = 20\n>>>>>>> "
+    assert re.search(theirs + ours, (folder / fakes.RUNNER).read_text())
     assert fakes.git(folder, "tag").split() == ["v9.9.1", "v9.9.2"]
     assert "+step_20 = 200" in fakes.git(folder, "diff", "v9.9.1", "v9.9.2", "--", fakes.RUNNER)
     subjects = fakes.git(folder, "log", "--format=%s", "v9.9.1..queue-on-v9.9.1").splitlines()
@@ -224,8 +224,7 @@ def test_a_broken_repository_never_reaches_the_one_around_it(project, conflict, 
 def test_where_nothing_conflicts_continue_writes_all_at_once(project, capsys):
     """A text that stands at another line there stays one text: the guard takes the release."""
     moved = "# new\n" + fakes.numbered(40)
-    project.newer(runner=moved)
-    assert run(project, NEXT) == 0
+    begun(project, runner=moved)
     assert "No patch conflicts: `scripts/nox rebase 9.9.2 --continue`" in capsys.readouterr().out
     with unchanged(project.root / "patches"):
         assert run(project, NEXT, "--continue") == 0
@@ -254,8 +253,7 @@ def test_a_change_that_git_merges_is_written_and_said_so(project, capsys):
 
 
 def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(project):
-    """Only the lines farther off tell the two places of 9.9.1 apart, and these are others in the
-    release."""
+    """Only lines farther off tell the two places of 9.9.1 apart: others in the release."""
     blocks = [f"{name} = 1\nx = 1\ny = 1\nz = 1\n{name}_end = 1\n" for name in ("a", "b", "c")]
     twice = "".join(blocks)
     change = ("b = 1\nx = 1\ny = 1\n", "b = 1\nx = 1\nadded_step = 1\ny = 1\n")
@@ -266,11 +264,10 @@ def test_what_would_stand_at_two_places_of_an_older_release_becomes_a_variant(pr
     project.place()
     near = twice.replace("a_end = 1\nb = 1\n", "a_end = 2\nb = 2\n")
     near = near.replace("b_end = 1\n", "b_end = 2\n")
-    project.newer(runner=near)
-    assert run(project, NEXT) == 0
+    folder = begun(project, runner=near)
     if rows(project)[COUNT][0] is Outcome.CONFLICT:
         solved = near.replace("b = 2\nx = 1\n", "b = 2\nx = 1\nadded_step = 1\n")
-        (project.root / REBASED / fakes.RUNNER).write_text(solved)
+        (folder / fakes.RUNNER).write_text(solved)
     assert run(project, NEXT, "--continue") == 0
     assert (project.root / VARIANT).is_file() and guards_of(project)[COUNT] == ">=9.9,<9.9.2"
     applies(project, runner=near)
@@ -311,11 +308,9 @@ def test_a_patch_can_be_left_out_with_a_reason(project, conflict, capsys):
 
 def test_code_that_has_moved_takes_its_change_along(project, capsys):
     """The file is gone, and must not come back; its code is in another one now."""
-    project.newer(runner=None, page=RIVAL)
-    assert run(project, NEXT) == 0
+    folder = begun(project, runner=None, page=RIVAL)
     assert f"{fakes.RUNNER}:1: changed by the patch, and gone" in capsys.readouterr().out
     assert "[new-or-deleted-file]" in refused(project, capsys, NEXT, "--continue")
-    folder = project.root / REBASED
     (folder / "python/sglang/srt/page.py").write_text(SOLVED)
     (folder / fakes.RUNNER).unlink(missing_ok=True)
     assert run(project, NEXT, "--continue") == 0
@@ -354,9 +349,8 @@ def test_edits_are_kept_where_the_queue_moved_on_below_them(project, conflict, c
 
 @pytest.mark.parametrize("number", range(1, 7))
 def test_killed_while_it_writes_the_queue_ends_old_or_new(project, conflict, number, monkeypatch):
-    """The renames: the journal (from here on it is new), the variant, the series, the
-    journal away, the repository away. Any other command finishes what a killed one had made
-    good."""
+    """The renames: the journal (from here on it is new), the variant, the series, journal and
+    repository away. Any other command finishes what a killed one had made good."""
     (conflict / fakes.RUNNER).write_text(SOLVED)
     before = queue_of(project)
     with monkeypatch.context() as patch:
@@ -401,14 +395,12 @@ def test_conflicts_come_one_at_a_time_each_on_the_solution_of_the_last(
 ):
     """count-twice changes the line that count-once-more adds. Killed at the fifth rename, which
     says what the repository is about, the next conflict is laid out again."""
-    before = fakes.numbered(40).replace("step_20 = 20\n", "step_20 = 20\nadded_step = 20\n")
+    before = fakes.added(fakes.numbered(40))
     after = before.replace("added_step = 20", "added_step = 2")
     text = fakes.patch_text(before=before, after=after, Probe=f"{fakes.RUNNER} :: added_step = 2 #")
     project.write("patches/steps/count-twice.patch", text)
     project.edit("series", CUT, f"steps/count-twice.patch  # >=9.9\n{CUT}")
-    project.newer(runner=RIVAL)
-    assert run(project, NEXT) == 0
-    folder = project.root / REBASED
+    folder = begun(project, runner=RIVAL)
     (folder / fakes.RUNNER).write_text(SOLVED)
     with monkeypatch.context() as patch:
         fakes.killed_at(number, patch)
@@ -458,7 +450,7 @@ def test_a_checkout_is_taken_as_it_stands(project, checkout, capsys):
     assert run(project, NEXT, "--from", str(checkout)) == 0
     said = capsys.readouterr().err
     assert f"sglang {NEXT} from {checkout}: its files as they stand\n" in said
-    (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
+    (project.root / REBASED / fakes.RUNNER).write_text(SOLVED)
     shutil.rmtree(checkout)
     assert run(project, NEXT, "--continue") == 0, "the repository holds all that it needs"
     applies(project, runner=RIVAL)
@@ -466,7 +458,7 @@ def test_a_checkout_is_taken_as_it_stands(project, checkout, capsys):
 
 def test_a_release_that_is_pinned_under_way_as_another_tree_is_refused(project, checkout, capsys):
     assert run(project, NEXT, "--from", str(checkout)) == 0
-    (project.root / f"work/rebase-{NEXT}" / fakes.RUNNER).write_text(SOLVED)
+    (project.root / REBASED / fakes.RUNNER).write_text(SOLVED)
     project.release(NEXT)
     said = refused(project, capsys, NEXT, "--continue")
     assert "[tree mismatch]" in said and f"delete {REBASED}, then" in said

@@ -34,20 +34,17 @@ NARROWED = "mamba2/offset-rows-in-64-bits.patch"
 
 
 def cut(folder: Path) -> Path:
-    """The project as it was before anything newer than 0.5.16: its pins, its variants, and no word
-    of what later releases merged."""
+    """The project as it was before anything newer than 0.5.16."""
     root = folder / "project"
     for name in ("patches", "overlay", "upstream"):
         shutil.copytree(ROOT / name, root / name)
     (root / "tests").symlink_to(ROOT / "tests")
     text = (ROOT / pins.FILE).read_text()
     head, *revisions = text.split("[[revision]]")
-    kept = [
-        part for part in revisions if Version(re.search(r'version = "(.+)"', part).group(1)) <= OLD
-    ]
-    (root / pins.FILE).write_text(
-        "[[revision]]".join([re.sub(r"(?m)^tested.*$", "tested = []", head), *kept])
-    )
+    number = re.compile(r'version = "(.+)"')
+    kept = [part for part in revisions if Version(number.search(part)[1]) <= OLD]
+    head = re.sub(r"(?m)^tested.*$", "tested = []", head)
+    (root / pins.FILE).write_text("[[revision]]".join([head, *kept]))
     known = [pin.version for pin in pins.load(root).all]
     lines = []
     for line in (ROOT / series.FILE).read_text().splitlines():
@@ -58,13 +55,8 @@ def cut(folder: Path) -> Path:
             lines.append(re.sub(r"<0\.5\.(1[89]|2\d)\b(,!=0\.5\.17\.\*)?", "<0.5.17", line))
     (root / series.FILE).write_text("\n".join(lines) + "\n")
     for file in (root / "patches").rglob("*.patch"):
-        file.write_text(
-            re.sub(
-                r"(?m)^Upstream-Status: Merged 0\.5\.(1[78]|2\d)$",
-                "Upstream-Status: Pending",
-                file.read_text(),
-            )
-        )
+        merged = r"(?m)^(Upstream-Status: )Merged 0\.5\.(1[78]|2\d)$"
+        file.write_text(re.sub(merged, r"\1Pending", file.read_text()))
     for path in series.read(root)[0].unnamed_overlay():
         (root / "overlay" / path).unlink()
     return root

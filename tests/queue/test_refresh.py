@@ -1,5 +1,4 @@
-"""What a person does in a work tree comes back to the queue whole, in one fixed form, or is refused
-and kept."""
+"""What a person does in a work tree comes back to the queue whole, or is refused and kept."""
 
 import shutil
 
@@ -229,11 +228,8 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
         shutil.rmtree(applied.root)
         shutil.copytree(kept, applied.root, symlinks=True)
         fakes.kill_at(number, applied.refresh)
-        problems = applied.check().all_problems
-        after = texts()
-        assert problems == () and (after == before) is (number == 1), (
-            f"rename {number}: the next command finds a whole queue, the old one or the new one"
-        )
+        problems, after = applied.check().all_problems, texts()
+        assert problems == () and (after == before) is (number == 1), f"rename {number}"
         assert not [name for name in after if name.endswith(".new")], "nothing is left over"
         applied.refresh()
         variant = "steps/count-once-more@9.9.1.patch"
@@ -246,10 +242,8 @@ def test_killed_while_it_writes_it_ends_old_or_new(applied, tmp_path):
 def test_an_edit_that_breaks_another_release_is_refused_and_nothing_is_written(applied):
     """A second patch of 9.9.3 alone stands on the line that the edit takes away."""
     two_releases(applied, numbered(40))
-    before, after = (
-        numbered(40).replace("step_20 = 20\n", f"step_20 = 20\nadded_step = 20\n{more}")
-        for more in ("", "twice = 1\n")
-    )
+    before = fakes.added(numbered(40))
+    after = before.replace("added_step = 20\n", "added_step = 20\ntwice = 1\n")
     fields = {"Probe": f"{RUNNER} :: twice", "Gap": "<9.9.2: not needed: there"}
     text = fakes.patch_text(before=before, after=after, **fields)
     applied.write("patches/steps/count-twice.patch", text)

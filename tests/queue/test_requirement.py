@@ -17,8 +17,7 @@ SLEEP = "/bin/sleep"
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """start(title, tree): a process of that name, which left a record of that tree, or none; its
-    pid."""
+    """start(title, tree): the pid of a process of that name, with a record of that tree or none."""
     running: list[subprocess.Popen[bytes]] = []
 
     def begin(title: str, tree: str | None = None, started: int | None = None) -> int:
@@ -115,8 +114,7 @@ def test_a_word_that_is_no_tree_is_refused(ask, word):
 
 
 def test_without_a_folder_of_records_nobody_answers(start, ask, tmp_path):
-    """Others may write to a shared folder: what lies in one that is not this user's is no
-    answer."""
+    """Others may write to a shared folder: what lies in one is no answer."""
     start("sglang::scheduler", TREE)
     (tmp_path / f"sglang-prefill-graph-{os.getuid()}").chmod(0o777)
     assert answer(ask(TREE))[0] == 3

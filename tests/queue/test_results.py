@@ -1,5 +1,4 @@
-"""Results are taken only where they are about today's tree. Of two rows about one subject the
-heavier stays, in whatever order they come."""
+"""Results are taken of today's tree alone. Of two rows about one subject the heavier stays."""
 
 import itertools
 import json

@@ -1,5 +1,4 @@
-"""The pristine release: a wheel, checked, cached, offline; and its tree hash, which sha256sum gives
-too."""
+"""The pristine release: a wheel, checked, cached, offline; and its tree hash."""
 
 import io
 import os
@@ -10,15 +9,13 @@ import zipfile
 
 import fakes
 import pytest
-from fakes import RELEASE, TAG, git, refused
+from fakes import RELEASE, TAG, WHEEL, git, refused
 from served import Site
 
 from patchqueue.files import tree
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.handover.repository import open_repository
 from patchqueue.upstream import release, source
-
-WHEEL = "sglang-9.9.1-py3-none-any.whl"
 
 
 def cached(project):

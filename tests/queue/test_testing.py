@@ -22,8 +22,7 @@ from patchqueue.upstream import pins
 
 @pytest.fixture
 def ran(project, monkeypatch, tool):
-    """Run `test` with these words where tests do nothing: exit code, output, and what would have
-    been tested."""
+    """Run `test` where tests do nothing: exit code, output, and what would have been tested."""
     project.write("upstream/locks/9.9.1.txt", "")
     done = []
     monkeypatch.setattr(testing, "build", lambda *_: None)
@@ -81,8 +80,7 @@ def test_the_tool_is_tested_with_byte_code(project, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pythons(project, monkeypatch):
-    """pythons(line): the Python of every release does this, in place of its tests. Two
-    processors."""
+    """pythons(line): the Python of every release does this in place of its tests."""
     project.write("upstream/locks/9.9.1.txt", "")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
@@ -140,10 +138,8 @@ def spread_run(folder: Path, *files: str) -> str:
     return done.stdout + done.stderr
 
 
-NOTED = (
-    "def test_one(): open(os.environ['PATCHQUEUE_TREE'] + '/pids',"
-    " 'a').write(f'{os.getpid()}\\n')\n"
-)
+PIDS = "open(os.environ['PATCHQUEUE_TREE'] + '/pids', 'a')"
+NOTED = f"def test_one(): {PIDS}.write(f'{{os.getpid()}}\\n')\n"
 
 
 def test_files_are_spread_and_what_is_for_other_releases_is_still_listed(tmp_path):
@@ -191,12 +187,12 @@ def test_the_workflow_tests_every_release_that_has_an_environment():
     assert sorted(tested) == sorted(pin.tag for pin in pinned) and len(tested) > 10, done.stderr
 
 
-@pytest.mark.parametrize(
-    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
-)
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_a_workflow_runs_what_was_read(file):
-    """An action is the commit that was looked at, whoever moves its tag; and no value is pasted
-    into a script, where its words would be commands."""
+    """An action is the commit that was looked at; and no value is pasted into a script."""
     text = file.read_text(encoding="utf-8")
     used = re.findall(r"uses: *(.*)", text)
     assert used and all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", each) for each in used)

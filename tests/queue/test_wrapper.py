@@ -90,8 +90,7 @@ def test_a_clone_that_cannot_be_written_is_named(call, tmp_path):
     ids=["the clone lies elsewhere", "its packages are of another Python", "its Python is gone"],
 )
 def test_an_environment_that_does_not_run_here_is_made_anew(call, tmp_path, monkeypatch, spoil):
-    """As when a container build shares the clone with its host: the same files under another
-    path, or beside another Python."""
+    """As when a container build shares the clone with its host, which has another Python."""
     spoil(tmp_path / "queue")
     (folder,) = [path for path in (tmp_path / "queue", tmp_path / "moved") if path.is_dir()]
     venv = 'mkdir -p "$4/bin"; cp "$0.venv" "$4/bin/python"; cp "$0.nox" "$4/bin/nox"'

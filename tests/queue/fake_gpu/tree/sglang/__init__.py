@@ -29,33 +29,18 @@ except ImportError:
 
 class Engine:
     def __init__(self, **words):
-        on = (
-            "piecewise"
-            if words.get("enable_piecewise_cuda_graph")
-            else "breakable"
-            if words.get("enable_breakable_cuda_graph")
-            else ""
-        )
-        self.on = bool(on)
-        self.name = (
-            f"piecewise-{words['piecewise_cuda_graph_compiler']}"
-            if on == "piecewise"
-            else on or "eager"
-        )
+        kinds = ("piecewise", "breakable")
+        on = next((kind for kind in kinds if words.get(f"enable_{kind}_cuda_graph")), "")
+        self.on, self.name = bool(on), on or "eager"
+        if on == "piecewise":
+            self.name += f"-{words['piecewise_cuda_graph_compiler']}"
         # what runs is decided by the watch, not here
         self.kept_eager = bool(os.environ.get("PREFILL_KEEP_EAGER"))
-        self.fault = (
-            FAULT if ("graph" if on and not self.kept_eager else "eager") in FAULT_IN else ""
-        )
-        sizes = words.get("piecewise_cuda_graph_tokens") or [
-            16,
-            512,
-            8192 if self.fault == "beyond-context" else 2048,
-        ]
-        self.runner = ModelRunner(
-            "" if self.fault in ("graph-unused", "refused") else on,
-            sizes,
-        )
+        way = "graph" if on and not self.kept_eager else "eager"
+        self.fault = FAULT if way in FAULT_IN else ""
+        largest = 8192 if self.fault == "beyond-context" else 2048
+        sizes = words.get("piecewise_cuda_graph_tokens") or [16, 512, largest]
+        self.runner = ModelRunner("" if self.fault in ("graph-unused", "refused") else on, sizes)
         self.draft = ModelRunner("", [], is_draft_worker=True)
         self.seen, self.calls = [], 0
         self.mixed = False
@@ -88,12 +73,9 @@ class Engine:
 
     def _report(self, model):
         if "XDG_RUNTIME_DIR" in os.environ:
-            servers = [
-                {"model": model, "feature": self.name, "verdict": "on", "reason": "captured"}
-            ]
-            pathlib.Path(os.environ["XDG_RUNTIME_DIR"], "report.json").write_text(
-                json.dumps({"servers": servers})
-            )
+            said = {"model": model, "feature": self.name, "verdict": "on", "reason": "captured"}
+            file = pathlib.Path(os.environ["XDG_RUNTIME_DIR"], "report.json")
+            file.write_text(json.dumps({"servers": [said]}))
 
     def flush_cache(self):
         if not self.calls:
@@ -114,8 +96,7 @@ class Engine:
         self.events = None
 
     def _trace(self, tokens):
-        """Two kernels of `tokens` microseconds each, the second half as long again where the tree
-        is SLOW, and a runtime call."""
+        """Two kernels of `tokens` microseconds each, the second longer where SLOW, and a call."""
         at = 1e4 * len(self.events)
         for cat, name, began, span in (
             ("kernel", "nvjet_tst_128x64", at, tokens),
@@ -154,19 +135,14 @@ class Engine:
         count = sampling_params["max_new_tokens"]
         answers = [self._answer(prompt, count) for prompt in input_ids]
         for prompt, answer in zip(input_ids, answers):
-            answer["meta_info"] |= self._returned(
-                prompt, return_hidden_states, return_routed_experts
-            )
+            info = answer["meta_info"]
+            info |= self._returned(prompt, return_hidden_states, return_routed_experts)
             if not return_logprob:
-                del (
-                    answer["meta_info"]["output_token_logprobs"],
-                    answer["meta_info"]["output_top_logprobs"],
-                )
+                del info["output_token_logprobs"], info["output_top_logprobs"]
         return answers
 
     def _returned(self, prompt, states, experts):
-        """Two of each token's features, one of them position's, and the experts of 8 layers: what
-        is asked for, which takes longer than the answer."""
+        """Two of each token's features and the experts of 8 layers: what is asked for."""
         found = {}
         if states:
             shift = 1 if self.fault == "shifted" else 0

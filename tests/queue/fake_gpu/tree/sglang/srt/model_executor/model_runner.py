@@ -27,9 +27,6 @@ class ModelRunner:
         }[mode](sizes)
 
     def forward(self, batch):
-        if (
-            self.runner
-            and batch.forward_mode.name in ("EXTEND", "MIXED")
-            and self.runner.can_run(batch)
-        ):
+        mode = batch.forward_mode.name
+        if self.runner and mode in ("EXTEND", "MIXED") and self.runner.can_run(batch):
             self.runner.replay(batch)
