@@ -24,21 +24,15 @@ OPT_OUT = pytest.mark.revision(">=0.5.10")
 OWN_RULE = pytest.mark.revision(">=0.5.11")
 
 
-@pytest.fixture
-def asked(decided):
-    """asked(model, **runner fields): decided() where the breakable graph is asked for, and the
-    report's verdict."""
-
-    def decide(model, **fields):
-        made, warnings = decided(model, enable_breakable_cuda_graph=True, **fields)
-        return made, warnings, verdict.explain(made)
-
-    return decide
+def asked(decided, model, **fields):
+    """`decided`, where the breakable graph is asked for, and the report's verdict."""
+    made, warnings = decided(model, enable_breakable_cuda_graph=True, **fields)
+    return made, warnings, verdict.explain(made)
 
 
 @pytest.mark.parametrize("kind", ["llama", "nemotron_h", "qwen3_next", "falcon_h1", "qwen3_5"])
-def test_models_whose_layers_break_are_captured(build_model, asked, kind):
-    runner, warnings, verdict = asked(build_model(kind), is_multimodal=kind == "qwen3_5")
+def test_models_whose_layers_break_are_captured(build_model, decided, kind):
+    runner, warnings, verdict = asked(decided, build_model(kind), is_multimodal=kind == "qwen3_5")
     assert runner.piecewise_cuda_graph_runner is not None and not warnings
     assert verdict.verdict == "on" and runner.prefill_graph_refusal is None
     if kind == "qwen3_5":
@@ -46,14 +40,14 @@ def test_models_whose_layers_break_are_captured(build_model, asked, kind):
         assert breaks == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
 
 
-def test_a_mixer_beside_attention_is_refused_by_name(unbroken, asked):
+def test_a_mixer_beside_attention_is_refused_by_name(unbroken, decided):
     """Its attention breaks the graph, its Mamba2 would be captured with one batch's state slots.
     The first rank alone says so."""
-    runner, [warning], verdict = asked(unbroken)
+    runner, [warning], verdict = asked(decided, unbroken)
     assert runner.piecewise_cuda_graph_runner is None
     assert verdict.reason.startswith("layer 0 (Unbroken) runs a Mamba2 mixer outside of every")
     assert warning.endswith(verdict.reason)
-    runner, warnings, _ = asked(unbroken, tp_rank=1)
+    runner, warnings, _ = asked(decided, unbroken, tp_rank=1)
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 

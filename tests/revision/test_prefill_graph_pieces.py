@@ -43,47 +43,38 @@ class Backend:
         output.copy_(mean_of_all(hidden_states))
 
 
-@pytest.fixture
-def nemotron(build_model):
-    return lambda pattern: build_model(
-        "nemotron_h_moe", device="cpu", dtype=torch.float32, pattern=pattern
-    )
+def nemotron(build_model, pattern):
+    return build_model("nemotron_h_moe", device="cpu", dtype=torch.float32, pattern=pattern)
 
 
-@pytest.fixture
-def traced(monkeypatch):
-    """traced(model): the model compiled, split and run by the release, with CPU kernels where it
-    has GPU ones only."""
+def traced(monkeypatch, model):
+    """The model compiled, split and run by the release, with CPU kernels where it has GPU ones
+    only."""
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5
 
-    def run(model):
-        backend = Backend()
-        batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
-        batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
-        lists = graph.lists_of(layers.describe(stack.find(model).layers))
-        with contextlib.ExitStack() as kernels:
-            kernels.enter_context(graph.copying_attention())
-            if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
-                kernels.enter_context(
-                    graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve)
-                )
-            # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
-            else:
-                monkeypatch.setattr(
-                    layer.FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
-                )
-            return graph.traced_forward(model, batch, lists, TOKENS), backend
-
-    return run
+    backend = Backend()
+    batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
+    batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
+    lists = graph.lists_of(layers.describe(stack.find(model).layers))
+    with contextlib.ExitStack() as kernels:
+        kernels.enter_context(graph.copying_attention())
+        if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
+            kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve))
+        # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
+        else:
+            monkeypatch.setattr(
+                layer.FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
+            )
+        return graph.traced_forward(model, batch, lists, TOKENS), backend
 
 
 @pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
-def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
+def test_split_at_every_layer_with_state_and_nowhere_else(pattern, build_model, monkeypatch):
     """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the
     pattern, in order."""
-    result, backend = traced(nemotron(pattern))
+    result, backend = traced(monkeypatch, nemotron(build_model, pattern))
     ops = [PATTERN_OPS[layer] for layer in pattern if layer in PATTERN_OPS]
     assert [piece.op for piece in result.pieces] == ["", *(name for op in ops for name in (op, ""))]
     assert all(piece.has_size for piece in result.pieces if not piece.op), "one trace for all sizes"
@@ -91,10 +82,10 @@ def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, tra
     assert backend.calls == 3 * once  # to trace, and two runs
 
 
-def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced, monkeypatch):
+def test_the_pieces_compute_what_eager_does_on_the_real_tokens(build_model, monkeypatch):
     """Eager on the real tokens alone, against the split forward on padded ones."""
-    model = nemotron(DENSE)
-    result, backend = traced(model)
+    model = nemotron(build_model, DENSE)
+    result, backend = traced(monkeypatch, model)
     monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
     monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", Backend)
     monkeypatch.setattr(
