@@ -63,6 +63,15 @@ def keep_states(monkeypatch, *modules, interval, lazy=False, **more):
     return typed
 
 
+def keep_steps(step, *modules):
+    """Let `modules` find a server whose prefix cache keeps the states behind whole steps of so many
+    tokens of a prefill. Nothing is put back: for programs that end."""
+    arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
+    for module in modules:
+        module.get_server_args = module.get_global_server_args = lambda: arguments
+        module.mamba_cache_chunk_size = lambda: step  # from 0.5.18
+
+
 def booking_class(module):
     """The class of the release's `module` that books which states the prefix cache may keep."""
     name = "_mamba_prefix_cache_update"
