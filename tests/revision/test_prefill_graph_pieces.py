@@ -1,5 +1,4 @@
-"""Where the release's own compiler splits a real model's forward, and that the pieces compute what
-eager does."""
+"""Where the release's compiler splits real models, and that the pieces compute what eager does."""
 
 import contextlib
 from types import SimpleNamespace
@@ -25,14 +24,12 @@ PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
 
 
 def mean_of_all(hidden_states):
-    """A layer in place of Mamba2 and attention: every token depends on every other, so that padding
-    would spread."""
+    """In place of Mamba2 and attention: tokens depend on all others; padding would spread."""
     return hidden_states + hidden_states.mean(0, keepdim=True)
 
 
 class Backend:
-    """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a
-    layer was given."""
+    """The linear attention's stand-in: metadata for REAL tokens, and what its calls were given."""
 
     def __init__(self):
         self.forward_metadata = SimpleNamespace(num_prefill_tokens=REAL, num_decodes=0)
@@ -48,8 +45,7 @@ def nemotron(build_model, pattern):
 
 
 def traced(monkeypatch, model):
-    """The model compiled, split and run by the release, with CPU kernels where it has GPU ones
-    only."""
+    """The model compiled, split and run by the release, with CPU kernels where it has none."""
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5
@@ -113,7 +109,7 @@ def test_experts_leave_the_second_stream_alone_in_the_graph_only(monkeypatch):
         return nemotron_h.NemotronHMoE._forward_core(moe, None)
 
     assert streams() == "two"
-    with graph.context_module().enable_piecewise_cuda_graph():
+    with graph.piecewise_context_manager.enable_piecewise_cuda_graph():
         assert streams() == "one"
     assert streams() == "two"
     traced = torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)

@@ -15,9 +15,9 @@ with late.modules():
 _LISTS = "state_indices", "query_start_loc", "retrieve_next_token", "retrieve_next_sibling"
 
 
-def build(arguments, slots):
-    """The release's pool of requests with states for one layer with a gated delta net, for `slots`
-    states. arguments: the release's ServerArgs."""
+def build(slots):
+    """The release's pool of requests with `slots` states, for one layer with a gated delta net."""
+    arguments = process.default_server_args()
     process.use_server_args(arguments)
     process.start_groups()
     process.start_dp_attention(arguments, 128, None)
