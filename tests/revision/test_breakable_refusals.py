@@ -1,5 +1,4 @@
-"""What the breakable graph refuses: models, with a reason and eager prefill; arguments, with an
-error at start."""
+"""What the breakable graph refuses: models, with a reason; arguments, with an error at start."""
 
 import argparse
 import json
@@ -72,8 +71,7 @@ def test_multimodal_models_are_refused(build_model):
 
 @pytest.mark.parametrize("sees_images", [True, False])
 def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
-    """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of
-    ids that it never gets."""
+    """The release's own (0.5.12, 0.5.13) captures one row of positions, and ids that never come."""
     monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
     runner = SimpleNamespace(
         model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None
@@ -208,8 +206,7 @@ TRACED = {  # what the release keeps from its graph because torch.compile cannot
 @OPT_OUT
 @pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
 def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes, tmp_path, monkeypatch):
-    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all
-    the others."""
+    """They were an error at start; only --enforce-piecewise-cuda-graph lifted them, with others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.gguf").write_bytes(b"GGUF" + bytes(60))
     args = arguments(**changes)
@@ -267,8 +264,7 @@ def typed(folder, **changes):
     ],
 )
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
-    """By ServerArgs itself, before anything is loaded, and once the release has applied its
-    rules."""
+    """By ServerArgs itself, before anything is loaded, behind the release's own rules."""
     with pytest.raises(
         ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"
     ):

@@ -77,8 +77,7 @@ def test_padding_stays_inside_the_one_output_of_all_sizes(captured, monkeypatch,
 
 
 def test_padded_rows_are_token_0_at_position_0_in_slot_0(captured):
-    """Left as they were, they would store keys in slots of an earlier batch, which are another
-    request's by now."""
+    """Left as they were, they would store keys in slots that are another request's by now."""
     server = captured()
     server.replayed(batch_of([32]))
     before = {name: rows.clone() for name, rows in server.graph.inputs.items()}
@@ -273,8 +272,7 @@ def test_padding_of_a_multimodal_model_is_zero(captured):
 
 @HYBRID
 def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
-    """A model runner publishes it around its forward alone, and a draft's worker may have published
-    another."""
+    """A model runner publishes it around its forward; a draft's may have published another."""
     server = captured()
     assert not forward_context.has_forward_context()
     assert server.graph.replay(batch_of([5])).next_token_logits.isfinite().all()

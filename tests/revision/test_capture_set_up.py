@@ -32,8 +32,7 @@ def set_up(caplog, model, *words, **more):
 
 @pytest.mark.revision(">=0.5.17")
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
-    """It read `.runner` off an eager runner, and the server died at start: a short context, few
-    requests, large sizes."""
+    """It read `.runner` off an eager runner, and died: short context, few requests, large sizes."""
     eager = object()
     found = prefill.capture(
         build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager
@@ -60,8 +59,7 @@ def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, patt
 
 @GATE
 def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
-    """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts
-    of these releases."""
+    """The full graph would capture Mamba2 layers; the compiled one cannot trace the experts."""
     captured, [text] = set_up(caplog, build_model("nemotron_h"), "full")
     assert not captured and "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
     assert "no attention, which the full graph needs" in text and "no MLP" not in text

@@ -110,8 +110,7 @@ def test_one_switch_turns_it_off_and_the_log_says_so(captured_states, monkeypatc
 
 
 def keeping_states(captured_states, monkeypatch, step, kind="nemotron_h"):
-    """`captured_states` on a server whose prefix cache keeps states behind each `step` tokens of a
-    prefill."""
+    """`captured_states` where the prefix cache keeps states behind each `step` tokens."""
     monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
     return captured_states(kind, server_args=arguments(**process.extra_buffer()))
 
@@ -215,8 +214,7 @@ def test_nobody_asks_the_device_which_states_to_leave(captured_states, monkeypat
 
 @OWN
 def test_a_capture_leaves_no_state_for_the_prefix_cache(captured_states, monkeypatch):
-    """It comes behind requests too, where weights were updated: their slots may be in the cache by
-    then."""
+    """Where weights were updated it comes behind requests, whose slots may be in the cache."""
     monkeypatch.setattr(layers.tiles, "CHUNK", 4)
     server = keeping_states(captured_states, monkeypatch, 4)
     server.replayed(tracked([9, 3], [0, 0], [9, -1]))

@@ -178,8 +178,7 @@ def attend(layer, save=True, **more):
 
 
 class Backend:
-    """Stands in for the attention backend: twice the queries, in a shape of its own; keeps what it
-    was given."""
+    """Stands in for the attention backend: twice the queries, in any shape; keeps what it got."""
 
     def __init__(self, shape):
         self.shape, self.given = shape, []
@@ -200,8 +199,7 @@ class Backend:
     ids=str,
 )
 def test_attention_works_on_the_real_tokens_and_zeroes_the_others(layer, shape):
-    """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one
-    for their tokens."""
+    """Of any shape: kernels for decoding have an axis for requests, or one for their tokens."""
     backend = Backend(shape)
     with context(layer, None, batch(attn_backend=backend)):
         output = attend(layer)
@@ -236,8 +234,7 @@ def test_keys_that_are_stored_already_stay_away(layer):
 
 @pytest.mark.parametrize("save", [True, False])
 def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(layer, save):
-    """Stored a second time, keys that a fused kernel has stored already would be those without
-    their rotation."""
+    """Stored again, keys that a fused kernel has stored would be those without their rotation."""
     attention = radix_attention.RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1)
     backend = Backend((TOKENS, HEADS * RANK))
     given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))

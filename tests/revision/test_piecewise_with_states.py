@@ -84,8 +84,7 @@ def test_the_releases_own_op_is_captured(name, monkeypatch):
 
 @pytest.fixture
 def traced(build_model, monkeypatch):
-    """traced(lengths): NemotronH's stack as the release's own compiler splits and runs it, on the
-    tables of a batch."""
+    """traced(lengths): NemotronH's stack, split and run by the release's compiler, on tables."""
     with monkeypatch.context() as plain:
         undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
     monkeypatch.setitem(layers.RUN, MAMBA2, sums_by_table)

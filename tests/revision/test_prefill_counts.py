@@ -1,5 +1,4 @@
-"""Prefills counted where the release decides: on its graph, or eagerly and why, in each release's
-own runners of graphs."""
+"""Prefills counted in each release's own runners of graphs: on the graph, or eagerly and why."""
 
 import contextlib
 import gc
@@ -169,8 +168,7 @@ GRAPHS = {  # what the runner of the graph is like, for some of them
 
 
 def refused(kind, words):
-    """The graph, and a batch that this cause keeps from it; None where the release has no such
-    rule."""
+    """The graph, and a batch that this cause keeps from it; None where there is no such rule."""
     changes = dict(CAUSES[words])
     if "capture" in changes:
         changes["capture_hidden_mode"] = hidden(changes.pop("capture"))
@@ -215,8 +213,7 @@ def test_the_cause_of_each_refusal_is_counted(kind):
 
 
 def test_what_the_release_does_not_ask_for_is_no_cause():
-    """Up to 0.5.9 embeddings run on the graph: a batch that has them is refused for another
-    reason."""
+    """Embeddings run on the graph up to 0.5.9: a batch with them is refused for another reason."""
 
     class Asks(Graph):
         def can_run(self, forward_batch):

@@ -145,8 +145,7 @@ def kinds(model):
 
 @STATELESS
 def test_short_convolutions_are_no_mlp():
-    """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with the slots of one
-    batch."""
+    """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with one batch's slots."""
     model = models.family("lfm2_moe.Lfm2MoeForCausalLM")
     why = "holds conv (Lfm2MoeShortConv), of which nobody knows whether it keeps state"
     found = kinds(model)

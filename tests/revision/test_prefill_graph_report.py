@@ -1,5 +1,4 @@
-"""The record of why a prefill graph is on or off: its causes, its one line, its file and its
-command."""
+"""The record of why a prefill graph is on or off: its causes, its line, its file, its command."""
 
 import dataclasses
 import importlib

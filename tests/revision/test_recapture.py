@@ -58,8 +58,7 @@ def device(monkeypatch):
 
 
 def server(device, monkeypatch, draft=False, speculative=False):
-    """A ModelRunner with both graphs captured. `captures` notes each further capture, and which old
-    graphs live."""
+    """A ModelRunner with both graphs. `captures` notes further ones, and which old ones live."""
     module = importlib.import_module(MODEL_RUNNER)
     runner = object.__new__(module.ModelRunner)
     if issubclass(module.ModelRunner, torch.nn.Module):
@@ -127,8 +126,7 @@ def _graphs(runner):
 
 
 def update(runner, monkeypatch, recapture=True):
-    """The release's own update; the loader binds a new parameter, as packing a quantised layer
-    does."""
+    """The release's own; the loader binds a new parameter, as packing a quantised layer does."""
     module = importlib.import_module(UPDATER if late.has(UPDATER) else MODEL_RUNNER)
 
     class Loader(module.DefaultModelLoader):
@@ -216,8 +214,7 @@ def test_drafts_keep_what_their_worker_captured(device, monkeypatch):
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["alone", "with drafts"])
 def test_a_pool_is_named_again_only_where_drafts_hold_it(device, monkeypatch, speculative):
-    """torch ends the process where a capture begins in a pool that no graph holds, and some tensor
-    still does."""
+    """torch ends the process at a capture in a pool that no graph holds, and some tensor does."""
     there = [
         importlib.import_module(f"sglang.srt.model_executor.{name}")
         for name in POOLS

@@ -16,8 +16,7 @@ CONTEXT = 2048
 
 
 def served(resolve, flag):
-    """The release's own sizes and context for a llama, from --context-length or from
-    config.json."""
+    """The release's sizes and context for a llama, from --context-length or from config.json."""
     asked = process.offered(enable_piecewise_cuda_graph=True)
     if flag:
         asked["context_length"] = CONTEXT
