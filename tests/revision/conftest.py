@@ -128,8 +128,7 @@ def _starts_interpreter(file):
 
 
 def _is_quick(item):
-    """Kernels are interpreted for most of a minute in some files: spread over processes, these must
-    not come last."""
+    """Files that interpret kernels for most of a minute must not come last of those spread."""
     return not _starts_interpreter(item.path)
 
 
@@ -141,8 +140,7 @@ def tree():
 
 @pytest.fixture(scope="session")
 def revision():
-    """The release under test, as packaging.version.Version. Tests should rather look for features
-    than compare it."""
+    """The release under test, a packaging.version.Version. Tests should rather ask for features."""
     return Version(os.environ["PATCHQUEUE_REVISION"])
 
 
@@ -215,14 +213,6 @@ def unpinned(monkeypatch):
 
     made = torch.tensor
     monkeypatch.setattr(torch, "tensor", lambda *words, pin_memory=None, **n: made(*words, **n))
-
-
-@pytest.fixture(scope="session")
-def default_server_args():
-    """host.process.default_server_args: default_server_args(model_path, **changes)."""
-    from host import process
-
-    return process.default_server_args
 
 
 @pytest.fixture

@@ -234,8 +234,7 @@ def test_a_grammar_that_ends_amid_drafts_books_the_state_that_is_kept(processor,
 # --- the end of a request
 
 
-@pytest.fixture
-def ends(monkeypatch):
+def ends(monkeypatch, request):
     """Ends a request as the release does; the answer says whether its state may be kept."""
     asked = []
     arguments = state_pool.keep_states(
@@ -255,40 +254,33 @@ def ends(monkeypatch):
     processor.server_args, processor.draft_worker = arguments, None
     processor.model_worker = SimpleNamespace()
     batch = SimpleNamespace(mamba_track_mask_cpu=None)
-
-    def end(request):
-        kind._handle_finish_state_updated_req(processor, request, batch, None, 0, None)
-        return asked.pop()
-
-    return end
+    kind._handle_finish_state_updated_req(processor, request, batch, None, 0, None)
+    return asked.pop()
 
 
-@pytest.fixture
-def request_of(monkeypatch):
+def request_of(
+    monkeypatch, *, stripped=False, tracked=None, drafted=False, grammar=None, hybrid=True
+):
     """A request of a hybrid model that ends after COMPUTED tokens; `tracked`: of how many tokens
     the state is that extra_buffer would keep, None with no_buffer."""
-
-    def make(*, stripped=False, tracked=None, drafted=False, grammar=None, hybrid=True):
-        arguments = SimpleNamespace(strip_thinking_cache=stripped)
-        for name in ("server_args", "global_server_args", "serving"):
-            monkeypatch.setattr(schedule_batch, f"get_{name}", lambda: arguments, raising=False)
-        request = schedule_batch.Req.__new__(schedule_batch.Req)
-        kind = getattr(schedule_batch, "ReqKvInfo", SimpleNamespace)  # from 0.5.16 on
-        record = kind.__new__(kind)
-        of_states = record if hasattr(kind, "mamba_pool_idx") else request
-        of_states.mamba_pool_idx = torch.tensor(3) if hybrid else None
-        of_states.mamba_ping_pong_track_buffer = None if tracked is None else torch.tensor([5, 6])
-        of_states.mamba_last_track_seqlen = tracked
-        (record if hasattr(kind, "kv_committed_len") else request).kv_committed_len = COMPUTED
-        request.kv, request.rid, request.origin_input_ids = record, "one", [1] * PROMPT
-        request.reasoning_tokens, request.grammar = 50, grammar
-        request.spec_verify_ct = int(drafted)
-        request.multimodal_inputs = request.session = None
-        request.time_stats, request.mamba_lazy_is_insert = MagicMock(), True
-        request.finished_reason = "stop"
-        return request
-
-    return make
+    arguments = SimpleNamespace(strip_thinking_cache=stripped)
+    for name in ("server_args", "global_server_args", "serving"):
+        monkeypatch.setattr(schedule_batch, f"get_{name}", lambda: arguments, raising=False)
+    request = schedule_batch.Req.__new__(schedule_batch.Req)
+    kind = getattr(schedule_batch, "ReqKvInfo", SimpleNamespace)  # from 0.5.16 on
+    record = kind.__new__(kind)
+    of_states = record if hasattr(kind, "mamba_pool_idx") else request
+    of_states.mamba_pool_idx = torch.tensor(3) if hybrid else None
+    of_states.mamba_ping_pong_track_buffer = None if tracked is None else torch.tensor([5, 6])
+    of_states.mamba_last_track_seqlen = tracked
+    (record if hasattr(kind, "kv_committed_len") else request).kv_committed_len = COMPUTED
+    request.kv, request.rid, request.origin_input_ids = record, "one", [1] * PROMPT
+    request.reasoning_tokens, request.grammar = 50, grammar
+    request.spec_verify_ct = int(drafted)
+    request.multimodal_inputs = request.session = None
+    request.time_stats, request.mamba_lazy_is_insert = MagicMock(), True
+    request.finished_reason = "stop"
+    return request
 
 
 @DRAFTS
@@ -308,7 +300,7 @@ def request_of(monkeypatch):
     ],
     ids=str,
 )
-def test_a_state_is_kept_where_its_key_reaches(ends, request_of, words, kept):
+def test_a_state_is_kept_where_its_key_reaches(monkeypatch, words, kept):
     """`--strip-thinking-cache` ends the key behind the prompt. A grammar may have cut the last step
     of drafts, whose whole state no_buffer would keep."""
-    assert ends(request_of(**words)) is kept
+    assert ends(monkeypatch, request_of(monkeypatch, **words)) is kept

@@ -86,8 +86,7 @@ def test_a_stack_is_called_with_what_it_takes(model, parameter):
 @pytest.mark.revision(">=0.5.15,<0.5.19")
 @pytest.mark.parametrize("model, parameter", MODELS.items())
 def test_a_replay_knows_where_the_model_hands_on_embeddings(model, parameter):
-    """It copies those of the request to where the graph reads them. The set-up of the releases only
-    knows "input_embeds"."""
+    """It copies a request's to where the graph reads them; releases only know "input_embeds"."""
     stack = double(model)
     stack.layers = [None]
     index = prefill.resolve(SimpleNamespace(model=stack))._input_embeds_arg_idx

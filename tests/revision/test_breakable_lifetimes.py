@@ -1,5 +1,4 @@
-"""What the breakable graph keeps for its breaks: the release's own primitive on a stand-in for the
-GPU's allocator."""
+"""What a breakable graph keeps for its breaks: the release's primitive on a stand-in for a GPU."""
 
 import importlib
 import itertools
@@ -56,8 +55,7 @@ def test_an_input_from_outside_is_not_overwritten_by_smaller_sizes(primitive, de
 
 
 def test_an_input_that_was_in_the_pool_before_is_kept(primitive, device):
-    """A cache that an earlier capture filled and that forgets: later captures would be given its
-    memory."""
+    """A cache that an earlier capture filled and that forgets: later ones would get its memory."""
     seen, cache = [], []
     look = primitive.eager_on_graph(True)(lambda x: seen.append(x.clone()))
     earlier, _ = capture(primitive, lambda: cache.append(device.full(1.0, 8)))

@@ -1,5 +1,4 @@
-"""What the breakable graph refuses: models, with a reason and eager prefill; arguments, with an
-error at start."""
+"""What the breakable graph refuses: models, with a reason; arguments, with an error at start."""
 
 import argparse
 import json
@@ -24,21 +23,15 @@ OPT_OUT = pytest.mark.revision(">=0.5.10")
 OWN_RULE = pytest.mark.revision(">=0.5.11")
 
 
-@pytest.fixture
-def asked(decided):
-    """asked(model, **runner fields): decided() where the breakable graph is asked for, and the
-    report's verdict."""
-
-    def decide(model, **fields):
-        made, warnings = decided(model, enable_breakable_cuda_graph=True, **fields)
-        return made, warnings, verdict.explain(made)
-
-    return decide
+def asked(decided, model, **fields):
+    """`decided`, where the breakable graph is asked for, and the report's verdict."""
+    made, warnings = decided(model, enable_breakable_cuda_graph=True, **fields)
+    return made, warnings, verdict.explain(made)
 
 
 @pytest.mark.parametrize("kind", ["llama", "nemotron_h", "qwen3_next", "falcon_h1", "qwen3_5"])
-def test_models_whose_layers_break_are_captured(build_model, asked, kind):
-    runner, warnings, verdict = asked(build_model(kind), is_multimodal=kind == "qwen3_5")
+def test_models_whose_layers_break_are_captured(build_model, decided, kind):
+    runner, warnings, verdict = asked(decided, build_model(kind), is_multimodal=kind == "qwen3_5")
     assert runner.piecewise_cuda_graph_runner is not None and not warnings
     assert verdict.verdict == "on" and runner.prefill_graph_refusal is None
     if kind == "qwen3_5":
@@ -46,14 +39,14 @@ def test_models_whose_layers_break_are_captured(build_model, asked, kind):
         assert breaks == (["RadixLinearAttention"] * 3 + ["RadixAttention"]) * 2
 
 
-def test_a_mixer_beside_attention_is_refused_by_name(unbroken, asked):
+def test_a_mixer_beside_attention_is_refused_by_name(unbroken, decided):
     """Its attention breaks the graph, its Mamba2 would be captured with one batch's state slots.
     The first rank alone says so."""
-    runner, [warning], verdict = asked(unbroken)
+    runner, [warning], verdict = asked(decided, unbroken)
     assert runner.piecewise_cuda_graph_runner is None
     assert verdict.reason.startswith("layer 0 (Unbroken) runs a Mamba2 mixer outside of every")
     assert warning.endswith(verdict.reason)
-    runner, warnings, _ = asked(unbroken, tp_rank=1)
+    runner, warnings, _ = asked(decided, unbroken, tp_rank=1)
     assert runner.piecewise_cuda_graph_runner is None and not warnings
 
 
@@ -78,8 +71,7 @@ def test_multimodal_models_are_refused(build_model):
 
 @pytest.mark.parametrize("sees_images", [True, False])
 def test_text_of_qwen3_5_is_captured_by_the_overlays_runner(build_model, monkeypatch, sees_images):
-    """The release's own (0.5.12, 0.5.13) would capture one row of positions, and the embedding of
-    ids that it never gets."""
+    """The release's own (0.5.12, 0.5.13) captures one row of positions, and ids that never come."""
     monkeypatch.setattr(breakable, "BreakableRunner", lambda runner: "the overlay's")
     runner = SimpleNamespace(
         model=build_model("qwen3_5"), is_multimodal=sees_images, attn_backend=None
@@ -214,8 +206,7 @@ TRACED = {  # what the release keeps from its graph because torch.compile cannot
 @OPT_OUT
 @pytest.mark.parametrize("changes", TRACED.values(), ids=TRACED)
 def test_rules_of_the_compiler_do_not_bind_a_graph_without_it(changes, tmp_path, monkeypatch):
-    """They were an error at start, and only --enforce-piecewise-cuda-graph lifted them, with all
-    the others."""
+    """They were an error at start; only --enforce-piecewise-cuda-graph lifted them, with others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.gguf").write_bytes(b"GGUF" + bytes(60))
     args = arguments(**changes)
@@ -273,8 +264,7 @@ def typed(folder, **changes):
     ],
 )
 def test_arguments_are_checked_at_start(changes, named, tmp_path):
-    """By ServerArgs itself, before anything is loaded, and once the release has applied its
-    rules."""
+    """By ServerArgs itself, before anything is loaded, behind the release's own rules."""
     with pytest.raises(
         ValueError, match=f"--enable-breakable-cuda-graph cannot be honoured: .*{named}"
     ):

@@ -64,8 +64,7 @@ def test_any_number_of_requests_gets_eager_prefills_logits(captured, kind):
 
 @pytest.mark.revision(">=0.5.15,<0.5.21")
 def test_a_rank_without_requests_touches_no_state(captured):
-    """Under data-parallel attention, these releases make up a request for it, whose slot is
-    another's."""
+    """Under DP attention these releases make up a request for it, whose slot is another's."""
     server = captured("falcon_h1")
     server.seen.clear()
     server.replayed(batch_of([1], _original_batch_size=0))

@@ -77,8 +77,7 @@ def test_padding_stays_inside_the_one_output_of_all_sizes(captured, monkeypatch,
 
 
 def test_padded_rows_are_token_0_at_position_0_in_slot_0(captured):
-    """Left as they were, they would store keys in slots of an earlier batch, which are another
-    request's by now."""
+    """Left as they were, they would store keys in slots that are another request's by now."""
     server = captured()
     server.replayed(batch_of([32]))
     before = {name: rows.clone() for name, rows in server.graph.inputs.items()}
@@ -161,24 +160,19 @@ def test_no_size_that_fits_is_one_warning_and_eager_prefill(captured, caplog):
     assert server.runner.prefill_graph_refusal in message
 
 
-@pytest.fixture
-def memory_for(monkeypatch):
-    """memory_for(tokens, run): no forward of more tokens runs, after `run` that did."""
+def memory_for(monkeypatch, tokens, run=0):
+    """No forward of more tokens runs, after `run` that did."""
     forward = breakable.BreakableRunner._forward
+    ran = []
 
-    def limit(tokens, run=0):
-        ran = []
+    def limited(self, batch, size):
+        if size > tokens and len(ran) == run:
+            raise torch.OutOfMemoryError("no memory")
+        ran.extend([size] * (size > tokens))
+        return forward(self, batch, size)
 
-        def limited(self, batch, size):
-            if size > tokens and len(ran) == run:
-                raise torch.OutOfMemoryError("no memory")
-            ran.extend([size] * (size > tokens))
-            return forward(self, batch, size)
-
-        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-        monkeypatch.setattr(breakable.BreakableRunner, "_forward", limited)
-
-    return limit
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(breakable.BreakableRunner, "_forward", limited)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +180,9 @@ def memory_for(monkeypatch):
     [(20, 0, [2, 8, 16]), (8, 0, [2, 8]), (20, 1, [2, 8, 16]), (0, 0, [])],
     ids=["no forward", "of two sizes", "no capture behind the first forward", "of any size"],
 )
-def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, tokens, run, sizes):
+def test_the_largest_sizes_go_where_memory_is_too_small(captured, monkeypatch, tokens, run, sizes):
     """And the room for their output with them. Without a size prefill is eager."""
-    memory_for(tokens, run)
+    memory_for(monkeypatch, tokens, run)
     server = captured()
     if not sizes:
         assert server.graph is None and "too little memory" in server.runner.prefill_graph_refusal
@@ -197,9 +191,9 @@ def test_the_largest_sizes_go_where_memory_is_too_small(captured, memory_for, to
     assert len(server.graph.output) == sizes[-1]
 
 
-def test_too_little_memory_on_one_of_several_ranks_is_an_error(captured, memory_for):
+def test_too_little_memory_on_one_of_several_ranks_is_an_error(captured, monkeypatch):
     """They would go on with different graphs, and wait for each other."""
-    memory_for(8)
+    memory_for(monkeypatch, 8)
     with pytest.raises(RuntimeError, match="--piecewise-cuda-graph-max-tokens"):
         captured(tp_size=2)
 
@@ -278,8 +272,7 @@ def test_padding_of_a_multimodal_model_is_zero(captured):
 
 @HYBRID
 def test_a_capture_publishes_the_attention_backend_and_a_replay_keeps_what_is_published(captured):
-    """A model runner publishes it around its forward alone, and a draft's worker may have published
-    another."""
+    """A model runner publishes it around its forward; a draft's may have published another."""
     server = captured()
     assert not forward_context.has_forward_context()
     assert server.graph.replay(batch_of([5])).next_token_logits.isfinite().all()

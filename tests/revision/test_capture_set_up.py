@@ -22,25 +22,18 @@ GATE = pytest.mark.revision(">=0.5.19")  # where the set-up counts layers that h
 UNCOVERED = "runs a Mamba2 mixer outside of every graph break"
 
 
-@pytest.fixture
-def set_up(caplog):
-    """set_up(model, …): whether the release's own set-up captures `model`, and what it warned
-    of."""
-
-    def run(model, *words, **more):
-        caplog.clear()
-        found = prefill.capture(model, *words, layers=len(model.model.layers), **more)
-        captured = getattr(found, "runner", found) is not None
-        return captured, logged.warnings(caplog, loggers=logged.SET_UP)
-
-    return run
+def set_up(caplog, model, *words, **more):
+    """Whether the release's own set-up captures `model`, and what it warned of."""
+    caplog.clear()
+    found = prefill.capture(model, *words, layers=len(model.model.layers), **more)
+    captured = getattr(found, "runner", found) is not None
+    return captured, logged.warnings(caplog, loggers=logged.SET_UP)
 
 
 @pytest.mark.patch("breakable/return-result-when-no-size-fits")
 @pytest.mark.revision(">=0.5.17")
 def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
-    """It read `.runner` off an eager runner, and the server died at start: a short context, few
-    requests, large sizes."""
+    """It read `.runner` off an eager runner, and died: short context, few requests, large sizes."""
     eager = object()
     found = prefill.capture(
         build_model("llama"), sizes=[64, 128], context_len=8, requests=2, eager_runner=eager
@@ -58,24 +51,23 @@ def test_where_no_size_fits_the_caller_gets_a_result(build_model, caplog):
     "sm120", [False, True], ids=["any GPU", "SM120, which 0.5.23 lets MoE layers in for"]
 )
 @pytest.mark.parametrize("pattern", ["M-M*M-", "MEM*EM", "M*-E"])
-def test_mlp_and_moe_layers_need_no_break(build_model, set_up, monkeypatch, pattern, sm120):
+def test_mlp_and_moe_layers_need_no_break(build_model, caplog, monkeypatch, pattern, sm120):
     """NemotronH ran without a graph and without a word: its MLP and MoE layers, which keep no
     state, were counted as lacking attention."""
     monkeypatch.setattr("sglang.srt.models.nemotron_h.is_sm120", lambda: sm120, raising=False)
-    assert set_up(build_model("nemotron_h_moe", pattern=pattern)) == (True, [])
+    assert set_up(caplog, build_model("nemotron_h_moe", pattern=pattern)) == (True, [])
 
 
 @GATE
-def test_other_backends_keep_out_what_they_kept_out(build_model, set_up):
-    """The full graph would capture the Mamba2 layers too; the compiled one cannot trace the experts
-    of these releases."""
-    captured, [text] = set_up(build_model("nemotron_h"), "full")
+def test_other_backends_keep_out_what_they_kept_out(build_model, caplog):
+    """The full graph would capture Mamba2 layers; the compiled one cannot trace the experts."""
+    captured, [text] = set_up(caplog, build_model("nemotron_h"), "full")
     assert not captured and "decoder layer 1 (NemotronHMLPDecoderLayer)" in text
     assert "no attention, which the full graph needs" in text and "no MLP" not in text
 
 
 @GATE
-def test_a_layer_that_nobody_knows_is_named(build_model, set_up):
+def test_a_layer_that_nobody_knows_is_named(build_model, caplog):
     class ConvMixer(torch.nn.Module):
         """Keeps state, in a way that no break is known for."""
 
@@ -86,7 +78,7 @@ def test_a_layer_that_nobody_knows_is_named(build_model, set_up):
 
     model = build_model("nemotron_h")
     model.model.layers[2] = ConvLayer()
-    captured, [text] = set_up(model)
+    captured, [text] = set_up(caplog, model)
     assert not captured and "decoder layer 2 (ConvLayer)" in text
 
 
@@ -96,10 +88,10 @@ def test_a_layer_that_nobody_knows_is_named(build_model, set_up):
 @pytest.mark.parametrize(
     "backend", [pytest.param("tc_piecewise", marks=PIECEWISE), pytest.param("full", marks=FULL)]
 )
-def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backend):
+def test_a_mixer_beside_attention_is_refused_by_name(build_model, caplog, backend):
     """Falcon-H1: the set-up saw its attention, and captured its Mamba2 with the state slots of the
     dummy batch. These graphs have no break for it."""
-    captured, [text] = set_up(build_model("falcon_h1"), backend)
+    captured, [text] = set_up(caplog, build_model("falcon_h1"), backend)
     assert not captured
     assert text.startswith(
         "Disable prefill CUDA graph because decoder layer 0 (FalconH1HybridAttentionDecoderLayer)"
@@ -108,24 +100,26 @@ def test_a_mixer_beside_attention_is_refused_by_name(build_model, set_up, backen
 
 
 @pytest.mark.patch("breakable/refuse-uncovered-mamba2")
-def test_a_mixer_without_its_break_is_refused_by_name(unbroken, set_up):
+def test_a_mixer_without_its_break_is_refused_by_name(unbroken, caplog):
     """The first rank alone says so."""
-    captured, [text] = set_up(unbroken)
+    captured, [text] = set_up(caplog, unbroken)
     assert not captured and f"decoder layer 0 (Unbroken) {UNCOVERED}" in text
-    assert set_up(unbroken, tp_rank=1) == (False, [])
+    assert set_up(caplog, unbroken, tp_rank=1) == (False, [])
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "nemotron_h", "qwen3_next", "llama"])
-def test_models_whose_state_breaks_cover_are_captured(build_model, set_up, kind):
-    assert set_up(build_model(kind)) == (True, [])
+def test_models_whose_state_breaks_cover_are_captured(build_model, caplog, kind):
+    assert set_up(caplog, build_model(kind)) == (True, [])
 
 
 @PIECEWISE
-def test_qwen3_next_gets_no_piecewise_graph_that_answers_otherwise(build_model, set_up, revision):
+def test_qwen3_next_gets_no_piecewise_graph_that_answers_otherwise(build_model, caplog, revision):
     """GPUs showed other answers than eager prefill's. A proof knows the refusal."""
     for compiler in ("eager", "inductor"):
         refused = revision.micro == 15 or (revision.micro == 14 and compiler == "inductor")
-        captured, warned = set_up(build_model("qwen3_next"), "tc_piecewise", compiler=compiler)
+        captured, warned = set_up(
+            caplog, build_model("qwen3_next"), "tc_piecewise", compiler=compiler
+        )
         assert captured is not refused
         assert [bool(judging.REFUSED.search(text)) for text in warned] == [True] * refused
 
@@ -162,11 +156,11 @@ def runner(breaks, backend="full"):
     [(9.0, 4.2, 0, True), (80.0, 78.0, 0, False), (9.0, 4.5, 0, False), (9.0, 4.2, 1, False)],
 )
 def test_less_memory_than_the_graph_took_is_one_warning(
-    build_model, set_up, before, after, rank, warns
+    build_model, caplog, before, after, rank, warns
 ):
     """The graph stays: whether its memory is needed otherwise is the user's to know. 0.5.16 has
     none below 4 GB. Other ranks are silent."""
-    captured, warned = set_up(build_model("llama"), memory=(before, after), tp_rank=rank)
+    captured, warned = set_up(caplog, build_model("llama"), memory=(before, after), tp_rank=rank)
     assert captured and len(warned) == warns
     assert all("took 4.80 GB, and 4.20 GB are left" in message for message in warned)
 

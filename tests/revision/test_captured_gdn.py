@@ -1,5 +1,4 @@
-"""Gated delta nets inside the breakable graph: what their launches are told, what they compute, and
-what is refused."""
+"""Gated delta nets inside the breakable graph: what is launched and computed, and refused."""
 
 import importlib
 import sys

@@ -1,5 +1,4 @@
-"""Mamba2 layers inside the breakable graph: their tables, their launches, and the runner that fills
-the tables."""
+"""Mamba2 layers inside the breakable graph: their tables, launches, and what fills the tables."""
 
 import os
 import random
@@ -69,8 +68,7 @@ def test_the_last_projection_sums_over_the_ranks_unless_the_next_norm_does(compa
 
 
 def test_tables_are_the_plan_of_the_batch_and_the_rows_behind_it():
-    """Of 300 random batches; test_mamba2_scan.py has the plan. Chunks and places left over have no
-    rows."""
+    """Of 300 random batches (the plan: test_mamba2_scan.py). What is left over has no rows."""
     for seed in range(300):
         source = random.Random(seed)
         chunk, places = source.choice([16, 64, 128]), source.randint(1, 12)
@@ -106,8 +104,7 @@ def test_a_batch_that_does_not_fit_is_an_error():
 
 
 def test_the_next_batch_leaves_alone_what_is_still_being_copied():
-    """With the overlap schedule, two forwards are under way: the host prepares one while the
-    other's copy may wait."""
+    """With the overlap schedule the host prepares one forward while another's copy may wait."""
     made = tables.Tables(32, 4, 16, torch.device("cpu"))
     copies = []
     made._packed = SimpleNamespace(

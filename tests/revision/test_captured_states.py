@@ -109,16 +109,10 @@ def test_one_switch_turns_it_off_and_the_log_says_so(captured_states, monkeypatc
     assert server.seen and server.runner.attn_backend.planned == [batch]
 
 
-@pytest.fixture
-def keeping_states(captured_states, monkeypatch):
-    """keeping_states(step, kind): captured_states() on a server whose prefix cache keeps states
-    behind each `step` tokens of a prefill."""
-
-    def capture(step, kind="nemotron_h"):
-        monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
-        return captured_states(kind, server_args=arguments(**process.extra_buffer()))
-
-    return capture
+def keeping_states(captured_states, monkeypatch, step, kind="nemotron_h"):
+    """`captured_states` where the prefix cache keeps states behind each `step` tokens."""
+    monkeypatch.setattr(layers.ops, "mamba_cache_chunk_size", lambda: step)
+    return captured_states(kind, server_args=arguments(**process.extra_buffer()))
 
 
 def tracked(lengths, prefixes, wanted):
@@ -140,11 +134,11 @@ KEPT = [  # lengths, cached tokens, what is wanted, and the rows behind which st
 
 
 @KEEPS
-def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monkeypatch):
+def test_a_replay_knows_which_states_the_prefix_cache_keeps(captured_states, monkeypatch):
     """Of its own batch alone: the one before it left others. Behind a last whole chunk, in the
     slots by their names inside of the pool."""
     monkeypatch.setattr(layers.tiles, "CHUNK", 8)
-    server = keeping_states(8)
+    server = keeping_states(captured_states, monkeypatch, 8)
     for lengths, prefixes, wanted, rows in KEPT:
         expected = server.eager(batch_of(lengths))
         server.seen.clear(), server.runner.attn_backend.planned.clear()
@@ -159,12 +153,14 @@ def test_a_replay_knows_which_states_the_prefix_cache_keeps(keeping_states, monk
 
 @KEEPS
 @pytest.mark.parametrize("kind, chunk", [("nemotron_h", 128), ("qwen3_5", 64)])
-def test_layers_break_where_states_are_kept_within_chunks(keeping_states, caplog, kind, chunk):
-    assert keeping_states(chunk, kind).captured.step == chunk
+def test_layers_break_where_states_are_kept_within_chunks(
+    captured_states, monkeypatch, caplog, kind, chunk
+):
+    assert keeping_states(captured_states, monkeypatch, chunk, kind).captured.step == chunk
     step = chunk * 3 // 2
     reason = f"the prefix cache keeps states behind each {step} tokens, and chunks have {chunk}"
     with caplog.at_level(logging.INFO):
-        server = keeping_states(step, kind)
+        server = keeping_states(captured_states, monkeypatch, step, kind)
     assert server.graph is not None and not server.captured
     assert layers.of(server.runner) == reason
     assert logged.texts(caplog, reason) and not logged.warnings(caplog, reason)
@@ -205,23 +201,22 @@ def test_tables_have_the_slots_of_the_pool(captured_states):
 
 @OWN
 @pytest.mark.revision("<0.5.17")  # later releases ask in another place
-def test_nobody_asks_the_device_which_states_to_leave(keeping_states, monkeypatch):
+def test_nobody_asks_the_device_which_states_to_leave(captured_states, monkeypatch):
     asked = []
     monkeypatch.setattr(layers.tiles, "CHUNK", 4)
     monkeypatch.setattr(tracked_states.Answered, "of", lambda mask: asked.append(mask) or mask)
-    keeping_states(4).replayed(tracked([9, 3], [0, 0], [9, -1]))
+    keeping_states(captured_states, monkeypatch, 4).replayed(tracked([9, 3], [0, 0], [9, -1]))
     assert not asked
     monkeypatch.setenv(layers.SWITCH, "break")  # where layers break, one question is for all
-    keeping_states(4).replayed(tracked([9, 3], [0, 0], [9, -1]))
+    keeping_states(captured_states, monkeypatch, 4).replayed(tracked([9, 3], [0, 0], [9, -1]))
     assert len(asked) >= 1
 
 
 @OWN
-def test_a_capture_leaves_no_state_for_the_prefix_cache(keeping_states, monkeypatch):
-    """It comes behind requests too, where weights were updated: their slots may be in the cache by
-    then."""
+def test_a_capture_leaves_no_state_for_the_prefix_cache(captured_states, monkeypatch):
+    """Where weights were updated it comes behind requests, whose slots may be in the cache."""
     monkeypatch.setattr(layers.tiles, "CHUNK", 4)
-    server = keeping_states(4)
+    server = keeping_states(captured_states, monkeypatch, 4)
     server.replayed(tracked([9, 3], [0, 0], [9, -1]))
     assert server.tables(16).plan.track_rows.any()
     capture_again(server, 16)

@@ -1,5 +1,4 @@
-"""The compiler of the piecewise graph: what it is given to trace, and inductor with the torch that
-a release pins."""
+"""The piecewise graph's compiler: what it is given to trace, and inductor with the pinned torch."""
 
 import sys
 from types import SimpleNamespace
@@ -41,8 +40,7 @@ def gated(x, weight):
 
 @INDUCTOR
 def test_the_adaptor_compiles_a_graph_for_one_size_outside_of_dynamo(tmp_path):
-    """A captured size is compiled after tracing, with real tensors and no shape environment but
-    sglang's own."""
+    """It is compiled after tracing, with real tensors and no shape environment but sglang's own."""
     adaptor = compiler_interface.InductorAdaptor()
     adaptor.initialize_cache(cache_dir=str(tmp_path))
     graph = torch.fx.symbolic_trace(lambda x, weight: (gated(x, weight),))
@@ -73,8 +71,7 @@ def test_the_whole_backend_compiles_a_split_graph(monkeypatch):
 
 @MUSA
 def test_a_full_graph_compile_asks_for_musa():
-    """DeepSeek-V3.2's and Qwen3-Next's layers asked for Moore Threads GPUs, and their servers died
-    at start-up."""
+    """DeepSeek-V3.2's and Qwen3-Next's layers asked for Moore Threads GPUs: the server died."""
     is_musa = utils.is_musa
 
     def forward(x):

@@ -1,5 +1,4 @@
-"""The Mamba2 states that decoding leaves for the prefix cache, in a graph for fewer requests than
-the largest."""
+"""The Mamba2 states that decoding leaves for the prefix cache, in a graph below the largest."""
 
 from types import SimpleNamespace
 
@@ -18,8 +17,7 @@ LARGEST, SLOTS = 8, 40
 
 @pytest.fixture
 def attention(monkeypatch):
-    """The release's Mamba2 backend, its buffers made for graphs of up to LARGEST requests; a state
-    is one number."""
+    """The release's Mamba2 backend, for graphs of up to LARGEST requests; a state is one number."""
     process.use_server_args(process.default_server_args())
     kept = SimpleNamespace(conv=[torch.arange(SLOTS)], temporal=torch.arange(SLOTS))
     made = state_pool.backend(hybrid_linear_attn_backend.Mamba2AttnBackend, kept)
@@ -37,8 +35,7 @@ def copy_states(conv, ssm, sources, mask, targets, count, **_):
 
 
 def decode(attention, requests, slots, tracked):
-    """One step in the graph for so many requests; `tracked` of them leave the state that they have
-    now in their slot."""
+    """One step in the graph; `tracked` of the requests leave their present state in their slot."""
     batch = graph.batch_of(
         [1] * len(requests),
         [255] * len(requests),

@@ -21,8 +21,7 @@ LARGEST = [512, 640, 1024, 2048, 4096, 6000, 8192, 16384]
 
 
 def args_of(largest, tokens=None):
-    """Server arguments behind the release's own choice of sizes up to `largest`, or with those that
-    a user gave."""
+    """Server arguments behind the release's choice of sizes up to `largest`, or with a user's."""
     args = process.with_default_sizes(largest, enable_breakable_cuda_graph=True)
     args.piecewise_cuda_graph_tokens = tokens or args.piecewise_cuda_graph_tokens
     return args
@@ -33,8 +32,7 @@ def chosen(args, fitting=None):
 
 
 def most_padding(sizes, first=512):
-    """Percent of a batch's tokens that padding adds at most, for batches of `first` tokens or
-    more."""
+    """Percent of tokens that padding adds at most to a batch of `first` tokens or more."""
     pairs = [(low + 1, high) for low, high in itertools.pairwise(sizes) if low >= first]
     return max((100 * (high - tokens) / tokens for tokens, high in pairs), default=0)
 

@@ -76,8 +76,7 @@ def test_what_drafts_say_is_verified_on_the_requests_own_state():
 # whose graph is this package's where it captures layers with states
 @pytest.mark.revision("<0.5.14")
 def test_a_replay_with_captured_layers_begins_at_the_cached_state():
-    """The plan of the linear attention is left out then: no layer asks for it. What it copies first
-    is not."""
+    """No layer asks for the plan of linear attention then. What it copies first is not left out."""
     planned = []
     full = SimpleNamespace(
         token_to_kv_pool=None, req_to_token_pool=None, init_forward_metadata=planned.append

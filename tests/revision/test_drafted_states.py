@@ -83,8 +83,7 @@ def test_a_verification_moves_the_states_of_every_hybrid(config):
 
 
 def batch_of(ended, entries, mode):
-    """A batch behind its forward. ended: whether each request has; entries: the tokens that their
-    drafts begin with."""
+    """A batch behind its forward. ended: of each request; entries: its drafts' first token."""
     flags = dict.fromkeys(("return_logprob", "stream", "grammar", "return_hidden_states"), False)
     requests = [SimpleNamespace(finished=lambda end=end: end, **flags) for end in ended]
     rows, drafts = torch.arange(len(ended)), torch.tensor(entries)
@@ -210,8 +209,7 @@ class Pool:
 
 @pytest.fixture
 def verified(monkeypatch):
-    """Two requests behind a prefill that left a state of each; their drafts are about to be
-    verified."""
+    """Two requests behind a prefill that left states; their drafts are about to be verified."""
     process.use_server_args(
         process.default_server_args(mamba_scheduler_strategy="extra_buffer", page_size=1)
     )

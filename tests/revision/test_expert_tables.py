@@ -96,8 +96,7 @@ def test_the_release_reads_the_sweep_s_table(sweep, release, monkeypatch, tmp_pa
 
 
 def test_the_queue_s_table_comes_where_the_release_has_none(sweep, release, tiles, tmp_path):
-    """That of the running Triton first, then the newest. The down projection gets the same tile, or
-    none of its own."""
+    """The running Triton's first, then the newest. The down projection gets the same, or none."""
     write(tmp_path / "queue" / own("3.1.0"), {"BLOCK_SIZE_M": 1})
     write(tmp_path / "queue" / own("9.10.0"), sweep.as_words(OTHER))
     write(tmp_path / "queue" / own("9.9.0"), {"BLOCK_SIZE_M": 1})

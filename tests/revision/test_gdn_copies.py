@@ -137,13 +137,14 @@ def compare(lengths, prefixes, rows=0, **changes):
     linear.forward = mix
     with torch.no_grad(), copies:
         output = getattr(layer, "_forward", layer.forward)(hidden_states, batch)
-    found = gdn.worst(layer, hidden_states, output, (conv, state), before, lengths, prefixes)
+    plain = gdn.plain(layer, hidden_states, before, prefixes)
+    found = mamba2.judge(plain, output, (conv, state), before, lengths)
     return dict(
         before=copies.names[: sizes[0]],
         behind=copies.names[sizes[0] : sizes[1]],
         cuda=cuda.calls - calls,
-        apart=max(found.values()),
-        untouched=conv[0].equal(before[0][0]) and state[0].equal(before[1][0]),
+        apart=max(found["own"]),
+        untouched=not found["others"],
     )
 
 

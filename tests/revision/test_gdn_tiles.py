@@ -1,5 +1,4 @@
-"""The kernels of a gated delta rule's prefill that the overlay settles: one setting each, and one
-that the GPU can launch."""
+"""The settings of a gated delta rule's prefill kernels: one each, which the GPU can launch."""
 
 import importlib
 import inspect
@@ -20,8 +19,7 @@ FOLDERS = "sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla"
 
 @pytest.fixture
 def chunk():
-    """The release's module, imported anew: what a server of any GPU would import can be
-    compared."""
+    """The release's module, imported anew: as a server of any GPU would import it."""
     folder = late.first(*(f"{folder}.chunk" for folder in FOLDERS)).__package__
     forget = [name for name in sys.modules if name.startswith(f"{folder}.chunk")]
     before = {name: sys.modules.pop(name) for name in forget}
@@ -38,8 +36,7 @@ def hopper(monkeypatch):
 
 
 def tuned(launcher, name):
-    """The Autotuner of a kernel that the function launches; None where its setting is in the
-    launch."""
+    """The Autotuner of a kernel of the function; None where its setting is in the launch."""
     from triton.runtime.autotuner import Autotuner, Heuristics
 
     kernel = launcher.__globals__[name]
@@ -67,8 +64,7 @@ def said(kernel):
 
 
 def test_the_first_call_times_nothing_on_hopper(chunk, hopper):
-    """With more than one setting the first call, a warm-up of a few tokens, chooses for all later
-    sizes."""
+    """Of several settings the first call, a warm-up of few tokens, chooses for all later sizes."""
     assert said(solve(chunk())) == [{"BK": 64, "num_warps": 1, "num_ctas": 1, "num_stages": 3}]
 
 
@@ -99,8 +95,7 @@ def test_the_release_s_own_variables_come_first(chunk, hopper, monkeypatch):
 
 
 class Bottom:
-    """Stands below an Autotuner: notes the launch that it makes of its setting, and computes
-    nothing."""
+    """Stands below an Autotuner: notes the launch that it makes, and computes nothing."""
 
     def __init__(self, kernel):
         self.kernel, self.launches = kernel, []
@@ -113,8 +108,7 @@ class Bottom:
 
 
 def launched(module, kernel, monkeypatch, heads=32, size=128):
-    """The launch of one of the kernels, given what the backend gives: two requests, heads that
-    share keys."""
+    """The launch of a kernel, given what the backend gives: two requests, heads that share keys."""
     bottom = Bottom(kernel.fn)
     monkeypatch.setattr(kernel, "fn", bottom)
     intra, carried = module.chunk_gated_delta_rule_fwd_intra, module.chunk_gated_delta_rule_fwd_h
@@ -145,16 +139,10 @@ def launched(module, kernel, monkeypatch, heads=32, size=128):
 SPILLED = 1024
 
 
-def test_the_solving_kernel_fits_hopper(chunk, hopper, monkeypatch):
+@pytest.mark.parametrize("of, size, spilled", [(solve, 128, SPILLED), (states, 256, 0)])
+def test_kernels_fit_hopper(chunk, hopper, monkeypatch, of, size, spilled):
+    """The one that carries states takes a key's head of 256 at most."""
     module = chunk()
-    made = launched(module, solve(module), monkeypatch).compiled(90)
-    assert made.spilled <= SPILLED and made.shared <= HOPPER, made
-    assert not made.miscompiled, made.miscompiled
-
-
-def test_states_are_carried_within_hopper_s_registers_and_memory(chunk, hopper, monkeypatch):
-    """A key's head of 256 is the largest that the kernel takes."""
-    module = chunk()
-    made = launched(module, states(module), monkeypatch, size=256).compiled(90)
-    assert made.spilled == 0 and made.shared <= HOPPER, made
+    made = launched(module, of(module), monkeypatch, size=size).compiled(90)
+    assert made.spilled <= spilled and made.shared <= HOPPER, made
     assert not made.miscompiled, made.miscompiled

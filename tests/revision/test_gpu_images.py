@@ -1,5 +1,4 @@
-"""The multimodal checkpoint of tests/gpu/images.py, as the releases read it, load it and process
-its prompts."""
+"""The checkpoint of tests/gpu/images.py, as the releases read it, load it and process prompts."""
 
 import asyncio
 import importlib.machinery
@@ -47,11 +46,10 @@ def test_it_fills_every_parameter(folder):
 
 
 @pytest.fixture
-def process(folder, default_server_args, monkeypatch):
-    """process(call): each prompt with images, as the release's tokenizer manager has it
-    processed."""
+def process(folder, monkeypatch):
+    """process(call): each prompt with images, as the release's tokenizer manager processes it."""
     # the fast one wants a GPU
-    args = default_server_args(
+    args = host_process.default_server_args(
         str(folder),
         skip_tokenizer_init=True,
         mm_process_config={},
@@ -110,6 +108,6 @@ def test_the_release_takes_a_call_of_both_kinds():
     assert [bool(asked[number].contains_mm_input()) for number in range(3)] == [False, True, False]
 
 
-def test_the_release_knows_the_engines_words(default_server_args):
-    args = default_server_args(**models.engine(images.MODEL))
+def test_the_release_knows_the_engines_words():
+    args = host_process.default_server_args(**models.engine(images.MODEL))
     assert args.mm_attention_backend == "triton_attn"

@@ -75,8 +75,7 @@ def test_a_checkpoint_fills_the_layer_that_drafts(build_model):
 @pytest.mark.revision(">=0.5.13")
 @pytest.mark.parametrize("name", ["nemotron-h-buffer", "nemotron-h-mtp"])
 def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
-    """engine.py leaves out what it does not know. One of the two names of the cache's strategy is
-    its own."""
+    """engine.py leaves out what it does not know. The cache's strategy has two names."""
     draft = {"speculative_draft_model_path"} if models.has_drafts(name) else set()
     words = {*models.engine(name)} | draft
     strategy = {*models.engine("nemotron-h-buffer")}
@@ -88,8 +87,7 @@ def test_the_release_knows_what_a_server_of_the_model_is_asked_for(name):
 @pytest.mark.parametrize("name", ["deepseek-v32", "deepseek-v32-fp8"])
 @pytest.mark.parametrize("of", ["prefill", "decode"])
 def test_the_release_knows_which_kernels_sparse_attention_is_asked_for(of, name):
-    """0.5.13 has other names. Under the old ones, which engine.py leaves out, it decoded with
-    FlashAttention 3."""
+    """0.5.13 has other names: under the old ones, left out, it decoded with FlashAttention 3."""
     names = [f"{indexer}_{of}_backend" for indexer in ("nsa", "dsa")]
     assert len({*names} & process.known()) == 1
     assert len({models.engine(name)[one] for one in names}) == 1
@@ -119,9 +117,9 @@ def test_the_release_reads_falcon_h1_as_its_own_kind(build_model, tmp_path):
     assert read.rope_parameters["rope_theta"] == models.MODELS["falcon-h1"]["rope_theta"]
 
 
-def test_the_sleeping_engine_is_asked_in_the_releases_words(default_server_args):
+def test_the_sleeping_engine_is_asked_in_the_releases_words():
     """tests/gpu/asleep.py."""
-    assert default_server_args(**asleep.WORDS).enable_memory_saver
+    assert process.default_server_args(**asleep.WORDS).enable_memory_saver
     assert io_struct.UpdateWeightFromDiskReqInput(
         model_path="other", recapture_cuda_graph=True
     ).recapture_cuda_graph

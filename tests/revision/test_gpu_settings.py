@@ -30,11 +30,11 @@ SINGLE = [name for name, setting in settings.SETTINGS.items() if setting.gpus ==
     "name",
     [*SINGLE, "two GPUs", pytest.param("dp-attention", marks=pytest.mark.revision(">=0.5.14"))],
 )
-def test_the_release_takes_a_settings_arguments(default_server_args, name, tmp_path):
+def test_the_release_takes_a_settings_arguments(name, tmp_path):
     """What it does not know is left out, as engine.py does."""
     words = TWO_GPUS if name == "two GPUs" else settings.SETTINGS[name].words
     folder = models.write_config(tmp_path, models.MODELS["llama"])
-    args = default_server_args(str(folder), **process.offered(**words))
+    args = process.default_server_args(str(folder), **process.offered(**words))
     known = words if name != "two GPUs" else {"tp_size": 2, "dp_size": 1}
     assert {word: getattr(args, word) for word in known} == known
 

@@ -1,5 +1,4 @@
-"""Keys of a sparse attention's indexer: the release's own way of turning, writing and reading
-them."""
+"""Keys of a sparse attention's indexer: how the release turns, writes and reads them."""
 
 import importlib
 import inspect

@@ -135,8 +135,7 @@ def test_the_prefix_cache_gets_its_states(case, compared):
 
 
 def prefill(monkeypatch):
-    """What choose() is given for a batch of two prefills that our kernels take, as keyword
-    arguments."""
+    """choose()'s keyword arguments for a batch of two prefills that our kernels take."""
     monkeypatch.setattr(
         tiles,
         "own",
@@ -158,8 +157,7 @@ def prefill(monkeypatch):
 
 
 def taken(given):
-    """Whether ours is. Where it is not, initial states are gathered and states written as the
-    release says."""
+    """Whether ours is. Else initial states are gathered and states written as the release says."""
     scan, gather, slots = mamba2_scan.choose(**given)
     ours = scan != "the release's"
     assert (gather, slots) == ((False, slice(0)) if ours else (True, given["slots"]))
@@ -310,8 +308,7 @@ def launched(
 
 
 def spilled(name, size):
-    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.4 to 3.7 spill of
-    these kernels."""
+    """Bytes of a thread's registers that may wait in memory: as many as Triton 3.4 to 3.7 spill."""
     import triton
 
     old = triton.__version__.startswith("3.4.") and size == 80

@@ -75,8 +75,7 @@ def combined():
 
 
 def namespaces(module):
-    """The global variables of every function of the package that the module's functions can
-    call."""
+    """The global variables of all functions of the package that the module's can call."""
     package, found, waiting = module.__package__, {}, [module]
     while waiting:
         one = waiting.pop()
@@ -93,8 +92,7 @@ def namespaces(module):
 
 
 def plain(kernel):
-    """The triton.jit function in whatever a release and the overlay put around it; None where it is
-    none."""
+    """The triton.jit function below what a release and the overlay put around it, or None."""
     from triton import JITFunction
     from triton.runtime.autotuner import Autotuner, Heuristics
 

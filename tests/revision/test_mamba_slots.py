@@ -18,13 +18,12 @@ SLOTS = 4
 
 
 @pytest.fixture
-def pool(default_server_args):
-    return state_pool.build(default_server_args(), SLOTS)
+def pool():
+    return state_pool.build(SLOTS)
 
 
 def capture(pool):
-    """The slots that a captured decode batch writes: those that the backend hands its kernels, each
-    then written."""
+    """The slots that a captured decode batch hands its kernels, each then written."""
     backend = hybrid_linear_attn_backend.GDNAttnBackend(
         SimpleNamespace(device="cpu", req_to_token_pool=pool)
     )

@@ -69,8 +69,7 @@ def serve(**changes):
 
 @pytest.fixture
 def capture(memory, monkeypatch):
-    """capture(forward): the graph of a forward, made by the release's own primitive, else by the
-    overlay's."""
+    """capture(forward): its graph, made by the release's own primitive, else by the overlay's."""
     try:
         own = device.primitive(monkeypatch)
     except ImportError:
@@ -110,8 +109,7 @@ def two_layers(memory, break_at, seen):
 @OF_GRAPH
 @BREAKABLE
 def test_segments_are_paused_and_breaks_are_not(memory, capture):
-    """What a break allocates is the allocator's ordinary memory: paused, it would be missing under
-    its next owner."""
+    """A break allocates ordinary memory: paused, it would be missing under its next owner."""
     seen = []
     static, forward = two_layers(memory, capture.break_at, seen)
     graph = capture(forward)

@@ -1,5 +1,4 @@
-"""What a prompt leaves in the prefix cache that prefills beside decoding requests: the release's
-own mix_with_running."""
+"""What a prompt that prefills beside decoding requests leaves in the prefix cache."""
 
 import inspect
 from types import SimpleNamespace

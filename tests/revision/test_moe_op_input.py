@@ -10,16 +10,14 @@ pytestmark = pytest.mark.revision(">=0.5.7,<0.5.22")
 
 
 class InPlace:
-    """Experts that write their result into their input, as the triton runner does with
-    inplace=True."""
+    """Experts that write into their input, as the triton runner does with inplace=True."""
 
     def forward_impl(self, hidden_states, topk_output):
         return hidden_states.mul_(2)
 
 
 def test_the_input_stays_and_the_result_is_another_tensor(monkeypatch):
-    """With inductor, Qwen3-Next answered otherwise than in eager prefill: the input was read after
-    it was overwritten."""
+    """With inductor Qwen3-Next read the input after it was overwritten, and answered otherwise."""
     layer = load_undecorated("sglang.srt.layers.moe.fused_moe_triton.layer", monkeypatch)
     context = SimpleNamespace(moe_layers=[InPlace()])
     getter = next(

@@ -22,8 +22,7 @@ OPS = {
 
 @pytest.fixture
 def model(build_model, monkeypatch):
-    """A NemotronH of a server that spreads attention over ranks by requests. There is one rank, so
-    that nothing is sent."""
+    """A NemotronH whose server spreads attention over ranks. There is one: nothing is sent."""
     made = build_model("nemotron_h", device="cpu", pattern="M-M*M-")
     monkeypatch.setattr(nemotron_h, "is_dp_attention_enabled", lambda: True)
     for layer in made.model.layers:
@@ -41,8 +40,7 @@ def inside(graph):
 
 
 def test_mixers_break_the_graph(model, monkeypatch):
-    """They were captured: a replay went on with the state slots of the dummy batch, and read memory
-    that was not theirs."""
+    """They were captured: a replay went on with the dummy batch's slots, in others' memory."""
     wanted = [(what, segments.BREAK) for what in ("mixer", "mixer", "attention", "mixer")]
     assert segments.of(model, monkeypatch) == (wanted, wanted)
 

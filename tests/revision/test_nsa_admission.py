@@ -1,5 +1,4 @@
-"""Which models with sparse attention the piecewise graph is open to, and what is said where it is
-not."""
+"""Which models with sparse attention the piecewise graph is open to, and what is said otherwise."""
 
 import logging
 from types import SimpleNamespace
@@ -35,11 +34,7 @@ def hopper(monkeypatch):
 @pytest.mark.parametrize(
     "name, on",
     [
-        ("DeepSeek-V3.2", True),
-        ("GLM-5", True),
-        ("DeepSeek-V3", True),
-        ("Kimi-K2", True),
-        ("GptOss", True),
+        *((name, True) for name in (*SPARSE, "DeepSeek-V3", "Kimi-K2", "GptOss")),
         ("Qwen3-Next", False),
     ],
 )
@@ -65,14 +60,9 @@ def test_anything_unproven_stays_eager_and_the_report_says_why(hopper, resolve, 
 
 
 def arguments_with(**options):
-    return SimpleNamespace(
-        **{
-            "piecewise_cuda_graph_compiler": "eager",
-            "attention_backend": "nsa",
-            "piecewise_cuda_graph_tokens": [64, 1024],
-            **options,
-        }
-    )
+    given = dict(piecewise_cuda_graph_compiler="eager", attention_backend="nsa")
+    given |= dict(piecewise_cuda_graph_tokens=[64, 1024])
+    return SimpleNamespace(**given | options)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +109,16 @@ def runner(build_model, monkeypatch):
 
     def make(**changes):
         config = SimpleNamespace(hf_text_config=model.config, context_len=1024)
-        given = {
-            "model": model,
-            "model_config": config,
-            "server_args": arguments_with(),
-            "attn_backend": NativeSparseAttnBackend(),
-            "tp_rank": 0,
-            "attention_layers": [],
-        }
-        return SimpleNamespace(**{**given, "max_total_num_tokens": 4096, **changes})
+        given = dict(
+            model=model,
+            model_config=config,
+            server_args=arguments_with(),
+            attn_backend=NativeSparseAttnBackend(),
+            tp_rank=0,
+            attention_layers=[],
+            max_total_num_tokens=4096,
+        )
+        return SimpleNamespace(**given | changes)
 
     return make
 
@@ -178,8 +169,7 @@ def test_default_sizes_end_where_eager_prefill_is_as_fast(runner, caplog, larges
     ids=["another backend", "inductor"],
 )
 def test_a_graph_that_was_enforced_is_refused_with_one_warning(runner, caplog, changes, said):
-    """--enforce-piecewise-cuda-graph skips the rules about arguments; so does 0.5.9, which has
-    none."""
+    """--enforce-piecewise-cuda-graph skips the rules about arguments; 0.5.9 has none."""
     given = runner(**changes)
     admitted, warnings = admit(given, caplog)
     assert not admitted and len(warnings) == 1

@@ -44,19 +44,13 @@ def layer():
     return Layer()
 
 
-@pytest.fixture
-def context(layer):
-    """context(indexer, batch): the forward context of a graph whose layer 1 is `layer`, with that
-    indexer."""
-
-    @contextlib.contextmanager
-    def enter(indexer, batch):
-        if indexer is not None:
-            nsa._indexers[layer] = indexer
-        with graph.forward_context(batch, [None, layer]):
-            yield
-
-    return enter
+@contextlib.contextmanager
+def context(layer, indexer, batch):
+    """The forward context of a graph whose layer 1 is `layer`, with that indexer."""
+    if indexer is not None:
+        nsa._indexers[layer] = indexer
+    with graph.forward_context(batch, [None, layer]):
+        yield
 
 
 def batch(tokens=TOKENS, **more):
@@ -79,7 +73,7 @@ def select(indexer):
 # The indexer's op
 
 
-def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(context):
+def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(layer):
     """Nor does it store keys of padded rows: their slots are another request's, or nobody's."""
 
     class Notes(Indexer):
@@ -88,7 +82,7 @@ def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(co
             return super().__call__(**words)
 
     indexer, given = Notes(), batch()
-    with context(indexer, given):
+    with context(layer, indexer, given):
         topk = select(indexer)
     assert topk.dtype == torch.int32 and topk.shape == (ROWS, TOPK)
     assert topk[:TOKENS].eq(torch.arange(TOKENS)[:, None]).all() and topk[TOKENS:].eq(-1).all()
@@ -99,14 +93,14 @@ def test_the_indexer_sees_the_real_tokens_and_nothing_is_selected_behind_them(co
     assert indexer.slots == [100, 101, 102, 103, 104] and len(given.out_cache_loc) == ROWS
 
 
-def test_the_padded_slots_come_back_when_the_indexer_fails(context):
+def test_the_padded_slots_come_back_when_the_indexer_fails(layer):
     class Fails(Indexer):
         def __call__(self, **words):
             raise KeyError("no page")
 
     indexer, given = Fails(), batch()
     padded = given.out_cache_loc
-    with context(indexer, given), pytest.raises(KeyError, match="no page"):
+    with context(layer, indexer, given), pytest.raises(KeyError, match="no page"):
         select(indexer)
     assert given.out_cache_loc is padded
 
@@ -114,30 +108,30 @@ def test_the_padded_slots_come_back_when_the_indexer_fails(context):
 @pytest.mark.parametrize(
     "tokens, calls", [(TOKENS, 1), (0, 0)], ids=["the backend has no metadata", "no tokens"]
 )
-def test_where_nothing_is_selected_every_row_says_so(context, layer, tokens, calls):
+def test_where_nothing_is_selected_every_row_says_so(layer, tokens, calls):
     """Upstream's op died there: its indexer unpacked None (sglang#28644). No tokens are attended
     to without a call of the backend."""
     indexer, backend = Indexer(selects=False), Backend((tokens, HEADS * RANK))
-    with context(indexer, batch(tokens, attn_backend=backend)):
+    with context(layer, indexer, batch(tokens, attn_backend=backend)):
         assert select(indexer).eq(-1).all()
         assert attend(layer)[tokens:].eq(0).all()
     assert len(indexer.given) == len(backend.given) == calls
 
 
-def test_a_batch_that_is_padded_itself_has_fewer_selections_than_rows(context):
+def test_a_batch_that_is_padded_itself_has_fewer_selections_than_rows(layer):
     """Tensor parallel dense layers pad a batch before the graph does; the release's indexer answers
     for requests' tokens alone."""
 
     indexer = selecting(TOKENS - 2, TOPK)
-    with context(indexer, batch()):
+    with context(layer, indexer, batch()):
         topk = select(indexer)
     assert topk[:, 0].tolist() == [0, 0, 0, -1, -1, -1, -1, -1]
 
 
-def test_drafts_that_are_verified_count_as_tokens(context):
+def test_drafts_that_are_verified_count_as_tokens(layer):
     indexer = Indexer()
     drafts = batch(None, batch_size=2, spec_info=SimpleNamespace(draft_token_num=3))
-    with context(indexer, drafts):
+    with context(layer, indexer, drafts):
         select(indexer)
     assert len(indexer.given[0]["positions"]) == 6
 
@@ -155,15 +149,18 @@ def selecting(rows, width):
     [(TOKENS + 1, TOPK, TOKENS), (TOKENS, TOPK + 1, TOKENS), (TOKENS, TOPK, ROWS + 1)],
     ids=["too many rows", "another width", "more tokens than rows"],
 )
-def test_errors_name_the_layer(context, rows, width, tokens):
+def test_errors_name_the_layer(layer, rows, width, tokens):
     indexer = selecting(rows, width)
-    with context(indexer, batch(tokens)), pytest.raises(ValueError, match="layer 1: "):
+    with context(layer, indexer, batch(tokens)), pytest.raises(ValueError, match="layer 1: "):
         select(indexer)
 
 
-def test_an_indexer_that_is_not_listed_is_an_error(context):
+def test_an_indexer_that_is_not_listed_is_an_error(layer):
     """Without a context or a layer it is split_op's: test_prefill_graph_split_op.py."""
-    with context(None, batch()), pytest.raises(RuntimeError, match="no indexer .* layer_id 1"):
+    with (
+        context(layer, None, batch()),
+        pytest.raises(RuntimeError, match="no indexer .* layer_id 1"),
+    ):
         select(Indexer())
 
 
@@ -181,8 +178,7 @@ def attend(layer, save=True, **more):
 
 
 class Backend:
-    """Stands in for the attention backend: twice the queries, in a shape of its own; keeps what it
-    was given."""
+    """Stands in for the attention backend: twice the queries, in any shape; keeps what it got."""
 
     def __init__(self, shape):
         self.shape, self.given = shape, []
@@ -202,11 +198,10 @@ class Backend:
     ],
     ids=str,
 )
-def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer, shape):
-    """Whatever shape a kernel returns: those made for decoding have an axis for requests, or one
-    for their tokens."""
+def test_attention_works_on_the_real_tokens_and_zeroes_the_others(layer, shape):
+    """Of any shape: kernels for decoding have an axis for requests, or one for their tokens."""
     backend = Backend(shape)
-    with context(None, batch(attn_backend=backend)):
+    with context(layer, None, batch(attn_backend=backend)):
         output = attend(layer)
     assert output.shape == (ROWS, HEADS * RANK)
     torch.testing.assert_close(
@@ -222,9 +217,9 @@ def test_attention_works_on_the_real_tokens_and_zeroes_the_others(context, layer
     assert sorted(words) == ["k_rope", "q_rope", "topk_indices"]
 
 
-def test_keys_that_are_stored_already_stay_away(context, layer):
+def test_keys_that_are_stored_already_stay_away(layer):
     backend = Backend((TOKENS, HEADS * RANK))
-    with context(None, batch(attn_backend=backend)):
+    with context(layer, None, batch(attn_backend=backend)):
         nsa.attend(
             layer,
             hidden(HEADS * RANK).view(ROWS, HEADS, RANK),
@@ -238,9 +233,8 @@ def test_keys_that_are_stored_already_stay_away(context, layer):
 
 
 @pytest.mark.parametrize("save", [True, False])
-def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(context, save):
-    """Stored a second time, keys that a fused kernel has stored already would be those without
-    their rotation."""
+def test_the_releases_attention_hands_on_whether_keys_are_to_be_stored(layer, save):
+    """Stored again, keys that a fused kernel has stored would be those without their rotation."""
     attention = radix_attention.RadixAttention(HEADS, RANK, 1.0, num_kv_heads=1, layer_id=1)
     backend = Backend((TOKENS, HEADS * RANK))
     given = graph.prefill_batch(ROWS, extend_num_tokens=TOKENS, out_cache_loc=torch.arange(ROWS))

@@ -1,5 +1,4 @@
-"""Where the release's own compiler splits a DeepSeek-V3.2's forward, and what its backend decides
-meanwhile."""
+"""Where the release's compiler splits DeepSeek-V3.2's forward; what its backend decides then."""
 
 import contextlib
 from types import SimpleNamespace
@@ -20,8 +19,7 @@ TOPK, ATTENTION = "sglang.nsa_topk_with_output", "sglang.nsa_attention_with_outp
 
 
 class NativeSparseAttnBackend:
-    """Stands in for the release's: every token attends to the mean of all, so that padding would
-    spread."""
+    """Stands in for the release's: tokens attend to the mean of all; padding would spread."""
 
     use_mha = False
 
@@ -43,8 +41,7 @@ class NativeSparseAttnBackend:
 
 @pytest.fixture
 def model(build_model):
-    """Three layers, the first dense and two with experts; absorbed weights as loading a checkpoint
-    leaves them."""
+    """Three layers, two with experts; absorbed weights as loading a checkpoint leaves them."""
     made = build_model(
         "deepseek_v32",
         device="cpu",
@@ -61,8 +58,7 @@ def model(build_model):
 
 @pytest.fixture
 def traced(model, monkeypatch):
-    """The model compiled, split and run by the release, its experts left out; and the backend that
-    its attention ran on."""
+    """The model compiled, split and run by the release without its experts, and its backend."""
     monkeypatch.setattr(
         deepseek_v2.DeepseekV2MoE,
         "forward",
@@ -122,7 +118,7 @@ def test_the_dense_branch_for_short_prompts_is_off_in_the_graph_only(monkeypatch
     assert decide() is True
     with (
         contextlib.suppress(ZeroDivisionError),
-        graph.context_module().enable_piecewise_cuda_graph(),
+        graph.piecewise_context_manager.enable_piecewise_cuda_graph(),
     ):
         assert decide() is False
     assert decide() is True

@@ -1,5 +1,4 @@
-"""An update whose buckets end between the two halves of a joined projection, through each release's
-own loaders."""
+"""Updates whose buckets part a joined projection's halves, through each release's own loaders."""
 
 import importlib
 import inspect
@@ -27,8 +26,7 @@ LOADERS = {
 
 
 def small(name, attention):
-    """A model of the release's class `name` with one joined projection, which its own loader
-    fills."""
+    """A model of the class `name` with one joined projection, which its own loader fills."""
     module = importlib.import_module(f"sglang.srt.models.{LOADERS[name][0]}")
     config = SimpleNamespace(
         n_routed_experts=1,

@@ -36,16 +36,14 @@ COMPARES_MODES = pytest.mark.revision(">=0.5.11")
     ids=["none", "elsewhere"],
 )
 def test_a_model_without_a_stack_prefills_eagerly_with_one_warning(decided, model, reason):
-    """It died at start: up to 0.5.9 with an AttributeError; later the line did not say what was
-    looked at."""
+    """It died at start: up to 0.5.9 of an AttributeError; later it did not say what it had seen."""
     runner, warnings = decided(model)
     assert runner.piecewise_cuda_graph_runner is None
     assert warnings == [f"Prefill runs without a CUDA graph: {reason}"]
 
 
 def wanted_of_the_target(algorithm):
-    """The CaptureHiddenMode of a target's prefill, as the release's own worker for drafts sets
-    it."""
+    """A target's prefill's CaptureHiddenMode, as the release's own worker for drafts sets it."""
     source = inspect.getsource(eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation)
     of_target = source.partition("# Draft prefill")[0]
     kind = spec_info.SpeculativeAlgorithm.from_string(algorithm)

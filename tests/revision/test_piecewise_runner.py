@@ -23,8 +23,7 @@ def bare_runner():
 
 @pytest.mark.revision("<0.5.10")
 def test_the_flag_goes_down_when_the_body_raises():
-    """After one failed prefill, every eager forward still took the graph's split ops and failed
-    without a context."""
+    """After one failed prefill, eager forwards took the graph's split ops and had no context."""
     try:
         with pytest.raises(RuntimeError, match="body"), context.enable_piecewise_cuda_graph():
             assert context.is_in_piecewise_cuda_graph()
@@ -73,8 +72,7 @@ def test_the_host_has_the_lengths_of_a_captured_batch(step, words, tokens):
     "tokens, width", [(5, 4), (5, 16), (CAPTURED, 16)], ids=["narrow", "wide", "no padding"]
 )
 def test_rows_of_embeddings_behind_the_batch_are_zero(tokens, width):
-    """A shorter multimodal prefill ran with the embeddings of an earlier batch in its padded
-    rows."""
+    """A shorter multimodal prefill ran with an earlier batch's embeddings in its padded rows."""
     runner, ones = bare_runner(), torch.ones(CAPTURED, dtype=torch.int64)
     runner.buffers = runner  # 0.5.10 keeps them in an object, 0.5.9 in the runner
     runner.capture_num_tokens, runner.is_multimodal = [CAPTURED // 2, CAPTURED], True

@@ -84,8 +84,7 @@ def test_the_releases_own_op_is_captured(name, monkeypatch):
 
 @pytest.fixture
 def traced(build_model, monkeypatch):
-    """traced(lengths): NemotronH's stack as the release's own compiler splits and runs it, on the
-    tables of a batch."""
+    """traced(lengths): NemotronH's stack, split and run by the release's compiler, on tables."""
     with monkeypatch.context() as plain:
         undecorated = bodies.load_undecorated("sglang.srt.models.nemotron_h", plain)
     monkeypatch.setitem(layers.RUN, MAMBA2, sums_by_table)
@@ -175,21 +174,16 @@ class Attention:
             half.init_forward_metadata(batch)
 
 
-@pytest.fixture
-def replays(states):
-    """replays(layers): the release's own runner with `states` inside and no graph behind it, and
-    its backend. layers(batch): what runs in the place of the graph."""
-
-    def make(layers):
-        attention = Attention()
-        made = replayed.Replays("piecewise", attention, layers, derive=with_states._class)
-        made.runner.states = states
-        made.runner.max_num_tokens = replayed.SIZES[-1]
-        for size in replayed.SIZES:
-            states.placeholder(size, "cpu")
-        return made, attention
-
-    return make
+def replays(states, layers):
+    """The release's own runner with `states` inside and no graph behind it, and its backend.
+    layers(batch): what runs in the place of the graph."""
+    attention = Attention()
+    made = replayed.Replays("piecewise", attention, layers, derive=with_states._class)
+    made.runner.states = states
+    made.runner.max_num_tokens = replayed.SIZES[-1]
+    for size in replayed.SIZES:
+        states.placeholder(size, "cpu")
+    return made, attention
 
 
 @pytest.mark.parametrize(
@@ -197,7 +191,7 @@ def replays(states):
     [([60], 64), ([3, 4, 5], 64), ([1] * 64, 64), ([15] * 9, 256), ([65], 256)],
     ids=str,
 )
-def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, size, replays, states):
+def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, size, states):
     told = []
 
     def layers(batch):
@@ -205,7 +199,7 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, siz
         cu, slots = made.plan.cu.tolist(), made.slots[: len(lengths)].tolist()
         told.append((len(batch.input_ids), cu[len(lengths)], slots))
 
-    made, attention = replays(layers)
+    made, attention = replays(states, layers)
     batch = batch_of(lengths)
     assert made.runner.can_run(batch)
     made.run(batch)
@@ -217,18 +211,18 @@ def test_a_batch_replays_the_smallest_size_with_room_for_its_tokens(lengths, siz
     ]
 
 
-def test_a_forward_that_fails_leaves_the_runner_as_it_was(replays):
+def test_a_forward_that_fails_leaves_the_runner_as_it_was(states):
     def layers(batch):
         raise ZeroDivisionError
 
-    made, attention = replays(layers)
+    made, attention = replays(states, layers)
     with pytest.raises(ZeroDivisionError):
         made.run(batch_of([15] * 9))
     assert made.runner.capture_num_tokens == [64, 256] and len(attention.attn_backend_list) == 2
 
 
-def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(replays):
-    made, _ = replays(print)
+def test_batches_that_cannot_be_replayed_run_eagerly_and_say_why(states):
+    made, _ = replays(states, print)
     del made.runner.layer_model  # which a breakable runner has
     runner = SimpleNamespace(piecewise_cuda_graph_runner=made.runner)
     many, long = batch_of([1] * 65), batch_of([257])

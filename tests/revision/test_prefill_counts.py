@@ -1,5 +1,4 @@
-"""Prefills counted where the release decides: on its graph, or eagerly and why, in each release's
-own runners of graphs."""
+"""Prefills counted in each release's own runners of graphs: on the graph, or eagerly and why."""
 
 import contextlib
 import gc
@@ -169,8 +168,7 @@ GRAPHS = {  # what the runner of the graph is like, for some of them
 
 
 def refused(kind, words):
-    """The graph, and a batch that this cause keeps from it; None where the release has no such
-    rule."""
+    """The graph, and a batch that this cause keeps from it; None where there is no such rule."""
     changes = dict(CAUSES[words])
     if "capture" in changes:
         changes["capture_hidden_mode"] = hidden(changes.pop("capture"))
@@ -215,8 +213,7 @@ def test_the_cause_of_each_refusal_is_counted(kind):
 
 
 def test_what_the_release_does_not_ask_for_is_no_cause():
-    """Up to 0.5.9 embeddings run on the graph: a batch that has them is refused for another
-    reason."""
+    """Embeddings run on the graph up to 0.5.9: a batch with them is refused for another reason."""
 
     class Asks(Graph):
         def can_run(self, forward_batch):
@@ -241,36 +238,30 @@ def test_an_eager_runner_is_no_graph():
     assert eager.why(runner, batch_of()) == "the graph is off"
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """counted(graph): a ModelRunner of the release whose prefills are counted, and what calls its
-    own decision."""
+def counted(monkeypatch, graph, reports=True):
+    """A ModelRunner of the release whose prefills are counted, and what calls its own decision."""
     module = importlib.import_module(MODEL_RUNNER)
-
-    def make(graph, reports=True):
-        model = mock.MagicMock()
-        model.forward.return_value = "eager"
-        runner = bare(
-            module.ModelRunner,
-            model=model,
-            device="cpu",
-            is_generation=True,
-            attn_backend=mock.MagicMock(),
-            server_args=SimpleNamespace(enable_pdmux=True),
-            piecewise_cuda_graph_runner=graph,
-            prefill_cuda_graph_runner=graph,
-            eager_runner=SimpleNamespace(execute=lambda *_, **__: "eager"),
-            pp_group=SimpleNamespace(is_last_rank=True),
-            _prepare_eager_forward_batch=lambda _: None,
-            _maybe_execute_deferred_mamba_cow_and_clear=lambda _: None,
-            _extend_forward_kwargs=lambda *_: {},
-        )
-        found = counts.Counts(lambda *_: None)
-        if reports:
-            counts.keep(runner, found)
-        return runner, found
-
-    return make
+    model = mock.MagicMock()
+    model.forward.return_value = "eager"
+    runner = bare(
+        module.ModelRunner,
+        model=model,
+        device="cpu",
+        is_generation=True,
+        attn_backend=mock.MagicMock(),
+        server_args=SimpleNamespace(enable_pdmux=True),
+        piecewise_cuda_graph_runner=graph,
+        prefill_cuda_graph_runner=graph,
+        eager_runner=SimpleNamespace(execute=lambda *_, **__: "eager"),
+        pp_group=SimpleNamespace(is_last_rank=True),
+        _prepare_eager_forward_batch=lambda _: None,
+        _maybe_execute_deferred_mamba_cow_and_clear=lambda _: None,
+        _extend_forward_kwargs=lambda *_: {},
+    )
+    found = counts.Counts(lambda *_: None)
+    if reports:
+        counts.keep(runner, found)
+    return runner, found
 
 
 def forward(runner, batch):
@@ -309,24 +300,24 @@ class Graph:
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["target", "draft, which does not report"])
-def test_the_releases_own_decision_is_counted(counted, reports):
-    runner, counts = counted(Graph(), reports)
+def test_the_releases_own_decision_is_counted(monkeypatch, reports):
+    runner, counts = counted(monkeypatch, Graph(), reports)
     took = [forward(runner, batch_of(tokens)) for tokens in (32, 128, 200, 64, 300)]
     assert took == ["graph", "graph", "eager", "graph", "eager"]
     wanted = (3, {"more tokens than the largest size": 2}) if reports else (0, {})
     assert (counts.on_graph, counts.eager) == wanted
 
 
-def test_what_is_no_prefill_is_not_counted(counted):
-    runner, counts = counted(Graph())
+def test_what_is_no_prefill_is_not_counted(monkeypatch):
+    runner, counts = counted(monkeypatch, Graph())
     forward(runner, batch_of(300, forward_mode=forward_batch_info.ForwardMode.TARGET_VERIFY))
     if later():
         forward(runner, batch_of(300, forward_mode=forward_batch_info.ForwardMode.DECODE))
     assert (counts.on_graph, counts.eager) == (0, {})
 
 
-def test_without_a_graph_every_prefill_is_eager(counted):
-    runner, counts = counted(None)
+def test_without_a_graph_every_prefill_is_eager(monkeypatch):
+    runner, counts = counted(monkeypatch, None)
     assert forward(runner, batch_of()) == "eager"
     assert (counts.on_graph, counts.eager) == (0, {"the graph is off": 1})
 

@@ -18,13 +18,9 @@ DENSE, MOE = "M-M*M-", "ME*E"
 WITH_EXPERTS = pytest.mark.revision(">=0.5.6")  # of NemotronH
 
 
-@pytest.fixture
-def table_of(build_model):
-    def build(kind, **changes):
-        model = build_model(kind, **changes)
-        return model, layers.describe(stack.find(model).layers)
-
-    return build
+def table_of(build_model, kind, **changes):
+    model = build_model(kind, **changes)
+    return model, layers.describe(stack.find(model).layers)
 
 
 # of a layer: its kind, and below it its split object, its experts and the block that has these
@@ -70,9 +66,9 @@ def entries(model, table):
 
 @TABLE
 @EACH
-def test_each_layer_is_known(name, table_of):
+def test_each_layer_is_known(name, build_model):
     kind, changes, expected = MODELS[name]
-    model, table = table_of(kind, **changes)
+    model, table = table_of(build_model, kind, **changes)
     if name == "Qwen3-Next" and not hasattr(model.model.layers[0].linear_attn, "attn"):
         expected = [(row[0], row[1].replace(GDN, "linear_attn"), *row[2:]) for row in expected]
     assert [*entries(model, table)] == expected
@@ -80,9 +76,9 @@ def test_each_layer_is_known(name, table_of):
 
 @TABLE
 @EACH
-def test_the_runner_captures_with_the_tables_lists(name, table_of, decided, revision):
+def test_the_runner_captures_with_the_tables_lists(name, build_model, decided, revision):
     kind, changes, _ = MODELS[name]
-    model, table = table_of(kind, **changes)
+    model, table = table_of(build_model, kind, **changes)
     runner, warnings = decided(model)
     if name == "Qwen3-Next" and revision < Version("0.5.6"):  # the release has no split op
         # the traced forward would keep the state slots of one batch
@@ -149,8 +145,7 @@ def kinds(model):
 
 @STATELESS
 def test_short_convolutions_are_no_mlp():
-    """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with the slots of one
-    batch."""
+    """LFM2-MoE: their state lies in the Mamba pool; a graph would go on with one batch's slots."""
     model = models.family("lfm2_moe.Lfm2MoeForCausalLM")
     why = "holds conv (Lfm2MoeShortConv), of which nobody knows whether it keeps state"
     found = kinds(model)

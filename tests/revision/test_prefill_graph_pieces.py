@@ -1,5 +1,4 @@
-"""Where the release's own compiler splits a real model's forward, and that the pieces compute what
-eager does."""
+"""Where the release's compiler splits real models, and that the pieces compute what eager does."""
 
 import contextlib
 from types import SimpleNamespace
@@ -25,14 +24,12 @@ PATTERN_OPS = {"M": MAMBA2, "*": ATTENTION}
 
 
 def mean_of_all(hidden_states):
-    """A layer in place of Mamba2 and attention: every token depends on every other, so that padding
-    would spread."""
+    """In place of Mamba2 and attention: tokens depend on all others; padding would spread."""
     return hidden_states + hidden_states.mean(0, keepdim=True)
 
 
 class Backend:
-    """Stands in for the linear attention backend: metadata for REAL tokens, and what each call of a
-    layer was given."""
+    """The linear attention's stand-in: metadata for REAL tokens, and what its calls were given."""
 
     def __init__(self):
         self.forward_metadata = SimpleNamespace(num_prefill_tokens=REAL, num_decodes=0)
@@ -43,47 +40,37 @@ class Backend:
         output.copy_(mean_of_all(hidden_states))
 
 
-@pytest.fixture
-def nemotron(build_model):
-    return lambda pattern: build_model(
-        "nemotron_h_moe", device="cpu", dtype=torch.float32, pattern=pattern
-    )
+def nemotron(build_model, pattern):
+    return build_model("nemotron_h_moe", device="cpu", dtype=torch.float32, pattern=pattern)
 
 
-@pytest.fixture
-def traced(monkeypatch):
-    """traced(model): the model compiled, split and run by the release, with CPU kernels where it
-    has GPU ones only."""
+def traced(monkeypatch, model):
+    """The model compiled, split and run by the release, with CPU kernels where it has none."""
 
     def halve(hidden_states, *_):
         return hidden_states * 0.5
 
-    def run(model):
-        backend = Backend()
-        batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
-        batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
-        lists = graph.lists_of(layers.describe(stack.find(model).layers))
-        with contextlib.ExitStack() as kernels:
-            kernels.enter_context(graph.copying_attention())
-            if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
-                kernels.enter_context(
-                    graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve)
-                )
-            # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
-            else:
-                monkeypatch.setattr(
-                    layer.FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
-                )
-            return graph.traced_forward(model, batch, lists, TOKENS), backend
-
-    return run
+    backend = Backend()
+    batch = graph.prefill_batch(TOKENS, extend_num_tokens=REAL)
+    batch.attn_backend = SimpleNamespace(linear_attn_backend=backend)
+    lists = graph.lists_of(layers.describe(stack.find(model).layers))
+    with contextlib.ExitStack() as kernels:
+        kernels.enter_context(graph.copying_attention())
+        if hasattr(torch.ops.sglang, "moe_forward_piecewise_cuda_graph_impl"):
+            kernels.enter_context(graph.cpu_kernel("moe_forward_piecewise_cuda_graph_impl", halve))
+        # 0.5.6 traces through the experts, whose kernels for the CPU know other activations
+        else:
+            monkeypatch.setattr(
+                layer.FusedMoE, "forward", lambda self, hidden_states, *_: halve(hidden_states)
+            )
+        return graph.traced_forward(model, batch, lists, TOKENS), backend
 
 
 @pytest.mark.parametrize("pattern", [DENSE, pytest.param(MOE, marks=WITH_EXPERTS)])
-def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, traced):
+def test_split_at_every_layer_with_state_and_nowhere_else(pattern, build_model, monkeypatch):
     """Pieces alternate: captured, split op, captured, … with one split op for each M and * of the
     pattern, in order."""
-    result, backend = traced(nemotron(pattern))
+    result, backend = traced(monkeypatch, nemotron(build_model, pattern))
     ops = [PATTERN_OPS[layer] for layer in pattern if layer in PATTERN_OPS]
     assert [piece.op for piece in result.pieces] == ["", *(name for op in ops for name in (op, ""))]
     assert all(piece.has_size for piece in result.pieces if not piece.op), "one trace for all sizes"
@@ -91,10 +78,10 @@ def test_split_at_every_layer_with_state_and_nowhere_else(pattern, nemotron, tra
     assert backend.calls == 3 * once  # to trace, and two runs
 
 
-def test_the_pieces_compute_what_eager_does_on_the_real_tokens(nemotron, traced, monkeypatch):
+def test_the_pieces_compute_what_eager_does_on_the_real_tokens(build_model, monkeypatch):
     """Eager on the real tokens alone, against the split forward on padded ones."""
-    model = nemotron(DENSE)
-    result, backend = traced(model)
+    model = nemotron(build_model, DENSE)
+    result, backend = traced(monkeypatch, model)
     monkeypatch.setattr(nemotron_h, "HybridLinearAttnBackend", SimpleNamespace)
     monkeypatch.setattr(nemotron_h, "Mamba2AttnBackend", Backend)
     monkeypatch.setattr(
@@ -122,7 +109,7 @@ def test_experts_leave_the_second_stream_alone_in_the_graph_only(monkeypatch):
         return nemotron_h.NemotronHMoE._forward_core(moe, None)
 
     assert streams() == "two"
-    with graph.context_module().enable_piecewise_cuda_graph():
+    with graph.piecewise_context_manager.enable_piecewise_cuda_graph():
         assert streams() == "one"
     assert streams() == "two"
     traced = torch.compile(lambda x: x + (streams() == "one"), backend="eager", fullgraph=True)

@@ -1,5 +1,4 @@
-"""The record of why a prefill graph is on or off: its causes, its one line, its file and its
-command."""
+"""The record of why a prefill graph is on or off: its causes, its line, its file, its command."""
 
 import dataclasses
 import importlib
@@ -36,24 +35,17 @@ def runtime(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def explained():
-    """explained(model, **server arguments): the verdict after the release's own decision."""
-    return lambda model, **changes: verdict.explain(host_runner.decide(model, **changes))
+def explained(model, **changes):
+    """The verdict after the release's own decision."""
+    return verdict.explain(host_runner.decide(model, **changes))
 
 
-@pytest.fixture
-def judged():
-    """judged(model, **as prefill.capture): the verdict after the release's own set-up, from
-    0.5.14 on."""
-
-    def judge(model, **changes):
-        found = []
-        given = {"layers": 4, "eager_runner": object(), **changes}
-        prefill.capture(model, **given, then=lambda runner: found.append(verdict.explain(runner)))
-        return found[0]
-
-    return judge
+def judged(model, **changes):
+    """The verdict after the release's own set-up, from 0.5.14 on."""
+    found = []
+    given = {"layers": 4, "eager_runner": object(), **changes}
+    prefill.capture(model, **given, then=lambda runner: found.append(verdict.explain(runner)))
+    return found[0]
 
 
 @pytest.fixture
@@ -66,7 +58,7 @@ def opt_in():
 
 
 @OLD
-def test_the_flag(explained, llama):
+def test_the_flag(llama):
     flag = "enable" if opt_in() else "disable"
     verdict = explained(llama, **{f"{flag}_piecewise_cuda_graph": not opt_in()})
     assert verdict.verdict == "off" and f"--{flag}-piecewise-cuda-graph" in verdict.reason
@@ -83,7 +75,7 @@ RULES = {
 
 @OLD
 @pytest.mark.parametrize("rule", RULES)
-def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
+def test_the_releases_own_rule_is_named(rule, llama, monkeypatch):
     """The rule that this release applied, not a list of what may have been."""
     changes, condition = RULES[rule]
     if opt_in() and rule not in ("torch compile", "pipeline"):
@@ -103,7 +95,7 @@ def test_the_releases_own_rule_is_named(rule, explained, llama, monkeypatch):
 
 @OLD
 @pytest.mark.parametrize("index, attention", [(2, None), (1, torch.nn.Linear)])
-def test_a_layer_that_cannot_be_captured_is_named(explained, llama, index, attention):
+def test_a_layer_that_cannot_be_captured_is_named(llama, index, attention):
     layer = llama.model.layers[index]
     del layer.self_attn
     if attention:
@@ -114,7 +106,7 @@ def test_a_layer_that_cannot_be_captured_is_named(explained, llama, index, atten
 
 
 @pytest.mark.revision(">=0.5.10")
-def test_no_layers_at_all(explained, judged):
+def test_no_layers_at_all():
     explain = judged if late.has(prefill.RUNNER) else explained
     verdict = explain(SimpleNamespace(model=SimpleNamespace()))
     assert verdict.verdict == "off"
@@ -190,7 +182,7 @@ def test_the_worker_reports_after_it_has_captured(monkeypatch):
 
 
 @NEW
-def test_captured_from_14(judged, llama):
+def test_captured_from_14(llama):
     """The piecewise graph holds the whole model: the release's runner names no stack for it."""
     verdict = judged(llama, sizes=[64, 128], backend="tc_piecewise")
     assert (verdict.verdict, verdict.reason) == ("on", "captured 2 sizes, 64 to 128 tokens")
@@ -198,7 +190,7 @@ def test_captured_from_14(judged, llama):
 
 @NEW
 @pytest.mark.parametrize("locked", [False, True], ids=["by a rule", "by an argument"])
-def test_a_disabled_backend_is_told(judged, llama, locked):
+def test_a_disabled_backend_is_told(llama, locked):
     marks = {("prefill", "backend")} if locked else set()
     verdict = judged(llama, backend="disabled", arguments=dict(_cuda_graph_config_locked=marks))
     assert verdict.verdict == "off"
@@ -219,7 +211,7 @@ def test_the_releases_own_rule_is_named_from_14(monkeypatch):
 
 
 @NEW
-def test_a_setup_that_refuses_is_told(judged, llama):
+def test_a_setup_that_refuses_is_told(llama):
     verdict = judged(llama, sizes=[])
     assert verdict.verdict == "off"
     assert verdict.reason.startswith("turned off by the release's own rule: not "), verdict.reason

@@ -92,8 +92,7 @@ def test_registering_twice_changes_nothing(op):
     ],
 )
 def test_an_op_is_ours_where_the_release_has_none(name, module, theirs):
-    """Also behind the release's own module of that model, which would define it where it had
-    one."""
+    """Also behind the release's own module of that model, which would define it if it had one."""
     importlib.import_module(f"sglang.srt.models.{theirs}")
     assert not features.defines(f"sglang.srt.models.{theirs}", name)
     ours = importlib.import_module(f"sglang.srt.prefill_graph.piecewise.{module}")

@@ -96,8 +96,7 @@ def test_the_request_that_0_5_10_makes_of_padding_is_asked_for(backend):
 
 
 def planned(backend, prefixes):
-    """Whether new tokens of a prefill behind `prefixes` go through the ragged wrapper, and whether
-    any prefix is cached."""
+    """Whether a prefill's new tokens go through the ragged wrapper, and whether none is cached."""
     backend.init_forward_metadata(batch_of(prefixes, [5] * len(prefixes)))
     made = backend.forward_metadata
     return made.use_ragged, made.extend_no_prefix
@@ -138,8 +137,7 @@ def test_a_known_tensor_is_an_ordinary_one_in_all_else():
 
 @pytest.mark.revision("<0.5.19")
 def test_a_plan_does_not_write_where_an_earlier_one_is_still_copied_from(monkeypatch):
-    """The host may be one batch ahead: pinned buffers take turns, and each waits for its own
-    copy."""
+    """The host may be a batch ahead: pinned buffers take turns, each waits for its own copy."""
     said = []
 
     def event():

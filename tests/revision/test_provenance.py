@@ -1,5 +1,4 @@
-"""What a patched tree says about itself: one line at a server's start, and a comparison with what
-the queue made."""
+"""What a patched tree says of itself at a server's start, and compared with what the queue made."""
 
 import json
 import logging
@@ -102,8 +101,7 @@ def test_without_what_was_laid_every_difference_is_a_fault(copy):
 
 
 def test_the_folder_verifies_where_the_libraries_are_missing(copy):
-    """`sglang` itself imports numpy, torch and more; -I and -S leave an interpreter with the
-    standard library alone."""
+    """`sglang` itself imports numpy, torch and more; -I and -S leave the standard library alone."""
     command = [sys.executable, "-I", "-S", copy / "sglang/srt/prefill_graph", "--verify"]
     assert subprocess.run([*command[:3], "-c", "import numpy"], capture_output=True).returncode == 1
     done = subprocess.run(command, capture_output=True, text=True)

@@ -57,62 +57,54 @@ def device(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def server(device, monkeypatch):
-    """server(…): a ModelRunner with both graphs captured. `captures` notes each further capture,
-    and which old graphs live."""
+def server(device, monkeypatch, draft=False, speculative=False):
+    """A ModelRunner with both graphs. `captures` notes further ones, and which old ones live."""
+    module = importlib.import_module(MODEL_RUNNER)
+    runner = object.__new__(module.ModelRunner)
+    if issubclass(module.ModelRunner, torch.nn.Module):
+        torch.nn.Module.__init__(runner)
+    vars(runner).update(
+        model=Model(),
+        device="cuda",
+        gpu_id=0,
+        is_draft_worker=draft,
+        captures=[],
+        server_args=process.default_server_args(),
+        model_config=SimpleNamespace(dtype=torch.float32),
+        spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
+        ps=SimpleNamespace(tp_rank=0),
+        tp_rank=0,  # 0.5.21's has it itself
+        eager_runner=None,
+    )
+    vars(runner)["update_model_fields"] = lambda model, **_: setattr(runner, "model", model)
+    decode, prefill = (
+        ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
+        if _new()
+        else ("graph_runner", "piecewise_cuda_graph_runner")
+    )
 
-    def make(draft=False, speculative=False):
-        module = importlib.import_module(MODEL_RUNNER)
-        runner = object.__new__(module.ModelRunner)
-        if issubclass(module.ModelRunner, torch.nn.Module):
-            torch.nn.Module.__init__(runner)
-        vars(runner).update(
-            model=Model(),
-            device="cuda",
-            gpu_id=0,
-            is_draft_worker=draft,
-            captures=[],
-            server_args=process.default_server_args(),
-            model_config=SimpleNamespace(dtype=torch.float32),
-            spec_algorithm=SimpleNamespace(is_none=lambda: not speculative),
-            ps=SimpleNamespace(tp_rank=0),
-            tp_rank=0,  # 0.5.21's has it itself
-            eager_runner=None,
-        )
-        vars(runner)["update_model_fields"] = lambda model, **_: setattr(runner, "model", model)
-        decode, prefill = (
-            ("decode_cuda_graph_runner", "prefill_cuda_graph_runner")
-            if _new()
-            else ("graph_runner", "piecewise_cuda_graph_runner")
-        )
+    def capture(name):
+        def run(**_):
+            runner.captures.append((name, [old() is not None for old in runner.old]))
+            setattr(runner, name, _runner_of_graphs(monkeypatch, runner.model))
 
-        def capture(name):
-            def run(**_):
-                runner.captures.append((name, [old() is not None for old in runner.old]))
-                setattr(runner, name, _runner_of_graphs(monkeypatch, runner.model))
+        return run
 
-            return run
-
-        runner.old = []
-        names = {
-            "decode": "init_decode_cuda_graph" if _new() else "init_device_graphs",
-            "prefill": "init_prefill_cuda_graph" if _new() else "init_piecewise_cuda_graphs",
-        }
-        vars(runner).update({names["decode"]: capture(decode), names["prefill"]: capture(prefill)})
-        vars(runner)[names["decode"]]()
-        vars(runner)[names["prefill"]]()
-        runner.old = [
-            weakref.ref(graph)
-            for name in (decode, prefill)
-            for graph in _graphs(getattr(runner, name))
-        ]
-        assert len(runner.old) == 2
-        del runner.captures[:]
-        runner.prefill_name, runner.decode_name = prefill, decode
-        return runner
-
-    return make
+    runner.old = []
+    names = {
+        "decode": "init_decode_cuda_graph" if _new() else "init_device_graphs",
+        "prefill": "init_prefill_cuda_graph" if _new() else "init_piecewise_cuda_graphs",
+    }
+    vars(runner).update({names["decode"]: capture(decode), names["prefill"]: capture(prefill)})
+    vars(runner)[names["decode"]]()
+    vars(runner)[names["prefill"]]()
+    runner.old = [
+        weakref.ref(graph) for name in (decode, prefill) for graph in _graphs(getattr(runner, name))
+    ]
+    assert len(runner.old) == 2
+    del runner.captures[:]
+    runner.prefill_name, runner.decode_name = prefill, decode
+    return runner
 
 
 def _runner_of_graphs(monkeypatch, model):
@@ -134,8 +126,7 @@ def _graphs(runner):
 
 
 def update(runner, monkeypatch, recapture=True):
-    """The release's own update; the loader binds a new parameter, as packing a quantised layer
-    does."""
+    """The release's own; the loader binds a new parameter, as packing a quantised layer does."""
     module = importlib.import_module(UPDATER if late.has(UPDATER) else MODEL_RUNNER)
 
     class Loader(module.DefaultModelLoader):
@@ -185,18 +176,18 @@ def replayed(runner):
     return graph.replay(torch.ones(4)).tolist()
 
 
-def test_prefill_is_captured_with_decode_and_replays_the_new_weights(server, monkeypatch):
+def test_prefill_is_captured_with_decode_and_replays_the_new_weights(device, monkeypatch):
     """It replayed the old ones."""
-    runner = server()
+    runner = server(device, monkeypatch)
     update(runner, monkeypatch)
     order = [runner.decode_name, runner.prefill_name]
     assert [name for name, _ in runner.captures] == (order[::-1] if _new() else order)
     assert replayed(runner) == [5.0] * 4
 
 
-def test_the_old_graphs_are_gone_before_the_first_capture(server, device, monkeypatch):
+def test_the_old_graphs_are_gone_before_the_first_capture(device, monkeypatch):
     """Even where somebody holds their runners, or the collector is not allowed to see them."""
-    runner = server()
+    runner = server(device, monkeypatch)
     others = [getattr(runner, name) for name in (runner.decode_name, runner.prefill_name)]
     gc.collect()
     gc.freeze()
@@ -208,23 +199,22 @@ def test_the_old_graphs_are_gone_before_the_first_capture(server, device, monkey
     assert device[:2] == ["synchronize", "empty cache"] and others
 
 
-def test_an_update_without_a_recapture_leaves_graphs_alone(server, device, monkeypatch):
-    runner = server()
+def test_an_update_without_a_recapture_leaves_graphs_alone(device, monkeypatch):
+    runner = server(device, monkeypatch)
     update(runner, monkeypatch, recapture=False)
     assert runner.captures == [] and device == [] and replayed(runner) == [1.0] * 4
 
 
-def test_drafts_keep_what_their_worker_captured(server, monkeypatch):
-    runner = server(draft=True)
+def test_drafts_keep_what_their_worker_captured(device, monkeypatch):
+    runner = server(device, monkeypatch, draft=True)
     update(runner, monkeypatch)
     assert [name for name, _ in runner.captures] in ([runner.decode_name], [])
     assert replayed(runner) == [1.0] * 4
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["alone", "with drafts"])
-def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, speculative):
-    """torch ends the process where a capture begins in a pool that no graph holds, and some tensor
-    still does."""
+def test_a_pool_is_named_again_only_where_drafts_hold_it(device, monkeypatch, speculative):
+    """torch ends the process at a capture in a pool that no graph holds, and some tensor does."""
     there = [
         importlib.import_module(f"sglang.srt.model_executor.{name}")
         for name in POOLS
@@ -235,7 +225,7 @@ def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, sp
     for module in there:
         module.set_global_graph_memory_pool((0, 3))
     try:
-        update(server(speculative=speculative), monkeypatch)
+        update(server(device, monkeypatch, speculative=speculative), monkeypatch)
         assert {module.get_global_graph_memory_pool() for module in there} == {
             (0, 3) if speculative else None
         }
@@ -244,9 +234,9 @@ def test_a_pool_is_named_again_only_where_drafts_hold_it(server, monkeypatch, sp
             module.set_global_graph_memory_pool(None)
 
 
-def test_paused_memory_is_freed_in_its_region(server, monkeypatch):
+def test_paused_memory_is_freed_in_its_region(device, monkeypatch):
     stand_in = saver.Saver()
-    runner = server()
+    runner = server(device, monkeypatch)
     stand_in.install(monkeypatch)
     monkeypatch.setenv(VARIABLE, "1")
     process.use_server_args(process.default_server_args(enable_memory_saver=True))
@@ -254,43 +244,38 @@ def test_paused_memory_is_freed_in_its_region(server, monkeypatch):
     assert stand_in.library.freed_inside == [True, False]
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """compiled(model): the release's own compiled stack. Returns what its pieces hold, weakly."""
+def compiled(monkeypatch, model):
+    """The release's own compiled stack. Returns what its pieces hold, weakly."""
     module = importlib.import_module("sglang.srt.compilation.compile")
     for name in ("is_in_piecewise_cuda_graph", "is_in_tc_piecewise_cuda_graph"):
         monkeypatch.setattr(module, name, lambda: True, raising=False)
+    held = []
 
-    def install(model):
-        held = []
+    def backend(traced, _):
+        graph = Graph(model)
+        held.append(weakref.ref(graph))
 
-        def backend(traced, _):
-            graph = Graph(model)
-            held.append(weakref.ref(graph))
+        def run(*inputs):
+            [rows] = [one for one in inputs if type(one) is torch.Tensor]
+            return [graph.replay(rows)]
 
-            def run(*inputs):
-                [rows] = [one for one in inputs if type(one) is torch.Tensor]
-                return [graph.replay(rows)]
+        return run
 
-            return run
-
-        module.install_torch_compiled(model, backend_factory=backend)
-        flag = getattr(module, "set_compiled", contextlib.nullcontext)
-        with torch.no_grad(), flag(True):
-            result = model(torch.ones(4))
-        return held, result
-
-    return install
+    module.install_torch_compiled(model, backend_factory=backend)
+    flag = getattr(module, "set_compiled", contextlib.nullcontext)
+    with torch.no_grad(), flag(True):
+        result = model(torch.ones(4))
+    return held, result
 
 
-def test_the_compiled_stack_is_let_go_and_made_anew(compiled, server, monkeypatch):
+def test_the_compiled_stack_is_let_go_and_made_anew(device, monkeypatch):
     """Its pieces hold the piecewise graph, and torch holds them in two places."""
-    runner = server()
+    runner = server(device, monkeypatch)
     model = runner.model
-    held, result = compiled(model)
+    held, result = compiled(monkeypatch, model)
     assert result.tolist() == [1.0] * 4 and held[0]() is not None
     update(runner, monkeypatch)
     assert held[0]() is None and "forward" not in vars(model)
     assert model(torch.ones(4)).tolist() == [5.0] * 4
-    held, result = compiled(model)
+    held, result = compiled(monkeypatch, model)
     assert result.tolist() == [5.0] * 4 and held[0]() is not None

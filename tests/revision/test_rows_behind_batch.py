@@ -139,8 +139,7 @@ def check(output, given, tokens):
 @TOKENS
 @SHAPES
 def test_attention_leaves_zero(monkeypatch, shape, tokens):
-    """A NaN in them reached real rows in the next attention layer, and the server answered token
-    0."""
+    """A NaN in them reached real rows in the next attention layer: the server answered token 0."""
     op = op_of("layers.radix_attention", ATTENTION, monkeypatch)
     given = rows(tokens)
     output = torch.full_like(given.view(shape), float("nan"))
@@ -249,8 +248,7 @@ def test_mamba2_leaves_zero(monkeypatch, counts, tokens):
 @REPLAYED
 @GATES
 def test_linear_attention_runs_on_the_batch_of_a_replay(monkeypatch, gates):
-    """Captured, it would go on with the capture's own batch: the state slots and lengths of one
-    request."""
+    """Captured, it would go on with the capture's one request: its state slot and length."""
 
     def batch_of(tokens):
         batch = segments.batch_of(tokens)

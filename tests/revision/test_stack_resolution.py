@@ -1,5 +1,4 @@
-"""Where the decoder layers of a model are, on every release with a prefill graph, and what follows
-where there are none."""
+"""Where a model's decoder layers are, on every release with a graph; what follows without any."""
 
 import importlib
 import logging
@@ -40,8 +39,7 @@ def real_class(name):
 
 
 def shell(name, **parts):
-    """A real class without what its __init__ builds, towers above all, and with `parts` where it
-    keeps the language model."""
+    """A real class without what its __init__ builds, but for `parts` around the language model."""
     model = real_class(name).__new__(real_class(name))
     torch.nn.Module.__init__(model)
     for part, module in parts.items():
@@ -101,8 +99,7 @@ def test_a_model_and_a_multimodal_wrapper(name, caplog):
 
 @pytest.mark.parametrize("name", NESTED)
 def test_a_nested_wrapper(name, llama):
-    """0.5.14 to 0.5.16 raised where it was deeper than language_model.model, or was the
-    language_model."""
+    """0.5.14 to 0.5.16 raised where it was the language_model, or below its `model`."""
     model = shell(name, **NESTED[name](llama))
     assert stack.find(model).owner is llama.model
     if late.has(prefill.RUNNER):
@@ -141,8 +138,7 @@ def test_a_walk_ends(make):
 
 
 def test_the_language_model_is_tried_before_other_layers(llama):
-    """A wrapper's `model` can be its vision tower, and a talker's layers stand beside those of its
-    thinker."""
+    """A wrapper's `model` can be its vision tower; a talker's layers stand beside its thinker's."""
     tower = SimpleNamespace(layers=[1])
     one = SimpleNamespace(model=tower, thinker=tower, language_model=llama.model)
     assert (stack.find(one).owner, stack.find(one).path) == (llama.model, "language_model")
@@ -180,8 +176,7 @@ def says_nothing():
 @SET_UP
 @pytest.mark.parametrize("make", [looped, endless, says_nothing])
 def test_where_no_layers_are_found_one_warning_says_so(make, caplog):
-    """From 0.5.16 the unpatched set-up never returned from a walk without an end. Other ranks are
-    silent."""
+    """From 0.5.16 on, unpatched, a walk without an end never returned. Other ranks are silent."""
     model = make()
     with pytest.raises(stack.NoStack) as reason:
         stack.find(model)
@@ -193,8 +188,7 @@ def test_where_no_layers_are_found_one_warning_says_so(make, caplog):
 
 @SET_UP
 def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
-    """A draft or an embedding model without a head: as before, there is nothing around the stack to
-    run eagerly."""
+    """A draft, or an embedding model without a head: nothing around the stack could run eagerly."""
     assert prefill.set_up(llama.model) is None
     [text] = warned(caplog)
     assert "LlamaModel: LlamaModel has the layers itself" in text
@@ -202,8 +196,7 @@ def test_a_model_that_is_its_own_stack_stays_eager(llama, caplog):
 
 @SET_UP
 def test_a_draft_without_layers_is_no_warning(caplog):
-    """Draft layers of DeepSeek, GLM and others are no stack; the target has its graph all the
-    same."""
+    """Draft layers of DeepSeek, GLM and others are no stack; the target has its graph."""
 
     class DraftNextN(torch.nn.Module):
         def __init__(self):

@@ -25,8 +25,8 @@ class Server:
     """The release's pool, ordered as the release's Scheduler.__init__ orders the pool, and a
     forward under way that writes some slots."""
 
-    def __init__(self, monkeypatch, arguments, **options):
-        self.pool = state_pool.build(arguments, SLOTS)
+    def __init__(self, monkeypatch, **options):
+        self.pool = state_pool.build(SLOTS)
         self.module, self.forward = state_pool.Module(), state_pool.Stream()
         self.scheduler = scheduler(self.pool, self.forward, self.module, **options)
         start_overlap(self.scheduler, monkeypatch)
@@ -82,11 +82,6 @@ def start_overlap(scheduler, monkeypatch):
         exec(textwrap.dedent(lines), {"self": scheduler})
 
 
-@pytest.fixture
-def server(monkeypatch, default_server_args):
-    return lambda **options: Server(monkeypatch, default_server_args(), **options)
-
-
 def given_again(server):
     """The slot of a request that has ended, given to the next request at once, while a batch under
     way still decodes the first."""
@@ -101,16 +96,16 @@ def given_again(server):
 
 @pytest.mark.parametrize("options", [{}, dict(overlap=False, stages=2)], ids=["overlap", "stages"])
 @pytest.mark.parametrize("role", ["null", "prefill"])
-def test_a_slot_that_is_given_again_is_empty(server, options, role):
+def test_a_slot_that_is_given_again_is_empty(monkeypatch, options, role):
     """Gated delta nets start from what a slot holds, whoever wrote it."""
-    one = server(role=role, **options)
+    one = Server(monkeypatch, role=role, **options)
     assert one.values(given_again(one)) == {0.0}
     assert one.was_host_free()
 
 
-def test_a_cached_state_is_copied_behind_the_forward_that_writes_the_slot(server):
+def test_a_cached_state_is_copied_behind_the_forward_that_writes_the_slot(monkeypatch):
     """The slot of a request that has ended gets the state of a cached beginning."""
-    one = server()
+    one = Server(monkeypatch)
     states = one.pool.mamba_pool
     cached, ended = states.alloc(1), states.alloc(1)
     for tensor in state_pool.states_of(one.pool):
@@ -164,9 +159,9 @@ def by_prefill_server(scheduler, monkeypatch):
 
 @EXTRA_BUFFER
 @pytest.mark.parametrize("stash", [by_scheduler, by_prefill_server])
-def test_a_chunks_state_is_copied_behind_the_forward_that_writes_it(server, monkeypatch, stash):
+def test_a_chunks_state_is_copied_behind_the_forward_that_writes_it(monkeypatch, stash):
     """Who shared the prompt went on from what the slot had held before."""
-    one, kept = server(), []
+    one, kept = Server(monkeypatch), []
     states = one.pool.mamba_pool
     tracked = states.alloc(1)
 
@@ -185,9 +180,9 @@ def test_a_chunks_state_is_copied_behind_the_forward_that_writes_it(server, monk
     assert one.was_host_free()
 
 
-def test_streams_of_the_hierarchical_cache_find_states_in_order(server):
+def test_streams_of_the_hierarchical_cache_find_states_in_order(monkeypatch):
     """They wait for the scheduler's stream alone."""
-    one = server(hierarchical=True)
+    one = Server(monkeypatch, hierarchical=True)
     given_again(one)
     assert not one.was_host_free()
 
@@ -195,17 +190,17 @@ def test_streams_of_the_hierarchical_cache_find_states_in_order(server):
 @pytest.mark.parametrize(
     "options", [dict(overlap=False), dict(role="decode")], ids=["one stream", "decode server"]
 )
-def test_others_wait_for_nothing(server, options):
+def test_others_wait_for_nothing(monkeypatch, options):
     """One stream alone, or slots that another host writes."""
-    one = server(**options)
+    one = Server(monkeypatch, **options)
     given_again(one)
     assert one.forward.left and not one.forward.waited
     assert one.was_host_free()
 
 
-def test_numbers_of_slots_are_kept_until_the_forwards_stream_has_read_them(server):
+def test_numbers_of_slots_are_kept_until_the_forwards_stream_has_read_them(monkeypatch):
     """The allocator would give their memory to the scheduler's next tensor."""
-    one, recorded = server(), []
+    one, recorded = Server(monkeypatch), []
     numbers = SimpleNamespace(
         device=SimpleNamespace(type="cuda"), record_stream=lambda stream: recorded.append(stream)
     )

@@ -13,30 +13,25 @@ with late.modules():
 pytestmark = pytest.mark.revision(">=0.5.10,<0.5.17")
 
 
-@pytest.fixture
-def dispatch(monkeypatch):
-    """dispatch(kernel, keeps): the release's choice of kernels, where its prefill kernel is named
-    so; keeps: whether the prefix cache keeps states of a prefill's chunks."""
+def dispatch(monkeypatch, kernel, keeps):
+    """The release's choice of kernels, where its prefill kernel is named so; keeps: whether the
+    prefix cache keeps states of a prefill's chunks."""
     monkeypatch.setattr(gdn_backend, "is_cuda", lambda: True)
     monkeypatch.setattr(
         gdn_flashinfer, "FlashInferGDNKernel", lambda: SimpleNamespace(supports_target_verify=False)
     )
-
-    def dispatch(kernel, keeps):
-        arguments = SimpleNamespace(enable_mamba_extra_buffer=lambda: keeps)
-        monkeypatch.setattr(server_args, "get_global_server_args", lambda: arguments)
-        return gdn_backend.GDNKernelDispatcher(
-            utils.LinearAttnKernelBackend("triton"), utils.LinearAttnKernelBackend(kernel)
-        )
-
-    return dispatch
+    arguments = SimpleNamespace(enable_mamba_extra_buffer=lambda: keeps)
+    monkeypatch.setattr(server_args, "get_global_server_args", lambda: arguments)
+    return gdn_backend.GDNKernelDispatcher(
+        utils.LinearAttnKernelBackend("triton"), utils.LinearAttnKernelBackend(kernel)
+    )
 
 
-def test_a_kernel_that_returns_no_states_is_refused_where_states_are_kept(dispatch):
+def test_a_kernel_that_returns_no_states_is_refused_where_states_are_kept(monkeypatch):
     with pytest.raises(ValueError, match="--linear-attn-prefill-backend triton"):
-        dispatch("flashinfer", keeps=True)
+        dispatch(monkeypatch, "flashinfer", keeps=True)
 
 
 @pytest.mark.parametrize(("kernel", "keeps"), [("flashinfer", False), ("triton", True)])
-def test_others_go_on(dispatch, kernel, keeps):
-    assert dispatch(kernel, keeps).extend_kernel is not None
+def test_others_go_on(monkeypatch, kernel, keeps):
+    assert dispatch(monkeypatch, kernel, keeps).extend_kernel is not None

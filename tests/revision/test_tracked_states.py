@@ -1,11 +1,9 @@
 """Mamba2 behind a cached beginning: what a prefill starts from, and which states it leaves for the
 prefix cache, by the release's own backend, mixer and interpreted kernels."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from host import graph, late, waits
+from host import graph, late, state_pool, waits
 from host.references import compare_mamba2, mamba2
 
 with late.modules():
@@ -35,23 +33,16 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     keeps states for; branching: {request: tokens} for requests that leave the state behind so many
     tokens, not behind their last whole chunk.
 
-    Returns `left`: for each request that leaves a state, the largest difference of its
-    convolution's and its SSM state, and the tokens of the batch before that state; `own`: the
-    largest differences of the requests' outputs and of the states that they go on with; `others`:
-    how many slots that nobody writes to have changed; and `waits`: the ops of the layer in which a
-    host would wait for its GPU.
+    Returns what mamba2.judge does, and `waits`: the ops of the layer in which a host would wait for
+    its GPU.
     """
-    arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
-    backend.get_server_args = backend.get_global_server_args = lambda: arguments
-    backend.mamba_cache_chunk_size = lambda: step
+    state_pool.keep_steps(step, backend)
     torch.manual_seed(2)
     mixer, count = compare_mamba2.layer().mixer, len(lengths)
     conv, ssm = compare_mamba2.drawn_pool(mixer, 2 * count + 2)
     before = conv.clone(), ssm.clone()
-    starts = [sum(lengths[:i]) for i in range(count)]
     said = branching or {}
     whole = [said.get(str(i), length // step * step) for i, length in enumerate(lengths)]
-    mask = [length >= step for length in lengths]
     # managers/schedule_batch.py:2426 in 0.5.16: a state that is not the last one is asked for by
     # one token more
     seen = [
@@ -61,28 +52,15 @@ def compare(lengths, prefixes, step=SIZE, branching=None):
     batch = graph.batch_of(lengths, prefixes, **graph.said_of(lengths, prefixes, seen))
     linear = compare_mamba2.backend(conv, ssm)
     hidden_states = torch.randn(sum(lengths), 128)
-    output, left, own = torch.empty_like(hidden_states), {}, []
+    output = torch.empty_like(hidden_states)
     words = compare_mamba2.words(mixer, hidden_states, output)
     linear.init_forward_metadata(batch)
     with torch.no_grad(), waits.MaskReads() as reads:
         linear.forward(**words, forward_batch=batch)
-    for i, (start, length) in enumerate(zip(starts, lengths)):
-        given = hidden_states[start : start + length]
-        wanted = mamba2.behind(mixer, given, before, i + 1, prefixes[i])
-        found = output[start : start + length], conv[i + 1], ssm[i + 1]
-        own.append(mamba2.apart(found, wanted))
-        if mask[i]:
-            _, *wanted = mamba2.behind(mixer, given[: whole[i]], before, i + 1, prefixes[i])
-            found = conv[count + 1 + i], ssm[count + 1 + i]
-            left[str(i)] = [*mamba2.apart(found, wanted), start + whole[i]]
-    written = {*range(1, count + 1), *(count + 1 + i for i in range(count) if mask[i])}
-    others = [slot for slot in range(len(conv)) if slot not in written]
-    return dict(
-        left=left,
-        own=[max(column) for column in zip(*own)],
-        others=mamba2.changed((conv, ssm), before, others),
-        waits=reads.names,
-    )
+    plain = mamba2.plain(mixer, hidden_states, before, prefixes)
+    kept = {i: tokens for i, tokens in enumerate(whole) if tokens}
+    found = mamba2.judge(plain, output, (conv, ssm), before, lengths, kept)
+    return found | dict(waits=reads.names)
 
 
 def assert_left(found, case):
@@ -90,7 +68,7 @@ def assert_left(found, case):
     assert found["others"] == 0
     lengths = case["lengths"]
     assert len(found["left"]) == sum(length >= case.get("step", 16) for length in lengths)
-    assert all(conv <= 1e-5 and ssm <= 1e-3 for conv, ssm, _ in found["left"].values()), found
+    assert all(conv <= 1e-5 and ssm <= 1e-3 for conv, ssm in found["left"].values()), found
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -58,8 +58,7 @@ def test_breaks_know_which_states_to_leave(kind, drafts):
 
 
 class Translating:
-    """Prepares a batch as the backends do from 0.5.15 on, over a pool whose slots have other
-    names."""
+    """Prepares as the backends do from 0.5.15 on, over a pool whose slots have other names."""
 
     def init_forward_metadata(self, batch):
         batch.mamba_track_indices = batch.mamba_track_indices + 100

@@ -1,5 +1,4 @@
-"""Which Mamba states the release's own prefix cache gives up first. Pools are counters: no state is
-computed here."""
+"""Which Mamba states the release's own prefix cache gives up first. No state is computed here."""
 
 import random
 from array import array
@@ -39,16 +38,14 @@ class Cache:
         self.real = prefix_cache.build(kind or mamba_radix_cache.MambaRadixCache, pools)
 
     def insert(self, tokens):
-        """The state behind `tokens` is offered to the cache: its name, or None where the cache had
-        one there."""
+        """The state behind `tokens` is offered: its name, or None where the cache had one there."""
         self.count += 1
         value = dict(value=torch.arange(len(tokens)), mamba_value=torch.tensor([self.count]))
         known = self._call("insert", "InsertParams", key=self._key(tokens), **value)
         return None if known[1] else self.count
 
     def match(self, tokens):
-        """A request with these tokens comes: how many it need not compute, and the node with the
-        state that it starts from."""
+        """A request comes: how many tokens it need not compute, and the node of its first state."""
         found = self._call("match_prefix", "MatchPrefixParams", key=self._key(tokens))
         return len(found.device_indices), found.last_device_node
 

@@ -194,8 +194,7 @@ def split(layout, tokens):
 
 
 def tracked(stride):
-    """A decoded state copied from slot 2 to slot 3 of a pool, whose slots lie `stride` elements
-    apart."""
+    """A decoded state copied from slot 2 to slot 3, of slots that lie `stride` elements apart."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
     copy = backend.track_mamba_states_if_needed

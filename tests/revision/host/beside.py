@@ -74,8 +74,7 @@ def of(mix, attend):
 
 
 def unbroken(model):
-    """`model`, whose first layer calls its mixer as the release's own does: its class has a forward
-    of its own."""
+    """`model`, whose first layer calls its mixer as the release does: in a forward of its own."""
     first = model.model.layers[0]
 
     class Unbroken(type(first)):

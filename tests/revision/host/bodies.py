@@ -5,8 +5,7 @@ import importlib.util
 
 
 def load_undecorated(name, monkeypatch):
-    """The module `name` once more, apart from sglang's own, with decorators that register nothing:
-    ops are functions."""
+    """The module `name` once more, apart from sglang's own: its decorators register nothing."""
     original = importlib.import_module(name)
     compilation = importlib.import_module("sglang.srt.compilation.compilation_config")
     if hasattr(compilation, "SPLIT_OPS"):  # from 0.5.8, where decorators register ops

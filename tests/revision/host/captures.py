@@ -128,8 +128,7 @@ def arguments(sizes=SIZES, **changes):
 
 
 def model_runner(model, attention, server_args=None, pool=None, **changes):
-    """A ModelRunner as far as a prefill graph looks at it. pool: of requests; else one without
-    states."""
+    """A ModelRunner as a prefill graph looks at it. pool: of requests; else one without states."""
     args = server_args or arguments()
     process.use_server_args(args)
     rows = model_layers.describe(stack.find(model).layers)
@@ -242,8 +241,7 @@ class Server(NamedTuple):
         return getattr(one, "breaks", None) or one._break_fns
 
     def attention_alone_breaks(self, size=16):
-        """Whether every attention layer breaks, and no other layer that could, nor a mixer beside
-        attention."""
+        """Whether every attention layer breaks, and no other layer, nor a mixer beside one."""
         kinds = [type(layer).__name__ for layer in self.runner.attention_layers]
         mixers = sum(map(model_layers.breaks_at_mixer, self.runner.model.modules()))
         wanted = kinds.count("RadixAttention")

@@ -78,8 +78,7 @@ def compiled(kernel, signature, constexprs, options=None, capability=90, aligned
 
 
 def _make_cubin(backend, ptx, metadata, options, capability):
-    """Triton's last step, which keeps what the assembler that Triton brings says beside the
-    code."""
+    """Triton's last step, which keeps what Triton's assembler says beside the code."""
     from triton import knobs
 
     tool = knobs.nvidia.ptxas

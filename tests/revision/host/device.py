@@ -39,22 +39,19 @@ class DeviceTensor(torch.Tensor):
 
 
 def _tensor(address, count):
-    """A tensor of `count` floats at `address`, and the object that lives as long as the tensor's
-    storage."""
+    """A tensor of `count` floats at `address`, and the object that lives as long as its storage."""
     memory = (ctypes.c_float * count).from_address(address)
     return torch.frombuffer(memory, dtype=torch.float32).as_subclass(DeviceTensor), memory
 
 
 def weak_view(tensor):
-    """What sgl_kernel.weak_ref_tensor makes: the same shape and address, without a share in the
-    memory."""
+    """What sgl_kernel.weak_ref_tensor makes: the same shape and address, no share in the memory."""
     last = sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride()))
     return _tensor(tensor.data_ptr(), last + 1)[0].as_strided(tensor.shape, tensor.stride())
 
 
 class Device:
-    """blocks: pool -> {address: bytes} of all memory it ever got. free: pool -> addresses, the last
-    freed one last."""
+    """blocks: pool -> {address: bytes} of all it got. free: pool -> addresses, the newest last."""
 
     def __init__(self):
         self._arena = (ctypes.c_char * CAPACITY)()
@@ -123,8 +120,7 @@ class Device:
 
 
 class _Segment:
-    """torch.cuda.CUDAGraph. Its memory stays in its pool; nothing of it is kept from being handed
-    out there again."""
+    """torch.cuda.CUDAGraph. Nothing of its memory is kept from being handed out in its pool."""
 
     device: Device
 

@@ -1,5 +1,4 @@
-"""The release's FlashInfer backend without the memory of one, and prefills on a device that holds
-no values."""
+"""The release's FlashInfer backend without its memory, and prefills on a device without values."""
 
 import torch
 
@@ -56,8 +55,7 @@ class Ignored:
 
 
 def backend(monkeypatch):
-    """The release's FlashInfer backend and what updates its indices, without the memory of
-    either."""
+    """The release's FlashInfer backend and what updates its indices, without their memory."""
     monkeypatch.setattr(
         flashinfer_backend, "create_flashinfer_kv_indices_triton", Ignored(), raising=False
     )

@@ -15,14 +15,10 @@ with late.modules():
     from sglang.srt.prefill_graph.model import layers
 
 
-def context_module():
-    return piecewise_context_manager
-
-
 def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
     """The release's set_forward_context, with as many of its arguments as it has."""
     return process.call(
-        context_module().set_forward_context,
+        piecewise_context_manager.set_forward_context,
         forward_batch=batch,
         attention_layers=list(attention_layers),
         quant_config=None,
@@ -34,21 +30,17 @@ def forward_context(batch, attention_layers, moe_layers=(), moe_fusions=()):
 
 def prefill_batch(tokens, **fields):
     """A ForwardBatch of one prefill of `tokens`; `fields` are set on top."""
-    return forward_batch_info.ForwardBatch(
-        **{
-            **dict(
-                forward_mode=forward_batch_info.ForwardMode.EXTEND,
-                batch_size=1,
-                input_ids=torch.zeros(tokens, dtype=torch.int64),
-                req_pool_indices=torch.arange(1),
-                seq_lens=torch.tensor([tokens]),
-                out_cache_loc=None,
-                seq_lens_sum=tokens,
-                extend_num_tokens=tokens,
-            ),
-            **fields,
-        }
+    values = dict(
+        forward_mode=forward_batch_info.ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=torch.zeros(tokens, dtype=torch.int64),
+        req_pool_indices=torch.arange(1),
+        seq_lens=torch.tensor([tokens]),
+        out_cache_loc=None,
+        seq_lens_sum=tokens,
+        extend_num_tokens=tokens,
     )
+    return forward_batch_info.ForwardBatch(**values | fields)
 
 
 def batch_of(lengths, prefixes=None, **fields):
@@ -100,8 +92,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Traced:
-    """A forward compiled by the release's own backend. outputs: of the first and of a second
-    run."""
+    """A forward compiled by the release's own backend. outputs: of a first and of a second run."""
 
     pieces: tuple[Piece, ...]
     outputs: tuple[torch.Tensor, ...]
@@ -133,12 +124,12 @@ def traced_forward(model, batch, lists, tokens):
     )
     ids = torch.arange(tokens)
     compiling = getattr(
-        context_module(), "enable_piecewise_cuda_graph_compile", contextlib.nullcontext
+        piecewise_context_manager, "enable_piecewise_cuda_graph_compile", contextlib.nullcontext
     )
     # up to 0.5.9; later the context alone decides
     compiled = getattr(compilation, "set_compiled", contextlib.nullcontext)
     with (
-        context_module().enable_piecewise_cuda_graph(),
+        piecewise_context_manager.enable_piecewise_cuda_graph(),
         compiled(True),
         compiling(),
         torch.no_grad(),
@@ -158,8 +149,7 @@ def _piece(item):
 
 @contextlib.contextmanager
 def cpu_kernel(op, function):
-    """Give a GPU-only op of the release a kernel for CPU tensors, for as long as the context
-    lasts."""
+    """Inside, a GPU-only op of the release has a kernel for CPU tensors."""
     library = torch.library.Library("sglang", "IMPL")
     library.impl(op, function, "CPU")
     try:

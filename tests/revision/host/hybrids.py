@@ -8,16 +8,14 @@ import torch
 
 
 def sums(rows, forward_batch):
-    """Each row with all rows of its request before it. Refuses rows that no request accounts
-    for."""
+    """Each row with all rows of its request before it. Refuses rows of no request."""
     lengths = forward_batch.extend_seq_lens.tolist()
     assert len(rows) == sum(lengths), f"{len(rows)} rows for requests of {lengths}"
     return torch.cat([part.cumsum(0) / len(rows) for part in rows.split(lengths)])
 
 
 def on_cpu(monkeypatch):
-    """Let NemotronH and Qwen3.5 compute on the CPU; `seen`: the batches that their recurrent layers
-    were given."""
+    """Let NemotronH and Qwen3.5 compute on the CPU; `seen`: their recurrent layers' batches."""
     seen = []
 
     def mamba(self, hidden_states, forward_batch, *_):

@@ -124,8 +124,7 @@ def _spare(interpreter):
 
 
 def _convert_float(convert, values, source, target, rounding_mode):
-    """The interpreter's, which cuts bfloat16's last bits off where a GPU rounds to the nearest, and
-    loses denormal numbers."""
+    """The interpreter's cuts bfloat16's last bits off, where a GPU rounds, and loses denormals."""
     import torch
 
     if (source.name, target.name, rounding_mode) == ("fp32", "bf16", None):
@@ -148,8 +147,7 @@ def resolve_late(package):
 
 
 def choose_first_configs(package):
-    """Let autotuned kernels in modules of `package` take the first of their configurations: there
-    is nothing to time."""
+    """Let autotuned kernels of `package` take their first configuration: nothing is to be timed."""
     for module in [module for key, module in sys.modules.items() if key.startswith(package)]:
         for kernel in list(vars(module).values()):
             while kernel is not None:

@@ -17,8 +17,7 @@ from unittest import mock
 
 
 class Late(ModuleType):
-    """A module that is imported at its first use. Raises ImportError there if the release lacks
-    it."""
+    """A module that is imported at its first use; ImportError there if the release lacks it."""
 
     def __repr__(self):
         return f"<late module {self.__name__}>"

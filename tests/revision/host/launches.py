@@ -24,8 +24,7 @@ BLOCK = 16  # what divides an address or a number, so that Triton compiles anoth
 
 @dataclass(frozen=True)
 class Launch:
-    """kernel: a triton.jit function. given: each argument that was given, by name. options:
-    num_warps and so on."""
+    """kernel: a triton.jit function. given: the arguments by name. options: num_warps and so on."""
 
     kernel: Any
     given: dict[str, Any]

@@ -83,8 +83,7 @@ def build(
 
 
 def construct(model_class, config, device="meta", dtype=torch.bfloat16, server_args=None):
-    """model_class(config) as a model runner calls it, for a class that KINDS does not have; see
-    build."""
+    """model_class(config) as a model runner calls it, for a class that KINDS lacks; see build."""
     args = process.default_server_args(**(server_args or {}))
     process.use_server_args(args)
     process.start_groups()

@@ -1,5 +1,4 @@
-"""How 0.5.14 and later set up the prefill graph: the release's own code on a model, captures stood
-in for."""
+"""How 0.5.14 and later set up the prefill graph: their own code, captures stood in for."""
 
 import ast
 import importlib
@@ -22,8 +21,7 @@ _BACKENDS = {"breakable": "BreakableCudaGraphBackend", "full": "FullCudaGraphBac
 
 
 def offers(backend):
-    """Whether the release's prefill runner captures the stack alone with `backend`, "breakable" or
-    "full"."""
+    """Whether the release's prefill runner captures the stack alone with "breakable" or "full"."""
     return _BACKENDS[backend] in vars(importlib.import_module(RUNNER))
 
 
@@ -45,8 +43,7 @@ def takes_every_wrapper():
 
 
 def resolve(model, backend="breakable"):
-    """A runner after the statement of PrefillCudaGraphRunner.__init__ that sets its layer_model,
-    for a whole `model`."""
+    """A runner after the statement of its __init__ that sets layer_model, for a whole `model`."""
     module = importlib.import_module(RUNNER)
     names, source = vars(module), inspect.getsource(module)
     [cls] = [

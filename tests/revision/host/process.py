@@ -1,5 +1,4 @@
-"""One process that sglang takes for a whole deployment: default server arguments and groups of one
-rank over gloo."""
+"""One process that sglang takes for a whole deployment: arguments, groups of one rank over gloo."""
 
 import contextlib
 import dataclasses
@@ -44,8 +43,7 @@ def default_server_args(model_path="dummy", **changes):
 
 
 def with_default_sizes(largest, **changes):
-    """Server arguments behind the release's own choice of capture sizes up to `largest` tokens, up
-    to 0.5.13."""
+    """Server arguments behind the release's own choice of sizes up to `largest`, up to 0.5.13."""
     args = default_server_args(piecewise_cuda_graph_max_tokens=largest, **changes)
     args.piecewise_cuda_graph_tokens = args._generate_piecewise_cuda_graph_tokens()
     return args
@@ -101,8 +99,7 @@ def use_server_args(args):
 
 @contextlib.contextmanager
 def cpu_device_module():
-    """A CUDA build of torch names torch.cuda as the device module even where there is no device to
-    ask it about."""
+    """A CUDA build of torch names torch.cuda as the device module even where there is no device."""
     real = torch.get_device_module
 
     def device_module(device=None):
@@ -126,8 +123,7 @@ def free_port():
 
 @functools.lru_cache(maxsize=1)
 def start_groups():
-    """World, tensor-, expert- and pipeline-parallel groups of this one process. Once per process;
-    later calls return."""
+    """World, tensor-, expert- and pipeline-parallel groups of this process, made once."""
     distributed.init_distributed_environment(
         backend="gloo",
         world_size=1,

@@ -40,8 +40,7 @@ Layers = Callable[[Any], object]
 
 
 class Replays:
-    """The release's runner of one kind of graph, set up for a pool that keeps states for the prefix
-    cache."""
+    """The release's runner of one kind of graph, for a pool that keeps states of prefills."""
 
     def __init__(
         self,
@@ -125,8 +124,7 @@ def _backend(kind: str) -> Any:
 
 
 def _made(kind: str, model: _Model, model_runner: Any, derive: Callable[[type], type]) -> Any:
-    """The runner behind the statements of its __init__ that make its buffers; captures are stood in
-    for."""
+    """The runner behind the statements of its __init__ that make its buffers, without captures."""
     name = _PREFILL if late.has(_PREFILL) else _OLDER[kind]
     module = importlib.import_module(name)
     cls = next(value for value in vars(module).values() if _is_runner(value, name))

@@ -1,5 +1,4 @@
-"""A kernel for the tests of host/compiled.py: Triton reads the source of its functions from a
-module."""
+"""A kernel to test host/compiled.py with: Triton reads its functions' source from a module."""
 
 import triton
 import triton.language as tl

@@ -1,5 +1,4 @@
-"""What a breakable prefill graph of 0.5.14 or later records of a model, and what it leaves to its
-breaks: without a GPU."""
+"""What a breakable graph of 0.5.14 or later records, and leaves to its breaks: without a GPU."""
 
 import contextlib
 import functools
@@ -50,8 +49,7 @@ def of(model, monkeypatch, tokens=8, prepare=None):
 
 @contextlib.contextmanager
 def around(layer_model, batch, backend, tokens):
-    """What the runner of the release sets around a capture, and around a replay in `tokens`
-    rows."""
+    """What the release's runner sets around a capture, and around a replay in `tokens` rows."""
     with contextlib.ExitStack() as stack:
         for context in _contexts(layer_model, batch, backend, tokens):
             stack.enter_context(context)
@@ -83,8 +81,7 @@ def recording(monkeypatch):
 
 
 def batch_of(tokens, **fields):
-    """A prefill of `tokens`, as the release's prefill runner counts them; `fields` are set on
-    top."""
+    """A prefill of `tokens` as the release's runner counts them; `fields` are set on top."""
     values = dict(out_cache_loc=torch.arange(tokens), positions=torch.arange(tokens))
     batch = graph.prefill_batch(tokens, **(values | fields))
     batch.num_token_non_padded_cpu = batch.global_num_token_non_padded_cpu = (

@@ -9,8 +9,7 @@ with late.modules():
 
 
 def published(backend):
-    """What ModelRunner makes around a forward: from 0.5.13 on layers ask it for the attention
-    backend."""
+    """What ModelRunner makes around a forward: layers ask it for the backend from 0.5.13 on."""
     if not late.has(forward_context.__name__):
         return contextlib.nullcontext()
     return forward_context.forward_context(forward_context.ForwardContext(attn_backend=backend))

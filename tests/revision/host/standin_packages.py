@@ -17,8 +17,7 @@ VLLM = (
 
 
 class _StandIn(types.ModuleType):
-    """A module that has whatever public name is asked of it: a layer of vllm_layers, else a class
-    that cannot be made."""
+    """A module with any public name: a layer of vllm_layers, else a class that cannot be made."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -35,8 +34,7 @@ def _cannot_run(self, *_, **__):
 
 
 def _let_the_compilers_backend_load():
-    """Its weak references to captured memory refuse to be imported where nothing can be captured;
-    nothing is here."""
+    """Its weak references to captured memory refuse an import where nothing can be captured."""
     name = "sglang.srt.compilation.weak_ref_tensor"
     if name not in sys.modules:
         module = types.ModuleType(name)
@@ -45,8 +43,7 @@ def _let_the_compilers_backend_load():
 
 
 def install():
-    """Put the stand-ins where `import` finds them, unless the real package is there already. May be
-    called again."""
+    """Put the stand-ins where `import` finds them, but for packages that are there."""
     _let_the_compilers_backend_load()
     for name in VLLM:
         if name in sys.modules:

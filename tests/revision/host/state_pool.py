@@ -15,9 +15,9 @@ with late.modules():
 _LISTS = "state_indices", "query_start_loc", "retrieve_next_token", "retrieve_next_sibling"
 
 
-def build(arguments, slots):
-    """The release's pool of requests with states for one layer with a gated delta net, for `slots`
-    states. arguments: the release's ServerArgs."""
+def build(slots):
+    """The release's pool of requests with `slots` states, for one layer with a gated delta net."""
+    arguments = process.default_server_args()
     process.use_server_args(arguments)
     process.start_groups()
     process.start_dp_attention(arguments, 128, None)
@@ -61,6 +61,15 @@ def keep_states(monkeypatch, *modules, interval, lazy=False, **more):
         for name, value in answers.items():
             monkeypatch.setattr(module, name, lambda *_, value=value: value, raising=False)
     return typed
+
+
+def keep_steps(step, *modules):
+    """Let `modules` find a server whose prefix cache keeps the states behind whole steps of so many
+    tokens of a prefill. Nothing is put back: for programs that end."""
+    arguments = SimpleNamespace(mamba_cache_chunk_size=step, enable_page_major_kv_layout=False)
+    for module in modules:
+        module.get_server_args = module.get_global_server_args = lambda: arguments
+        module.mamba_cache_chunk_size = lambda: step  # from 0.5.18
 
 
 def booking_class(module):

@@ -16,8 +16,7 @@ class Unsaid(SimpleNamespace):
 
 
 def bare(kind, **fields):
-    """An object of the release's class `kind` without its __init__. It has `fields`, and None for
-    what nothing says."""
+    """An object of the class `kind` without its __init__: `fields`, and None for all else."""
     words = {"__getattr__": _none, "__module__": kind.__module__}
     made = object.__new__(type(kind.__name__, (kind,), words))
     for name, value in fields.items():

@@ -1,5 +1,4 @@
-"""The layers that sglang up to 0.5.7 takes from vllm where it finds no GPU: the same parameters and
-the same mathematics."""
+"""What sglang takes from vllm up to 0.5.7 without a GPU: the same parameters and mathematics."""
 
 import torch
 from torch import nn

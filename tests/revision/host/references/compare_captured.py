@@ -123,20 +123,17 @@ def compare(
         if eagerly:
             bits += mamba2.unlike((output[:total], *pool), eager)
         kept = {i: asked // step * step for i, asked in enumerate(wanted or ()) if asked > 0}
-        written = {*range(1, count + 1), *(count + 1 + i for i in kept)}
         left += len(kept)
-        others += mamba2.changed(pool, before, {*range(len(conv))} - written)
-        found = compare_mamba2.worst(mixer, hidden, output, pool, before, lengths, prefixes)
-        _keep_worst(worst, found)
-        for i, rows_behind in kept.items():
-            own = hidden[sum(lengths[:i]) :][:rows_behind]
-            _, *states = mamba2.behind(mixer, own, before, i + 1, prefixes[i])
-            apart = mamba2.apart([part[count + 1 + i] for part in pool], states)
-            _keep_worst(worst, dict(zip(names[3:], apart)))
+        behind = mamba2.plain(mixer, hidden, before, prefixes)
+        found = mamba2.judge(behind, output, pool, before, lengths, kept)
+        others += found["others"]
+        _keep_worst(worst, zip(names, found["own"]))
+        for apart in found["left"].values():
+            _keep_worst(worst, zip(names[3:], apart))
     mixer.in_proj.forward, mixer.in_proj.weight = plain, weight
     return worst | dict(bits=bits, others=others, left=left, launched=launches.names(), told=told)
 
 
 def _keep_worst(worst, found):
-    for name, difference in found.items():
+    for name, difference in found:
         worst[name] = max(worst[name], difference)

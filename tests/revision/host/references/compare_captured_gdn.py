@@ -1,5 +1,4 @@
-"""A captured gated delta net, its kernels interpreted: beside the release's own layer, run eagerly,
-and the plain reference."""
+"""A captured gated delta net, interpreted: beside the release's eager layer, and the plain one."""
 
 import sys
 from collections import Counter
@@ -123,8 +122,7 @@ def eager(layer, pool, hidden, *through):
 
 
 def with_launches(layer, kept, made, hidden):
-    """The layer's output with the captured launches between its projections, and what these
-    leave."""
+    """The layer's output with captured launches between its projections, and what they leave."""
     pool, seen = (kept.conv[0], kept.temporal), []
     batch, linear = _through(layer, pool, [len(hidden)], [0], made.slots[:1], {}, None)
 

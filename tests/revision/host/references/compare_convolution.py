@@ -1,5 +1,4 @@
-"""The convolution of captured layers, its kernel interpreted, on a short request before a long one,
-whose program runs first."""
+"""The captured layers' convolution, interpreted: a short request before a long one, run first."""
 
 import torch
 from sglang.srt.prefill_graph.kernels import convolution, ssd

@@ -3,7 +3,6 @@ layer. The kernel of a GPU is replaced by a plain one of the same contract."""
 
 import functools
 import random
-from types import SimpleNamespace
 
 import torch
 from sglang.srt.layers import radix_linear_attention
@@ -11,7 +10,7 @@ from sglang.srt.layers.attention.linear.kernels import gdn_flashinfer
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.prefill_graph.captured import flashinfer_rule, gdn, layers
 
-from host import graph
+from host import graph, state_pool
 from host.references import compare_captured_gdn, compare_tracked_gdn, mamba2
 
 NAN, CHUNK, TYPE = float("nan"), gdn.CHUNK, compare_tracked_gdn.TYPE
@@ -86,8 +85,7 @@ def backend(batch, pool, step):
     made = compare_tracked_gdn.backend(batch, (pool.conv[0], pool.temporal), step)
     made.req_to_token_pool.mamba2_layer_cache = lambda layer_id: pool
     made.kernel_dispatcher, made.device = kernel(False), "cpu"
-    gdn_flashinfer.mamba_cache_chunk_size = lambda: step
-    gdn_flashinfer.get_server_args = lambda: SimpleNamespace(mamba_cache_chunk_size=step)  # 0.5.17
+    state_pool.keep_steps(step, gdn_flashinfer)
     return made
 
 
@@ -108,8 +106,7 @@ def layer_of():
 
 
 def drawn(rows, places, step):
-    """New tokens, cached ones and what the prefix cache keeps, as in graph.said_of, of
-    random requests."""
+    """New tokens, cached ones and what is kept, as in graph.said_of, of random requests."""
     lengths, left = [], random.randint(rows // 2, rows)
     while left and len(lengths) < places and random.random() < 0.9:
         lengths.append(random.choice([1, random.randint(1, left), left, min(left, step)]))
@@ -120,8 +117,7 @@ def drawn(rows, places, step):
 
 
 def ends(length, step):
-    """Behind how many of its new tokens a request may leave a state: whole steps, or one more
-    inside of it."""
+    """Behind how many new tokens a request may leave a state: whole steps, or one more inside."""
     whole = range(step, length + 1, step)
     return [length, *(one + (one < length) for one in whole)] if whole else []
 

@@ -1,12 +1,10 @@
-"""The release's own Mamba2 mixer and backend with interpreted kernels, and how far they are from
-the plain reference."""
+"""The release's own Mamba2 mixer and backend with interpreted kernels."""
 
 import functools
 
 import torch
 
 from host import late, models, state_pool
-from host.references import mamba2
 
 LAYER = 2
 
@@ -78,14 +76,3 @@ def words(mixer, hidden_states, output):
         layer_id=LAYER,
         use_triton_causal_conv=True,
     )
-
-
-def worst(mixer, hidden_states, output, pool, before, lengths, prefixes):
-    """The largest differences of `output`, `conv` and `ssm` from the plain mixer, over requests
-    whose slots are 1, 2 and so on. before: the pool as it was."""
-    differences, total = [], sum(lengths)
-    rows = hidden_states[:total].split(lengths), output[:total].split(lengths)
-    for slot, (given, made) in enumerate(zip(*rows), start=1):
-        wanted = mamba2.behind(mixer, given, before, slot, prefixes[slot - 1])
-        differences.append(mamba2.apart((made, *(state[slot] for state in pool)), wanted))
-    return dict(zip(("output", "conv", "ssm"), map(max, zip(*differences))))

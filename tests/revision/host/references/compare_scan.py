@@ -3,12 +3,11 @@ mixer, backend and pool."""
 
 import contextlib
 import os
-from types import SimpleNamespace
 
 import torch
 from sglang.srt.prefill_graph.kernels import mamba2_scan, ssd, tiles
 
-from host import graph
+from host import graph, state_pool
 from host.references import compare_mamba2, compare_ssd, mamba2
 
 TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
@@ -16,8 +15,7 @@ TILE = dict(states=dict(BLOCK_P=16, BLOCK_N=16), scan=dict(BLOCK_HEADS=2))
 
 @contextlib.contextmanager
 def small(chunk, **tile):
-    """A CPU gets tiles, and chunks have `chunk` rows. tile: those of "states" and of "scan", unless
-    TILE."""
+    """A CPU gets tiles, chunks have `chunk` rows. tile: of "states" and of "scan", unless TILE."""
     before = tiles.own, tiles.chunk
     tiles.own, tiles.chunk = lambda kernel, *_: (TILE | tile)[kernel], lambda *_: chunk
     mamba2_scan.known_shape.cache_clear()
@@ -139,10 +137,10 @@ def mixer(lengths, prefixes, chunk=16, release=False, **tile):
         os.environ["SGLANG_MAMBA2_SCAN"] = "release"
     with compare_ssd.Launches() as launches:
         output, *_ = eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, **tile)
-    others, pool = [0, *range(count + 1, len(conv))], (conv, ssm)
-    found = compare_mamba2.worst(made, hidden_states, output, pool, before, lengths, prefixes)
-    others = mamba2.changed(pool, before, others)
-    return found | dict(launched=launches.of_scan(), others=others)
+    plain = mamba2.plain(made, hidden_states, before, prefixes)
+    found = mamba2.judge(plain, output, (conv, ssm), before, lengths)
+    own = dict(zip(("output", "conv", "ssm"), found["own"]))
+    return own | dict(launched=launches.of_scan(), others=found["others"])
 
 
 def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, step=None, **tile):
@@ -154,11 +152,7 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
     """
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
 
-    arguments = SimpleNamespace(
-        mamba_cache_chunk_size=step or chunk, enable_page_major_kv_layout=False
-    )
-    backend.get_server_args = backend.get_global_server_args = lambda: arguments
-    backend.mamba_cache_chunk_size = lambda: step or chunk  # from 0.5.18
+    state_pool.keep_steps(step or chunk, backend)
     batch = graph.batch_of(lengths, prefixes, **(said or {}))
     linear = compare_mamba2.backend(conv, ssm)
     linear.init_forward_metadata(batch)
@@ -172,8 +166,7 @@ def eager(made, conv, ssm, hidden_states, lengths, prefixes, chunk, said=None, s
 
 
 def tracked(chunk=16, **case):
-    """test_tracked_states' comparison with chunks of `chunk` rows; `launched` beside what it
-    returns."""
+    """test_tracked_states' comparison with chunks of `chunk` rows, and what is `launched`."""
     import test_tracked_states
 
     os.environ.pop("SGLANG_MAMBA2_SCAN", None)

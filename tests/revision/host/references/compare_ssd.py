@@ -42,8 +42,7 @@ class Launches:
 
 
 def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
-    """Tensors of a layer's prefill, and the states that its requests go on from (zero for those
-    without a prefix)."""
+    """Tensors of a layer's prefill, and its requests' states (zero for those without a prefix)."""
     tokens, states = sum(lengths), torch.randn(len(lengths), heads, size, d_state)
     x, b, c = (
         torch.randn(tokens, *shape).to(dtype)
@@ -57,8 +56,7 @@ def drawn(lengths, prefixes, size, d_state, dtype, heads=HEADS, groups=GROUPS):
 
 
 def expected(lengths, x, dt, a, b, c, d, bias, states):
-    """The recurrence in float64: outputs of all requests, and the state of each behind its last
-    token."""
+    """The recurrence in float64: outputs of all requests, and each one's state behind them."""
     x, dt, a, b, c, d, bias, states = (
         tensor.double() for tensor in (x, dt, a, b, c, d, bias, states)
     )

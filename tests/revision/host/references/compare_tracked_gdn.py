@@ -7,7 +7,6 @@ The plain reference runs on the tokens that each state stands for.
 import importlib
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,18 +49,13 @@ def compare(lengths: list[int], prefixes: list[int], step: int = CHUNK) -> dict[
             outputs.append(getattr(layer, "_forward", layer.forward)(hidden_states, batch))
         found["waits"].append(reads.names)
     for pool, then, hidden_states, output in zip(pools, before, inputs, outputs, strict=True):
-        unwritten = {0} | {len(lengths) + 1 + i for i, n in enumerate(lengths) if n < step}
-        found["others"] += mamba2.changed(pool, then, unwritten)
-        own = gdn.worst(layer, hidden_states, output, pool, then, lengths, prefixes, _plain)
-        found["own"] = max(found["own"], *own.values())
-        for i, rows in enumerate(hidden_states.split(lengths)):
-            old = then[0][i + 1] * bool(prefixes[i]), _plain(then[1][i + 1])
-            whole, left = len(rows) // step * step, len(lengths) + i + 1
-            if whole:
-                with torch.no_grad():
-                    _, *kept = gdn.net(layer, rows[:whole], *old)
-                apart = mamba2.apart((pool[0][left], _plain(pool[1][left])), kept)
-                found["left"] = max(found["left"], *apart)
+        pool, then = ((conv, _plain(state)) for conv, state in (pool, then))
+        kept = {i: n // step * step for i, n in enumerate(lengths) if n >= step}
+        plain = gdn.plain(layer, hidden_states, then, prefixes)
+        judged = mamba2.judge(plain, output, pool, then, lengths, kept)
+        found["others"] += judged["others"]
+        found["own"] = max(found["own"], *judged["own"])
+        found["left"] = max(found["left"], *sum(judged["left"].values(), [0.0]))
     return found
 
 
@@ -106,12 +100,9 @@ def backend(batch: Any, pool: tuple[torch.Tensor, torch.Tensor], step: int = CHU
     fla = gdn_layer.fla()
     norm = importlib.import_module(f"{fla}.layernorm_gated")
     norm._get_sm_count = lambda device: 1  # from 0.5.9; it asks CUDA
-    arguments = SimpleNamespace(mamba_cache_chunk_size=step)
-    module.get_server_args = module.get_global_server_args = lambda: arguments
     from sglang.srt.model_executor import forward_batch_info
 
-    # from 0.5.18 and from 0.5.20
-    module.mamba_cache_chunk_size = forward_batch_info.mamba_cache_chunk_size = lambda: step
+    state_pool.keep_steps(step, module, forward_batch_info)  # the latter asks from 0.5.20 on
     try:
         from sglang.srt.layers.attention.linear import gdn_backend
         from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel

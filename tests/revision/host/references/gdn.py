@@ -7,7 +7,7 @@ For a layer with k key heads of size n, each shared by r value heads of size p.
 import torch
 import torch.nn.functional as F
 
-from .mamba2 import apart, causal_convolution
+from .mamba2 import causal_convolution
 
 
 def net(module, hidden_states, conv_state, state):
@@ -45,21 +45,16 @@ def net(module, hidden_states, conv_state, state):
     return F.linear(y, weights["out_proj.weight"]), conv_state, state
 
 
-def worst(module, hidden_states, output, pool, before, lengths, prefixes, plain=lambda s: s):
-    """The largest differences of `output`, `conv` and `ssm` from net(), over requests whose slots
-    are 1, 2 and so on.
+def plain(module, hidden_states, before, prefixes):
+    """net() as mamba2.judge() asks for it. before: the pool as it was, its states [k * r, n, p]. A
+    request without a prefix begins with an empty convolution."""
 
-    before: the pool as it was; a request without a prefix begins with an empty convolution. plain:
-    a state of the pool as [k * r, n, p].
-    """
-    differences, total = [], sum(lengths)
-    rows = hidden_states[:total].split(lengths), output[:total].split(lengths)
-    for slot, (given, made) in enumerate(zip(*rows), start=1):
-        old = before[0][slot] * bool(prefixes[slot - 1]), plain(before[1][slot])
+    def run(i, rows):
+        conv = before[0][i + 1] * bool(prefixes[i])
         with torch.no_grad():
-            wanted = net(module, given, *old)
-        differences.append(apart((made, pool[0][slot], plain(pool[1][slot])), wanted))
-    return dict(zip(("output", "conv", "ssm"), map(max, zip(*differences))))
+            return net(module, hidden_states[rows], conv, before[1][i + 1])
+
+    return run
 
 
 def delta_rule(q, k, v, decay, beta, state):

@@ -17,8 +17,7 @@ def fla():
 
 @functools.lru_cache
 def layer(**changes):
-    """A Qwen3GatedDeltaNet with weights that make every part of it matter. changes: to its model's
-    config."""
+    """A Qwen3GatedDeltaNet with weights that make every part matter. changes: to the config."""
     model = models.build(
         "qwen3_next",
         device="cpu",

@@ -40,12 +40,16 @@ def mixer(module, hidden_states, conv_state, ssm_state):
     return F.linear(y, module.out_proj.weight), conv_state, ssm_state
 
 
-def behind(module, hidden_states, pool, slot, goes_on):
-    """mixer() on a request whose states, (convolution's, SSM's), are in `slot` of `pool`. A request
-    that does not go on from them begins with zeros."""
-    states = [state[slot] if goes_on else torch.zeros_like(state[slot]) for state in pool]
-    with torch.no_grad():
-        return mixer(module, hidden_states, *states)
+def plain(module, hidden_states, before, prefixes):
+    """mixer() as judge() asks for it. before: the pool as it was, (the convolution's states, the
+    SSM's). A request without a prefix begins with zeros."""
+
+    def run(i, rows):
+        states = [state[i + 1] if prefixes[i] else torch.zeros_like(state[0]) for state in before]
+        with torch.no_grad():
+            return mixer(module, hidden_states[rows], *states)
+
+    return run
 
 
 def apart(found, wanted):
@@ -60,14 +64,37 @@ def changed(pool, before, slots):
     return sum(not torch.equal(new[slot], old[slot]) for new, old in pairs for slot in slots)
 
 
+def judge(plain, output, pool, before, lengths, kept=()):
+    """The largest differences of a batch from plain(i, rows): what request i's rows of the batch
+    make of its state, an output and new states.
+
+    Request i has slot i + 1. kept: {request: its tokens behind which it leaves a state}, in slot
+    count + 1 + i. Returns `own`, of the output and of the states that requests go on with; `left`,
+    of the states that they leave, for each that leaves one; and `others`: how many slots that
+    nobody writes to have changed.
+    """
+    count, kept, left, own = len(lengths), dict(kept), {}, []
+    for i, length in enumerate(lengths):
+        start = sum(lengths[:i])
+        rows = slice(start, start + length)
+        found = output[rows], *(states[i + 1] for states in pool)
+        own.append(apart(found, plain(i, rows)))
+        if i in kept:
+            _, *wanted = plain(i, slice(start, start + kept[i]))
+            left[str(i)] = apart([states[count + 1 + i] for states in pool], wanted)
+    written = {*range(1, count + 1), *(count + 1 + i for i in kept)}
+    others = changed(pool, before, {*range(len(pool[0]))} - written)
+    # where NaN is the largest
+    return dict(own=torch.tensor(own).amax(0).tolist(), left=left, others=others)
+
+
 def unlike(found, wanted):
     """How many values differ. NaN is unlike anything."""
     return sum((a != b).sum().item() for a, b in zip(found, wanted, strict=True))
 
 
 def causal_convolution(inputs, weight, bias, state):
-    """Depthwise, then SiLU. inputs: [tokens, channels], weight: [channels, width], state:
-    [channels, width - 1]."""
+    """Depthwise, then SiLU: [tokens, channels], [channels, width], and [channels, width - 1]."""
     history = torch.cat([state, inputs.T], dim=1)
     width = weight.shape[1]
     outputs = (
