@@ -443,7 +443,7 @@ def kill_at(number: int, run: Callable[[], object]) -> None:
     assert in_child(killed) == -signal.SIGKILL
 
 
-def interrupt() -> None:
+def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -15,6 +15,7 @@ import pytest
 from fakes import COUNT, CUT, RELEASE, RUNNER, TAG, numbered, refused, unchanged
 
 from patchqueue.applying import worktree
+from patchqueue.commands import trees
 from patchqueue.files import run
 from patchqueue.files.tree import hash_python, list_folder
 from patchqueue.outcome import Outcome
@@ -230,16 +231,15 @@ def test_a_second_run_says_that_it_waits_even_for_a_child(applied, said):
     assert any("waiting" in text for text in said)
 
 
-def test_quilt_holds_the_lock_when_its_parent_is_killed(applied, tmp_path):
+def test_quilt_holds_the_lock_when_its_parent_is_killed(applied, tmp_path, monkeypatch):
     """It still writes in the tree."""
     pid = tmp_path / "pid"
     line = f"echo $$ > {pid}.new\nmv {pid}.new {pid}\nexec sleep 30"
-    slow = fakes.program(tmp_path / "quilt", line)
+    slow = run.Quilt(str(fakes.program(tmp_path / "quilt", line)))
+    monkeypatch.setattr(trees, "find_quilt", lambda cache: slow)
     child = os.fork()
     if child == 0:
-        with worktree.WorkTree(applied.root, TAG).locked() as lock:
-            run.Quilt(str(slow)).run(tmp_path, "pop", lock=lock)
-        os._exit(0)
+        os._exit(fakes.main(["--root", str(applied.root), "quilt", TAG, "pop"]))
     while not pid.exists():
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)

@@ -148,26 +148,22 @@ def test_check_says_how_much_it_fetches_and_a_problem_of_several_releases_once(a
     assert code == 0 and laid == ["work/v9.9.1: already applied", "work/v9.9.2: 2 patches"]
 
 
-def interrupted(*_):
-    raise KeyboardInterrupt
-
-
 def test_interrupted(applied, run, monkeypatch, capsys):
-    monkeypatch.setattr(trees, "apply", interrupted)
+    monkeypatch.setattr(trees, "apply", fakes.interrupt)
     code, _, err = run("apply", TAG)
     assert (code, err) == (130, "interrupted; nothing half-done was put in place\n")
     (applied.root / atomic.JOURNAL).mkdir(parents=True)
     code, _, err = run("apply", TAG)
     assert code == 130 and "written in part; `scripts/nox check`" in err
     # what the tool imports takes a tenth of a second
-    monkeypatch.setattr(program.importlib, "import_module", interrupted)
+    monkeypatch.setattr(program.importlib, "import_module", fakes.interrupt)
     assert program.run() == 130
     assert capsys.readouterr().err == "interrupted; nothing was begun yet\n"
 
 
 @pytest.mark.parametrize("half", [undo.State.INSTALLING, undo.State.REMOVING])
 def test_interrupted_halfway_in_an_installed_sglang(run, monkeypatch, tmp_path, half):
-    monkeypatch.setattr(inplace, "install", interrupted)
+    monkeypatch.setattr(inplace, "install", fakes.interrupt)
     file = tmp_path / "site" / undo.FOLDER / undo.STATE
     file.parent.mkdir(parents=True)
     for state in (half, undo.State.INSTALLED):

@@ -47,6 +47,10 @@ def test_popped_patches_are_named_and_pushed_first(applied):
     assert fakes.CUT in problem.what and f"`scripts/nox quilt {TAG} push -a`" in problem.hint
     assert "added_step = 22" in (applied.tree / RUNNER).read_text()
     fakes.quilt(applied.tree, "push")
+    # as a killed `quilt new` leaves it, which quilt can neither make again nor push
+    applied.edit(applied.tree / "patches/series", fakes.CUT, f"{fakes.CUT}\nsteps/begun.patch")
+    assert " delete steps/begun.patch`" in fakes.problem_of(applied.refresh).hint
+    fakes.quilt(applied.tree, "delete", "steps/begun.patch")
     assert COUNT in paths(applied.refresh()[0])
 
 

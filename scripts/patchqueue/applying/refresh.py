@@ -298,7 +298,9 @@ def read_tree(root: Path, pin: Pin, add: bool, pristine: Source) -> EditedTree |
             return None
         layers = worktree.layers(tree.path)
         if popped := sorted({*listed(tree.path)} - {layer.patch for layer in layers}):
-            step = f"{to_type('quilt', pin.tag, 'push -a')}, then refresh again"
+            # a killed `quilt new` lists a patch without a text, which quilt does not push
+            begun = (f"delete {one}" for one in popped if not content(tree.path / "patches" / one))
+            step = f"{to_type('quilt', pin.tag, next(begun, 'push -a'))}, then refresh again"
             raise Refused.of("popped-tree", where, f"misses popped patches: {some(popped)}", step)
         stray = _stray(tree.path, layers, inspection.listing, pristine)
         texts = {row.patch: content(tree.path / "patches" / row.patch).decode() for row in layers}

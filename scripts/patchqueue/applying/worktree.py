@@ -133,8 +133,7 @@ class WorkTree:
         edited = [f"patches/{name}" for name in differing(recorded, present)]
         series = content(folder / "series").decode("utf-8", "replace").split()
         edited += [] if series == list(recorded) else ["patches/series"]
-        is_own = not untracked and not edited
-        state = self._state(record, listing) if is_own else State.CHANGED
+        state = State.CHANGED if untracked or edited else self._state(record, listing)
         return Inspection(state, record, listing, tuple(untracked), tuple(edited))
 
     def _state(self, record: dict[str, Any], listing: dict[str, str]) -> State:

@@ -58,9 +58,8 @@ def _apply(options: argparse.Namespace) -> int:
 
 def _unapply(options: argparse.Namespace) -> int:
     for pin in chosen_releases(options, pinning.load(options.root)):
-        report = unapply(options.root, pin)
-        already = report.outcome is Outcome.ALREADY_APPLIED
-        state = "was pristine already" if already else "is pristine again"
+        again = unapply(options.root, pin).outcome is not Outcome.ALREADY_APPLIED
+        state = "is pristine again" if again else "was pristine already"
         OUT.print(f"work/{pin.tag} {state}: tree {pin.tree}")
         OUT.print(f"next: {to_type('apply', pin.tag)} applies the queue again")
     return 0
