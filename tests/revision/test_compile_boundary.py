@@ -62,25 +62,30 @@ def add_gated(hidden_states, gate, shared, output):
     output.add_((hidden_states @ gate.view(-1, 1)).sigmoid() * shared)
 
 
-def build(build_model, monkeypatch, kind):
-    """A small model on the CPU, torch in place of what is a GPU's kernel only."""
+@pytest.fixture
+def build(build_model, monkeypatch):
+    """build(kind): a small model on the CPU, torch in place of what is a GPU's kernel only."""
     monkeypatch.setattr(qwen3_next, "fused_qkvzba_split_reshape_cat", hybrids._split)
     monkeypatch.setattr(qwen3_next.RMSNormGated, "forward", hybrids._gated_norm)
     monkeypatch.setattr(qwen2_moe, "fused_gate_sigmoid_mul_add", add_gated)
     monkeypatch.setattr(dsa_indexer.Indexer, "forward", index)
     prefill = cuda_graph_config.PhaseConfig(backend="tc_piecewise", bs=[TOKENS])
-    graphs = cuda_graph_config.CudaGraphConfig(prefill=prefill)
-    model = build_model(
-        kind,
-        device="cpu",
-        dtype=torch.float32,
-        initializer_range=0.1,
-        server_args=dict(cuda_graph_config=graphs),
-    )
-    if hasattr(model, "post_load_weights"):
-        model.post_load_weights()
-    expert_distribution.get_global_expert_distribution_recorder()
-    return model
+
+    def make(kind):
+        graphs = cuda_graph_config.CudaGraphConfig(prefill=prefill)
+        model = build_model(
+            kind,
+            device="cpu",
+            dtype=torch.float32,
+            initializer_range=0.1,
+            server_args=dict(cuda_graph_config=graphs),
+        )
+        if hasattr(model, "post_load_weights"):
+            model.post_load_weights()
+        expert_distribution.get_global_expert_distribution_recorder()
+        return model
+
+    return make
 
 
 class Attention:
@@ -103,9 +108,9 @@ def run(model, tokens):
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa", "qwen3_next"])
-def test_a_layer_stack_is_one_graph(kind, build_model, monkeypatch):
+def test_a_layer_stack_is_one_graph(kind, build):
     """As the release's runner has it: an eager forward, then one that is compiled for all sizes."""
-    model, made = build(build_model, monkeypatch, kind), []
+    model, made = build(kind), []
 
     def keep(traced, inputs):
         made.append(traced)
