@@ -30,7 +30,7 @@ def ran(project, monkeypatch, tool):
 
     def test_release(_, pin, *words):
         done.append(pin.tag)
-        return 0, False
+        return 0, False, ""
 
     monkeypatch.setattr(testing, "test_release", test_release)
 
@@ -60,12 +60,12 @@ def test_a_named_release_is_tested_alone(ran, words, tested):
     assert ("0 problems" in said) == ("tool" in done), "check is a part of testing the tool"
 
 
-def test_nothing_is_tested_with_a_tool_that_fails_or_on_a_queue_with_problems(
+def test_a_tool_that_fails_is_told_and_on_a_queue_with_problems_nothing_is_tested(
     ran, project, monkeypatch
 ):
     with monkeypatch.context() as patch:
         patch.setattr(testing, "test_tool", lambda *_: 3)
-        assert ran()[::2] == (1, [])
+        assert ran("--tool")[0] == 1
     project.edit("patches/steps/count-once-more.patch", " step_18 = 18", " step_18 = other")
     assert ran()[::2] == (1, [])
 
@@ -94,7 +94,7 @@ def pythons(project, monkeypatch):
 
 def test_a_release_is_tested_with_one_thread_in_each_process(pythons, capfd):
     project = pythons('echo "$@" "threads=$OMP_NUM_THREADS"; exit 3')
-    assert testing.test_release(project.root, project.pin, ["-k", "steps"], 1) == (3, False)
+    assert testing.test_release(project.root, project.pin, ["-k", "steps"], 1) == (3, False, "")
     assert capfd.readouterr().out == f"-m pytest {project.root}/tests/revision -k steps threads=1\n"
 
 
@@ -109,11 +109,14 @@ def test_a_release_that_fails_is_named_and_the_next_is_tested(pythons, capfd):
     assert (failed, passed) == (f"{TAG}: failed (pytest exit code 1) ", "v9.9.3: passed ")
 
 
-def test_environments_are_built_while_the_tool_is_tested(pythons, monkeypatch):
-    project, built = pythons("exit 0"), threading.Event()
-    monkeypatch.setattr(testing, "build", lambda *_: built.set() or testing.Environment("true", {}))
-    monkeypatch.setattr(testing, "test_tool", lambda *_: not built.wait(20))
-    assert cli.main(["--root", str(project.root), "test", "--tool", TAG]) == 0
+def test_releases_are_tested_beside_the_tool_and_shown_behind_it(pythons, monkeypatch, capfd):
+    project, begun = pythons("echo tested; exit 1"), threading.Event()
+    built = testing.build
+    monkeypatch.setattr(testing, "build", lambda *_: begun.set() or built())
+    monkeypatch.setattr(testing, "test_tool", lambda *_: print("the tool's") or not begun.wait(20))
+    assert cli.main(["--root", str(project.root), "test", "--tool", TAG]) == 1
+    *_, tools, _, own, failed = capfd.readouterr().out.splitlines()
+    assert (tools, own, failed.split()[1]) == ("the tool's", "tested", "failed")
 
 
 def spread_run(folder: Path, *files: str) -> str:

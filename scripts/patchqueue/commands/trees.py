@@ -136,10 +136,10 @@ def _show_releases(report: CheckReport) -> None:
 
 def _test(options: argparse.Namespace) -> int:
     pins = pinning.load(options.root)
-    is_tool_alone = options.tool and not options.releases
     is_tool_tested = options.tool or not (options.releases or options.expression)
-    default = pins.tested or [pins.default]
-    chosen = [] if is_tool_alone else chosen_releases(options, pins, default)
+    chosen = chosen_releases(options, pins, pins.tested or [pins.default])
+    if options.tool and not options.releases:
+        chosen = []
     if without := [pin for pin in chosen if not testing.has_environment(options.root, pin)]:
         what = f"no lock in upstream/locks/ is of {' '.join(pin.tag for pin in without)}"
         step = f"{to_type('pin', without[0].tag, '--lock')} makes one"
@@ -149,23 +149,26 @@ def _test(options: argparse.Namespace) -> int:
     if is_tool_tested and not show_check(options.root, pins.all):
         return 1
     words = ["-k", options.expression] if options.expression else []
-    if is_tool_tested:
-        _begin("the tool")
-        with ThreadPoolExecutor(1) as meanwhile:  # an environment is gigabytes from the index
-            meanwhile.map(partial(testing.build, options.root), chosen)
+    # a second process for a few tests imports torch and sglang once more
+    workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
+    test, results = partial(testing.test_release, options.root), []
+    with ThreadPoolExecutor(1) as meanwhile:  # the tool's tests leave half of two processors idle
+        if is_tool_tested:
+            runs = [meanwhile.submit(test, pin, words, workers, True).result for pin in chosen]
+            _begin("the tool")
             if testing.test_tool(options.root, words):
                 meanwhile.shutdown(cancel_futures=True)
                 return 1
-    # a second process for a few tests imports torch and sglang once more
-    workers = 1 if words else min(os.cpu_count() or 1, testing.WORKERS)
-    results = []
-    for pin in chosen:
-        _begin(pin.tag)
-        results.append((pin, *testing.test_release(options.root, pin, words, workers)))
-    for pin, code, is_edited in results:
+        else:
+            runs = [partial(test, pin, words, workers) for pin in chosen]
+        for pin, run in zip(chosen, runs):
+            _begin(pin.tag)
+            results.append((pin, *run()))
+            OUT.file.write(results[-1][-1])
+    for pin, code, is_edited, _ in results:
         said = Text(f"failed (pytest exit code {code})", "red") if code else Text("passed", "green")
         OUT.print(f"{pin.tag}:", said, "(the tree has edits of yours)" if is_edited else "")
-    return 1 if any(code for _, code, _ in results) else 0
+    return 1 if any(code for _, code, *_ in results) else 0
 
 
 def _begin(title: str) -> None:

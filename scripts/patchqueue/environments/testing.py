@@ -167,14 +167,15 @@ def test_tool(root: Path, words: Sequence[str] = ()) -> int:
     return subprocess.run([*command, *words], cwd=root, env=variables).returncode
 
 
-def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tuple[int, bool]:
-    """Apply the queue, build the release's environment where needed, and run pytest in it: its exit
-    code, and whether the tree has edits of the user's, and was tested as it stands."""
+def test_release(
+    root: Path, pin: Pin, words: Sequence[str], workers: int, is_beside: bool = False
+) -> tuple[int, bool, str]:
+    """Run pytest in a release's environment: its exit code, whether the tree has edits of a user's,
+    and its output. is_beside: behind other tests; else the output is shown as it is written."""
     work = worktree.WorkTree(root, pin.tag)
     is_edited, tree = work.inspect().state is worktree.State.CHANGED, work.path.absolute()
     if is_edited:
-        what = "has edits that the queue does not hold: it is tested as it stands"
-        LOG.info(f"work/{pin.tag} {what}")
+        LOG.info(f"work/{pin.tag} has edits of yours: it is tested as it stands")
     else:
         apply(root, pin, None)
     environment = build(root, pin)
@@ -188,13 +189,15 @@ def test_release(root: Path, pin: Pin, words: Sequence[str], workers: int) -> tu
         "OMP_NUM_THREADS": "1",
     }
     variables = kept | environment.variables | own
-    command = [str(environment.python), "-m", "pytest", str(root / "tests/revision")]
+    command = [*(["nice"] if is_beside else []), str(environment.python), "-m", "pytest"]
     with tempfile.TemporaryDirectory(prefix="patchqueue-test-") as space:
         beside = spread(Path(space), workers)
         if beside:
             variables["PYTHONPATH"] += f"{os.pathsep}{space}"
-        done = subprocess.run([*command, *beside, *words], cwd=root, env=variables)
-    return done.returncode, is_edited
+        command += [str(root / "tests/revision"), *beside, *words]
+        output = subprocess.PIPE if is_beside else None
+        done = subprocess.run(command, cwd=root, env=variables, stdout=output, text=True)
+    return done.returncode, is_edited, done.stdout or ""
 
 
 def spread(folder: Path, workers: int) -> list[str]:

@@ -175,8 +175,7 @@ def _merge(row: Row, stage: tuple[Files, Files], read: Read, names: tuple[str, s
 
 
 def _merged(texts: tuple[bytes, bytes, bytes], names: tuple[str, str, str]) -> tuple[bytes, int]:
-    """Three texts as git merges them, and the number of regions that are left. names: of the
-    texts."""
+    """Three texts as git merges them, and the number of regions left. names: of the texts."""
     with tempfile.TemporaryDirectory(prefix="patchqueue-merge-") as space:
         for file, content in zip(("ours", "base", "theirs"), texts):
             (Path(space) / file).write_bytes(content)

@@ -171,8 +171,7 @@ def prove(root: Path, pins: Pins, outlook: Forecast, changes: Iterable[Change]) 
 
 @dataclass
 class _Plan:
-    """The changes that carry patches to a release, row by row. lines: the series', edited with
-    them."""
+    """The changes that carry patches to a release, row by row. lines: the series', edited too."""
 
     pins: Pins
     outlook: Forecast

@@ -43,8 +43,7 @@ OWN_VERSION = r"(?m)^__version__ = (?:version = )?['\"]([^'\"]+)"
 
 @dataclass(frozen=True)
 class Installed:
-    """One sglang in a folder of packages (or python/ of a checkout). info: its .dist-info, if
-    any."""
+    """sglang in a folder of packages (or python/ of a checkout). info: its .dist-info, if any."""
 
     site: Path
     info: Path | None

@@ -119,8 +119,7 @@ class Source(Archive):
         return {"kind": "wheel", "name": self.name, "sha256": self.sha256}
 
     def unpack(self, folder: Path) -> dict[str, str]:
-        """Write the pristine tree into `folder`; its listing. Raises Refused when it is not the
-        pinned tree."""
+        """Write the pristine tree into `folder`; its listing. Raises Refused if not pinned."""
         listing = {}
         for path, member in self._members.items():
             content, target = self._zip.read(member), folder / path
@@ -299,8 +298,7 @@ def published(folder: Path) -> list[str]:
 
 
 def offered(version: Version, folder: Path) -> list[str]:
-    """The names of the release's wheels for Linux, where pip looks. Raises Refused where there is
-    none."""
+    """The names of the release's wheels for Linux, where pip looks. Raises Refused without any."""
     names, broken, places = set[str](), "", _places(folder)
     for setting, place in places:
         folder = Path(place.removeprefix("file://"))
